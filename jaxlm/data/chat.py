@@ -137,9 +137,12 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
 def _file(path: str, key: str) -> str:
     """The template in a file."""
     try:
-        return files.expanded(path).read_text(encoding="utf-8")
+        source = files.expanded(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} can't be read ({error}): chatml, plain, or a file with a Jinja template") from None
+    if not source.strip():
+        raise ConfigError(f"{key} is empty: write a Jinja template into it, or take chatml or plain")
+    return source
 
 
 def own_rows(tokenizer: Coder) -> tuple[str, ...]:
@@ -185,6 +188,10 @@ def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tool
     return writer.either(messages, lambda sound: writer.write(sound, reply, writer.sound(tools))).partition(_CUT)[0]
 
 
+class Broken(ConfigError):
+    """A template met messages that it was not written for."""
+
+
 class Span(typing.NamedTuple):
     """What the model is to say in a text: characters `first` to `behind` - 1, of the message `number`, from 0."""
 
@@ -210,11 +217,17 @@ class Written(typing.NamedTuple):
 
 
 class Probed(typing.NamedTuple):
-    """What opens an answer, which control token ends it, and what of the opening a written answer lacks ("" for nothing)."""
+    """What opens an answer and which control token ends it; "" for nothing.
 
-    opening: str
-    end: str
-    unsaid: str
+    Attributes:
+      unsaid: what of the opening no written answer has.
+      behind: what is written behind an answer.
+    """
+
+    opening: str = ""
+    end: str = ""
+    unsaid: str = ""
+    behind: str = ""
 
 
 class Writer:
@@ -345,9 +358,9 @@ class Writer:
         try:
             whole, asked, text = self.write([ask], False), self.write([ask], True), self.write([ask, say], False)
         except ConfigError:
-            return Probed("", "", "")
+            return Probed()
         opening, unsaid = asked[_alike(whole, asked) :] or self._named["bos_token"], asked[_alike(asked, text) :]
-        return Probed(opening, next((piece for piece, _ in self._closing(text)), ""), unsaid)
+        return Probed(opening, next((piece for piece, _ in self._closing(text)), ""), unsaid, text.rpartition("x")[2])
 
     def _closing(self, said: str) -> list[tuple[str, int]]:
         """The control tokens at the end of a text, spaces between them left out: (each, where it ends)."""
@@ -446,7 +459,8 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
             return compiled.render(**named)
         except Exception as error:  # a program of others
             why = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"the model's chat template refuses these messages: {' '.join(why.split())}") from None
+            kind = ConfigError if type(error) is jinja2.TemplateError else Broken  # it raised that itself
+            raise kind(f"the model's chat template refuses these messages: {' '.join(why.split())}") from None
 
     try:
         compiled = environment.from_string(source)
@@ -489,16 +503,18 @@ def told_ends(tokenizer: Coder) -> str:
     """Returns what ends an answer, in a line for the user."""
     pieces = {i: piece for piece, i in tokenizer.controls.items()}
     every = [pieces.get(i) or tokenizer.decode([i], follows=True) for i in ends(tokenizer)]
-    if answer_end(tokenizer) is None:
+    probed = Writer(tokenizer).probed
+    if not probed.end:
+        behind = (
+            f"{probed.behind.strip()}, which is no token of this vocabulary," if probed.behind.strip() else "no token"
+        )
         return (
-            f"the chat template writes no token behind an answer, so training teaches none: answers run on until the model "
+            f"the chat template writes {behind} behind an answer, so training teaches no end: answers run on until the model "
             f"says {' or '.join(every)}"
         )
     line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
-    if unsaid := Writer(tokenizer).probed.unsaid:
-        line += (
-            f"; the model is asked with {unsaid!r}, which the template writes in no answer: the examples are without it"
-        )
+    if probed.unsaid:
+        line += f"; the model is asked with {probed.unsaid!r}, which no answer of the examples begins with"
     return line
 
 

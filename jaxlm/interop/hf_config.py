@@ -4,6 +4,7 @@ What it says and our models can't do is refused by name. Needs no JAX: the comma
 """
 
 import contextlib
+import functools
 import itertools
 import pathlib
 
@@ -92,14 +93,22 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _has_own_head(folder: pathlib.Path) -> bool:
     """True if the weights hold a head that differs from the embedding: then transformers 5 ties them not."""
-    with contextlib.ExitStack() as stack, contextlib.suppress(ConfigError, OSError, safetensors.SafetensorError):
-        opened = [stack.enter_context(safetensors.safe_open(str(p), framework="numpy")) for p in weight_files(folder)]
-        tables = [file.get_slice(name) for file in opened for name in file.keys() if name.endswith(_TABLES)]  # noqa: SIM118
-        shapes = [table.get_shape() for table in tables]
-        bounds = [*range(0, shapes[0][0], _PIECE), shapes[0][0]] if len(tables) == 2 else []
-        pieces = ([np.asarray(t[at:end], np.float32) for t in tables] for at, end in itertools.pairwise(bounds))
-        return shapes[1:] != shapes[:-1] or not all(np.array_equal(*pair) for pair in pieces)
+    with contextlib.suppress(ConfigError, OSError, safetensors.SafetensorError):
+        return _tables_differ(
+            tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in weight_files(folder))
+        )
     return False  # who reads the weights says what is wrong
+
+
+@functools.lru_cache(maxsize=16)  # a large table takes seconds
+def _tables_differ(stamps: tuple[tuple[str, int, int], ...]) -> bool:
+    """True if the two tables in files, given with times and sizes, are not the same."""
+    opened = [safetensors.safe_open(path, framework="numpy") for path, _, _ in stamps]
+    tables = [file.get_slice(name) for file in opened for name in file.keys() if name.endswith(_TABLES)]  # noqa: SIM118
+    shapes = [table.get_shape() for table in tables]
+    bounds = [*range(0, shapes[0][0], _PIECE), shapes[0][0]] if len(tables) == 2 else []
+    pieces = ([np.asarray(t[at:end], np.float32) for t in tables] for at, end in itertools.pairwise(bounds))
+    return shapes[1:] != shapes[:-1] or not all(np.array_equal(*pair) for pair in pieces)
 
 
 def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], list[str], list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm import config_files, files
+from jaxlm import config_files, console, files
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import chat, coder
 from jaxlm.data.manifest import MANIFEST
@@ -93,7 +93,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
 
 
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Returns the config for a verb that works on a Hugging Face folder itself, as on the folder of a run.
+    """Returns the config for a verb that works on a Hugging Face folder itself, as on that of a run; says its remarks.
 
     Raises:
       ConfigError: `word` names no such folder, or its model is not supported.
@@ -110,6 +110,8 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     config.workdir = str(folder)
     keys = hf_config.read(home)[0] if hf_config.is_model(home) else _of_run(home)
     _set_model(config, keys, given, ends=True)
+    for line in hf_config.remarks(home) if hf_config.is_model(home) else ():
+        console.say(line)
     return config
 
 

@@ -54,6 +54,11 @@ def to_peft(given: Adapted, config: ModelConfig, read: Read, base: Base) -> tupl
     """
     shared = {"base_model_name_or_path": base[0], "revision": base[1], "task_type": "CAUSAL_LM", "inference_mode": True}
     if "prompt" in given.variables:
+        if "rows" in given.variables:
+            raise ConfigError(
+                "beside its prompt the run trained rows of chat tokens, for which PEFT's prompt tuning has no place: chat and "
+                "serve by jaxlm, or begin with a base that was fine-tuned in its chat template"
+            )
         prompt_PxD = given.variables["prompt"]["embed"]["prompt"]
         return _prompt_config(config, len(prompt_PxD)) | shared, {_PROMPT: np.ascontiguousarray(prompt_PxD)}
     tensors, ranks = {}, {}

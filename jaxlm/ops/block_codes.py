@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 BLOCK, SMALLEST_BLOCK = 64, 32
-BYTES = {"nf4": 0.5 + 4 / BLOCK, "int8": 1 + 4 / BLOCK}  # of a weight, with its part of a scale
 
 # Quantiles of the normal distribution, scaled to [-1, 1], with an exact 0 (appendix E).
 NF4 = (

@@ -32,7 +32,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     _check_kind(config, found, args.to)
     if line := origin.better(config, args.checkpoint):
         say(line)
-    source = _source(config, found, args.to, dtype)
+    source, base = _source(config, found, args.to, dtype)
     done = export.export(source, args.to, dtype, out)
     verdict = done.verdict
     step = int(found.provenance["step"])
@@ -41,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype, "moved": verdict.moved} | seconds))
         return 0
     what = "tensors of the adapter" if args.to == "peft" else "leaves"
-    codes = source.adapted.adapter.settings.quantize if source.adapted else "none"
+    codes = base.codes if base else "none"
     full = f"since its base, in {codes} in training, is whole for PEFT (--to=hf writes the model as it was trained)"
     why = "by rounding" if codes == "none" else full
     moved = f"are off by {verdict.moved:.2%}, {why}" if verdict.moved else "are the run's to the bit"
@@ -50,10 +50,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     )
     if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
         say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
-    if source.adapted:
+    if base:
         say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
-        if inherit.ids_of(pathlib.Path(source.base[0])) < (ids := source.config.vocab_size):
-            say(f"that base must be resized to {ids:,} ids before it takes the adapter, as README.md shows")
+        if base.ids:
+            say(f"that base must be resized to {base.ids:,} ids before it takes the adapter, as README.md shows")
     say(
         f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
     )
@@ -73,8 +73,8 @@ def _check_kind(config: Config, found: origin.Origin, to: str) -> None:
         )
 
 
-def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export.Source:
-    """Gathers what is exported, and its card."""
+def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
+    """Returns (what is exported, with its card; what that says of an adapter's base)."""
     name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
     tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
     scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
@@ -92,7 +92,7 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
 
     about = {"run": name, "step": step}
-    return export.Source(read, model, tokenizer, name, about, written, scores, adapted, place)
+    return export.Source(read, model, tokenizer, name, about, written, scores, adapted, place), base
 
 
 def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:

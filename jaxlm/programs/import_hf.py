@@ -16,7 +16,7 @@ from jaxlm import models, processes, sharding, tree
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.console import megabytes, size
 from jaxlm.data import chat, coder
-from jaxlm.interop import hf_config, hf_weights, peft_config, readers
+from jaxlm.interop import hf_weights, peft_config, readers
 from jaxlm.models import hardware
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
@@ -34,8 +34,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if peft_config.is_adapter(folder):
         raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
     together(lambda: _check(folder, out), first_only=True)
-    for line in hf_config.remarks(folder):
-        say(line)
     began, found = time.perf_counter(), origin.open(folder, readers=readers.READERS)
     tokenizer = found.tokenizer()
     if tokenizer.vocab_size > config.model.vocab_size:

@@ -107,6 +107,10 @@ def _keep_base(base: origin.Origin, workdir: pathlib.Path) -> None:
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     """The adapter of a config. Raises ConfigError if its model would never learn to end an answer."""
     rows = origin.trained_rows(config.adapter, speaker)
+    if config.adapter.kind == "prompt" and config.examples.template == "chatml":
+        raise ConfigError(
+            "config.examples.template=chatml has rows to train, and prompt tuning trains none: take plain"
+        )
     untrained = {speaker.id_of(piece) for piece in chat.own_rows(speaker)} - {*rows}
     if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
         raise ConfigError(

@@ -14,7 +14,6 @@ from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
 from jaxlm.models import quantized
 from jaxlm.objectives.base import Variables
-from jaxlm.ops import block_codes
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
 from jaxlm.plan.params import count_params
@@ -91,20 +90,15 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
 
 
 def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
-    """Returns a line about the kernels that `adapter.quantize` leaves as they are, and what they cost; none without any.
+    """Returns a line about the kernels that `adapter.quantize` leaves as they are; none without any.
 
     Args:
       frozen: what `quantized.freeze` returns, or its shapes.
     """
     kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
     short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in kernels.values())
-    codes = sum(leaf.size for leaf in kernels.values()) * block_codes.BYTES.get(kind, 0)
-    line = (
-        f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) as they are: no block of 32 to 64 divides their "
-        f"inputs; they take {size(held)} in place of {size(codes)}"
-    )
-    return [line] if kernels else []
+    why = "no block of 32 to 64 divides their inputs"
+    return [f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) as they are: {why}"] if kernels else []
 
 
 def _devices(mesh: Mesh) -> str:

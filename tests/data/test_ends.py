@@ -68,7 +68,7 @@ def test_what_ends_an_answer_is_told_and_written(kind, end, others, ours, tmp_pa
         assert ends[0] == end
         assert chat.told_ends(tokenizer).startswith(f"an answer ends with {end} or ")
     else:
-        assert chat.told_ends(tokenizer).startswith("the chat template writes no token behind an answer")
+        assert chat.told_ends(tokenizer).startswith("the chat template writes no token behind an answer, so training")
     assert hf_folder.generation(tokenizer)["eos_token_id"] == [*chat.ends(tokenizer)]
     assert chat.ends(chat.settled(tokenizer)) == chat.ends(tokenizer)
     assert chat.settled(tokenizer).sha256 == tokenizer.sha256  # which decides ids alone
@@ -132,6 +132,13 @@ def test_a_base_gets_a_template(asked, end, known, tmp_path):
     )
 
 
+def test_an_end_that_is_no_token_is_told(tmp_path):
+    said = chat.told_ends(theirs(tmp_path, QWEN, ("<|endoftext|>",)))
+    assert said.startswith(
+        "the chat template writes <|im_end|>, which is no token of this vocabulary, behind an answer"
+    )
+
+
 def test_what_a_text_begins_with_is_in_the_template(tmp_path):
     tiny_hf.byte_fallback(tmp_path)
     grown = chat.grown(coder.load(tmp_path), "plain")
@@ -142,10 +149,12 @@ def test_what_a_text_begins_with_is_in_the_template(tmp_path):
 def test_templates_that_do_not_suit(ours, tmp_path):
     speaks, base = theirs(tmp_path / "a", QWEN), theirs(tmp_path / "b", "")
     (tmp_path / "own.jinja").write_text(WITH_EOS)
+    (tmp_path / "empty.jinja").write_text("\n")
     assert chat.template(chat.grown(speaks, str(tmp_path / "own.jinja"))) == WITH_EOS
     for tokenizer, asked, why in (
         (speaks, "chatml", "the model has a chat template of its own"),
         (base, "chatlm", r"can't be read .*: chatml, plain, or a file"),
+        (base, f"{tmp_path}/empty.jinja", "is empty: write a Jinja template"),
         (ours, "chatml", "this model speaks ChatML as jaxlm writes it"),
     ):
         with pytest.raises(ConfigError, match=f"^config.examples.template={asked}:? {why}"):

@@ -152,6 +152,19 @@ def test_a_head_of_its_own_in_a_tied_model_is_used_and_said(tmp_path, monkeypatc
     np.testing.assert_array_equal(params["head"]["kernel"][:, :101], np.asarray(table.T, np.float32))
 
 
+def test_head_and_embedding_are_compared_once_until_the_file_is_another(tmp_path, monkeypatch):
+    """Tables of a real model take seconds, and a start asks three times."""
+    compared, equal = [], np.array_equal
+    monkeypatch.setattr(np, "array_equal", lambda *pair: compared.append(1) or equal(*pair))
+    with_head(tmp_path, "equal")
+    for _ in range(2):
+        assert (hf_config.read(tmp_path)[0]["tie_embeddings"], hf_config.remarks(tmp_path)) == (True, [])
+    assert len(compared) == 1
+    with_head(tmp_path, "differs")
+    assert (hf_config.read(tmp_path)[0]["tie_embeddings"], len(hf_config.remarks(tmp_path))) == (False, 1)
+    assert len(compared) == 2
+
+
 def test_a_run_that_took_such_a_model_as_tied_still_reads_its_base(tmp_path):
     """An adapter's run reads the leaves that its own config has, and knows its base by the digest of all tensors."""
     config, _ = with_head(tmp_path, "differs")

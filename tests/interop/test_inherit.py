@@ -2,12 +2,13 @@
 
 import json
 import pathlib
+import shutil
 
 import pytest
 import tiny_data
 import tiny_hf
 
-from jaxlm import config, config_files
+from jaxlm import cli, config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.data import chat, coder
 from jaxlm.interop import inherit
@@ -190,3 +191,22 @@ def test_a_folder_of_a_start_that_saved_nothing_says_nothing_of_ties(tmp_path):
     inherit.take(made, [], said.append)
     assert not made.model.tie_embeddings
     assert any("differs from the embedding: the head is used" in line for line in said)
+
+
+@pytest.mark.parametrize("verb", ["chat", "sample", "serve", "eval", "import"])
+def test_a_verb_on_a_folder_says_what_contradicts_itself_in_it(model, tmp_path, capsys, verb):
+    """Once, as a start that begins with it does; an adapter's base counts as well."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    shutil.copytree(model, base)
+    stored = json.loads((base / "tokenizer.json").read_text())
+    (base / "tokenizer.json").write_text(json.dumps(stored | {"model": stored["model"] | {"dropout": 0.1}}))
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").touch()
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": str(base)})
+    )
+    for folder in (base, adapter):
+        cli._settled(verb, str(folder), [], pytest.fail)
+        assert capsys.readouterr().err.count("has a BPE dropout of 0.1: it is off") == 1
+    cli._settled(verb, str(model), [], pytest.fail)
+    assert capsys.readouterr().err == ""

@@ -35,19 +35,20 @@ _BLOCK = 500  # questions that a task makes at a time, if it can't make any one
 _MATH_S = 2  # for math-verify to read, and to compare: an answer such as 9**9**9 has no end
 _READ = 2000  # characters of an answer that math-verify reads: the last ones
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers.
-_N = r"(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
-_WORDS, _NAME, _ENDLESS = r"[^\d.\n]{0,20}?", r"(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
-_JOINT = r"(?:\b(?:and|to|through)\b|[;\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
-_ORDER = r"(?:[<>]=?|[\u2264\u2265\u2260]|\\(?:leq?|geq?|neq?|lt|gt)\b)"
-_NUMBER, _BARE = re.compile(_N), re.compile(r"(?:\s|[,;.()\[\]{}$]|and|or)*")
+# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers: how such a clause ends.
+_N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else 1,000,000,... takes for ever
+_NUMBER, _GAP, _ENDLESS = re.compile(_N), r"[\s$*]*(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
+_OR = r"[^\d.,;:\n]{0,20},?\s*\bor\b(?:\s*[A-Za-z]+\s)?"
+_TO = r"[\s$*]*(?:\b(?:to|through)\b|[\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
+_ORDER = r"\s*(?:[<>]=?|[\u2264\u2265\u2260]|\\(?:[lg]eq?|neq?|lt|gt)\b)\s*"
+_LIST = rf"{_N}(?:[\s$*]*(?:[,;]?\s*\b(?:and|or)\b|[,;]){_GAP}{_N})+"
 _SEVERAL = re.compile(
-    rf"[(\[{{]\s*{_N}(?:\s*[,;]\s*{_N})+|{_N}(?:{_WORDS}\bor\b{_WORDS}{_N})+|(?<!from )\b{_N}(?:,?\s*{_JOINT}\s*{_NAME}{_N})+"
+    rf"(?:(?:^|[(\[{{]|\banswers?\s(?:is|are)\b|\bbetween\b){_GAP}{_LIST}|{_N}(?:{_OR}{_GAP}{_N})+"
+    rf"|(?<![Ff]rom )(?<![\d.,$*])[$*]*{_N}(?:{_TO}{_GAP}{_N})+|(?P<bound>(?:(?<![<\w/])[A-Za-z]|{_N}){_ORDER}{_N}"
+    rf"|{_N}{_ORDER}[A-Za-z]\b|\b(?:not|at (?:least|most))\s+{_N}|{_ENDLESS}\s*,\s*{_N}|{_N}\s*,\s*{_ENDLESS}))[^\d]*$"
+    rf"|{_LIST}\W*$|^\s*{_N}(?:\s+{_N})+\W*$"
 )
-_BOUND = re.compile(
-    rf"(?:(?<![<\w/])[A-Za-z]|{_N})\s*{_ORDER}\s*{_N}|{_N}\s*{_ORDER}\s*[A-Za-z]\b(?:\s*{_ORDER}\s*{_N})?|\bnot\s+{_N}"
-    rf"|{_ENDLESS}\s*,\s*{_N}|{_N}\s*,\s*{_ENDLESS}"
-)
+_CLAUSE = re.compile(r"(?<!\.)[.?!](?:\s+|$)|\n(?!\s*[-+$\d.,]+\s*$)")  # what parts two
 Options = Mapping[str, str]
 
 
@@ -276,14 +277,12 @@ def _equal(truth: str, said: str) -> float:
 
 
 def _is_one_of_several(truth: str, said: str) -> bool:
-    """True if an answer is bare numbers, or names the true one last in a list, a range, a bound or beside an "or"."""
-    if not _NUMBER.fullmatch(truth):
-        return False
-    if len(_numbers_in(said)) > 1 and _BARE.fullmatch(_NUMBER.sub("", said)):
-        return True
-    places = [place.start() for place in _NUMBER.finditer(said) if _numbers_in(place[0]) == _numbers_in(truth)]
-    several = [place for place in _SEVERAL.finditer(said) if len(_numbers_in(place[0])) > 1]
-    return any(place.start() <= places[-1] < place.end() for place in (*several, *_BOUND.finditer(said)) if places)
+    """True if the clause that names the true number last ends in a list, a range or a bound that holds it."""
+    number, read = _numbers_in(truth), _numbers_in(_parsed(said)[-1])
+    clause = next((part for part in reversed(_CLAUSE.split(said)) if number <= _numbers_in(part)), "")
+    several = _SEVERAL.search(clause) if _NUMBER.fullmatch(truth) and number <= read else None
+    numbers = _numbers_in(several[0]) if several else set()
+    return bool(several) and number <= numbers and (len(numbers) > 1 or bool(several["bound"]))
 
 
 def _numbers_in(text: str) -> set[float]:
