@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.data import masks
 from jaxlm.data.coder import Coder
 from jaxlm.data.examples import Chat, Example, Pair
-from jaxlm.data.masks import Masked, Unfit
+from jaxlm.data.masks import Masked, Unmasked
 from jaxlm.data.records import ASSISTANT, TOOL, Message, Notes, Place
 
 See = Callable[[Example, Sequence[Masked]], None]
@@ -177,7 +177,7 @@ class _Row(typing.NamedTuple):
 
     of: Example
     one: Example
-    sides: tuple[Masked | Unfit, ...]
+    sides: tuple[Masked | Unmasked, ...]
 
     def otherwise(self) -> list[int]:
         """The answers that it has otherwise than the model is asked for them."""
@@ -199,16 +199,17 @@ class _Fit:
     counts: Counts
     notes: Notes
 
-    def masked(self, examples: Sequence[Example], last: bool = False) -> list[_Row]:
+    def masked(self, examples: Sequence[Example]) -> list[_Row]:
         """Returns a row of each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
-        flat = masks.masked(self.tokenizer, [*itertools.chain.from_iterable(segments)], self.num_threads, last)
+        flat = [*itertools.chain.from_iterable(segments)]
+        flat = masks.masked(self.tokenizer, flat, self.num_threads, self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]
 
-    def _closed(self, side: Masked | Unfit) -> Masked | Unfit:
-        if isinstance(side, Unfit):
+    def _closed(self, side: Masked | Unmasked) -> Masked | Unmasked:
+        if isinstance(side, Unmasked):
             return side
         ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(masks.GIVEN))
         return side._replace(ids=ids, kinds=kinds)
@@ -217,58 +218,62 @@ class _Fit:
         """Yields the rows, in front of each those of its answers that it has otherwise than the model is asked for them."""
         numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
         parts = [row.one.up_to(number) for row, own in zip(rows, numbers, strict=True) for number in own]
-        alone = iter(self.masked(parts, last=True) if parts else ())
+        alone = iter(self.masked(parts) if parts else ())
         for row, own in zip(rows, numbers, strict=True):
             yield from (part._replace(of=row.of) for part in itertools.islice(alone, len(own)))
-            self.counts.alone += len(own) - (bool(own) and row.empty())
             if isinstance(row.one, Pair) and row.otherwise():
                 self.counts.untold += len(row.otherwise())
-                row = row._replace(sides=(Unfit("its answers are given"),)) if row.empty() else row
+                row = row._replace(sides=(Unmasked("its answers are given"),)) if row.empty() else row
             if not own or not row.empty():
                 yield row
 
     def fitted(self, rows: Iterable[_Row]) -> list[_Row]:
         """Returns the rows that fit into T tokens, chats without their oldest turns if they must."""
-        rows, fitted, cut = list(rows), {}, {}
+        rows, fitted, cut, met = list(rows), {}, {}, set()  # met: (what of the counts, whose)
         for number, row in enumerate(rows):
             if isinstance(row.one, Pair) and row.one.chosen == row.one.rejected:
-                self.counts.same += 1
-            elif not self._fit(row):
+                met.add(("same", id(row.of)))
+            elif not self._fit(row, met):
                 continue
             elif (over := sum(len(side.ids) - 1 for side in row.sides) - self.seq_len) <= 0:
                 fitted[number] = row
             elif isinstance(row.one, Chat):
                 cut[number] = (row.one, row.sides[0], over, 0)
             else:
-                self.counts.too_long += 1
+                met.add(("too_long", id(row.of)))
         while cut:  # once or twice, mostly
             shorter = {number: _shorter(*was[:3]) for number, was in cut.items()}
-            self.counts.too_long += sum(found is None for found in shorter.values())
+            met |= {("too_long", id(rows[number].of)) for number, found in shorter.items() if not found}
             shorter = {number: found for number, found in shorter.items() if found}
             again = self.masked([found for found, _ in shorter.values()]) if shorter else []
             rest = {}
             for (number, (one, lost)), row in zip(shorter.items(), again, strict=True):
-                lost += cut[number][3]
-                if not self._fit(row) or row.empty():
+                lost, row = lost + cut[number][3], row._replace(of=rows[number].of)
+                if not self._fit(row, met) or row.empty():
                     continue
                 if (over := len(row.sides[0].ids) - 1 - self.seq_len) > 0:
                     rest[number] = (one, row.sides[0], over, lost)
                 else:
-                    self.counts.cut, self.counts.turns_cut = self.counts.cut + 1, self.counts.turns_cut + lost
-                    fitted[number] = row._replace(of=rows[number].of, one=rows[number].one)
+                    met.add(("cut", id(row.of)))
+                    self.counts.turns_cut += lost
+                    fitted[number] = row._replace(one=rows[number].one)
             cut = rest
+        self.counts.alone += len(fitted) - len({id(row.of) for row in fitted.values()})
+        for name, _ in met:
+            setattr(self.counts, name, getattr(self.counts, name) + 1)
         return [fitted[number] for number in sorted(fitted)]
 
-    def _fit(self, row: _Row) -> bool:
+    def _fit(self, row: _Row, met: set[tuple[str, int]]) -> bool:
         """True if all segments of a row are masked; else why not is noted."""
-        unfit = next((side for side in row.sides if isinstance(side, Unfit)), None)
-        if unfit is None:
+        unmasked = next((side for side in row.sides if isinstance(side, Unmasked)), None)
+        if unmasked is None:
             return True
-        for key in unfit.keys:
+        for key in unmasked.keys:
             self.notes.note("refused", key, row.one.place, masks.UNWRITTEN)
-        if unfit.why:
-            self.notes.note("unfit", "", row.one.place, unfit.why)
-        self.counts.inside += unfit == Unfit("")
+        if unmasked.why:
+            self.notes.note("unfit", "", row.one.place, unmasked.why)
+        if unmasked == masks.INSIDE:
+            met.add(("inside", id(row.of)))
         return False
 
 

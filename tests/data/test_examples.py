@@ -216,6 +216,12 @@ _TALK = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
         ),
         ({"instruction": "a", "output": "b"}, ["a"], {"instruction", "output"}),
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, ["a"], {"conversations"}),
+        ({"conversations": [{"from": "human", "value": "a"}]}, ["a"], {"conversations"}),
+        (
+            {"conversations": [{"from": who, "value": who} for who in ("human", "gpt", "user")]},
+            ["human", "gpt", "user"],
+            {"conversations"},
+        ),
     ],
 )
 def test_what_a_record_asks(tmp_path, record, asked, columns):

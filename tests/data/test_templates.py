@@ -100,7 +100,9 @@ def left_out(opened):
     yield left
     print(*left, sep="\n")
     refused = [line for line in left if line.endswith(REFUSED)]
-    assert len(left) - len(refused) <= 0.05 * (len(opened) * len(CHATS) / 2 - len(refused))  # of half the kinds, at least
+    assert len(left) - len(refused) <= 0.05 * (
+        len(opened) * len(CHATS) / 2 - len(refused)
+    )  # of half the kinds, at least
 
 
 def test_calls_without_content_and_with_text_as_arguments(opened):
@@ -138,11 +140,11 @@ def test_text_and_mask_are_those_of_transformers(kind, opened, left_out):
             continue
         assert masks.text_of(chat.Writer(ours), one.messages, tools) == text, name
         (found,) = masks.masked(ours, [one], 1)
-        while isinstance(found, masks.Unfit) and found.keys:
+        while isinstance(found, masks.Unmasked) and found.keys:
             for key in found.keys:
                 one = Chat(without(one.messages, key), PLACE, tools=one.tools if key != "tools" else None)
             (found,) = masks.masked(ours, [one], 1)
-        if isinstance(found, masks.Unfit):
+        if isinstance(found, masks.Unmasked):
             assert not name.endswith("_training"), (name, found)
             left_out.append(f"{name}, {kind}: {found.why}")
         elif name.endswith("_training"):

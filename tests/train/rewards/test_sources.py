@@ -108,8 +108,17 @@ def test_prompts_take_the_path_of_examples(reader, tmp_path, tokenizer):
         f"1 prompts end with what the assistant says, which is left off; the first: {tmp_path}/a.jsonl:2",
     ]
     assert set(asked.notes.of("read")) == {"system"}
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    for conversation, left in ((turns, 1), (turns[:1], 0)):
+        again = reader(val_fraction=0.0)
+        again.rows(write(tmp_path / "b.jsonl", [{"conversations": conversation}]), "data.path")
+        assert len(again.notes.of("answered")) == left
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n[]\n')
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"b\.jsonl: it has no prompts"):
+        reader(val_path=str(tmp_path / "b.jsonl")).rows(str(tmp_path / "a.jsonl"), "data.path")
     tools = [{"type": "function", "function": {"name": "look"}}]
-    with pytest.raises(ConfigError, match=r"^tools in 2 rows, the first .*a\.jsonl:1: .*ignore=\('tools',\)$"):
+    with pytest.raises(ConfigError, match=r"^tools in 2 rows, the first .*a\.jsonl:1: .*ignore=\(\"tools\",\)'$"):
         reader().rows(write(tmp_path / "a.jsonl", [{"prompt": "a", "tools": tools}] * 2), "data.path")
 
 
