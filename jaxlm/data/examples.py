@@ -14,7 +14,6 @@ A file is .jsonl, .json (either perhaps .gz or .zst) or .parquet.
 
 import dataclasses
 import functools
-import operator
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,8 +44,8 @@ class Chat:
 
     def trained(self) -> frozenset[int]:
         """Returns which messages are learnt, from 0: what the assistant says and is not given."""
-        said = [i for i, one in enumerate(self.messages) if i >= self.given and one["role"] == ASSISTANT]
-        said = [i for i in said if self.messages[i].get("weight") != 0]
+        learnt = [one["role"] == ASSISTANT and one.get("weight") != 0 for one in self.messages]
+        said = [i for i, counts in enumerate(learnt) if counts and i >= self.given]
         return frozenset(said[-1:] if self.last else said)
 
     def up_to(self, number: int) -> "Chat":
@@ -63,8 +62,7 @@ class Chat:
 
 def without(messages: Messages, key: str) -> Messages:
     """Returns messages as if they had no such key; without those of a role of that name."""
-    kept = (message for message in messages if message["role"] != key)
-    return tuple({name: value for name, value in message.items() if name != key} for message in kept)
+    return tuple({name: one[name] for name in one if name != key} for one in messages if one["role"] != key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,8 +298,8 @@ def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Mess
 
 def _same(first: Messages, second: Messages) -> bool:
     """True if two conversations are the same but for blanks at the end of messages and Alpaca's wrapper around them."""
-    told = ([(one["role"], unwrapped(one["content"]).rstrip()) for one in messages] for messages in (first, second))
-    return operator.eq(*told)
+    told = [[(one["role"], unwrapped(one["content"]).rstrip()) for one in messages] for messages in (first, second)]
+    return told[0] == told[1]
 
 
 def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:

@@ -5,6 +5,7 @@ The ids are those of the model's own template, and so is the mask: what `{% gene
 A mask of nothing or of everything is an error, since training on it would go on in silence.
 """
 
+import contextlib
 import typing
 from collections.abc import Collection, Sequence
 
@@ -51,11 +52,10 @@ class Unmasked(typing.NamedTuple):
 # An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
 # ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
 INSIDE = Unmasked()
+Side = Masked | Unmasked
 
 
-def masked(
-    tokenizer: Coder, chats: Sequence[Chat], num_threads: int, ignore: Collection[str] = ()
-) -> list[Masked | Unmasked]:
+def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int, ignore: Collection[str] = ()) -> list[Side]:
     """Returns the ids and masks of conversations.
 
     Args:
@@ -104,10 +104,9 @@ def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> t
 
 def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
     """Returns a conversation as text; None if the template refuses it."""
-    try:
+    with contextlib.suppress(ConfigError):
         return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
-    except ConfigError:
-        return None
+    return None
 
 
 def _begins(text: chat.Written) -> list[int]:
@@ -117,7 +116,7 @@ def _begins(text: chat.Written) -> list[int]:
 
 def _masked(
     text: chat.Written, trained: frozenset[int], found: np.ndarray, at: np.ndarray, controls: frozenset[int]
-) -> Masked | Unmasked:
+) -> Side:
     spans, begins = at[: 2 * len(text.spans)].reshape(-1, 2), at[2 * len(text.spans) :]
     if (spans < 0).any():
         return INSIDE

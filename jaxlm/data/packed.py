@@ -295,8 +295,7 @@ def make(
 
     def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
-        if settings.last_only and not pairs:
-            read = (dataclasses.replace(one, last=True) for one in read)
+        read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
         found, counts = coded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
@@ -319,7 +318,7 @@ def make(
     if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
         share = 0.0
     pieces = _pieces(replay, share, train, sizes) if share else None
-    texts = dataclasses.replace(_texts(tokenizer, train, pieces), as_before=notes.as_before())
+    texts = _texts(tokenizer, train, pieces, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
 
 
@@ -334,8 +333,8 @@ def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> r
     return replays.Pieces(replay, tokens, sizes.seed)
 
 
-def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None) -> Texts:
+def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None, as_before: str) -> Texts:
     counts = {"examples": int(train.lengths().sum())} | (pieces.text.token_counts() if pieces else {})
     verifier = getattr(pieces and pieces.text, "verifier", None) or Verifier(pathlib.Path())
     sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
-    return Texts(tokenizer, sha256, counts, verifier)
+    return Texts(tokenizer, sha256, counts, verifier, as_before)

@@ -21,10 +21,10 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # What only some models' templates write: the role, keys of messages, a row's key.
 TEMPLATED = (TOOL, "tool_calls", "tools", *THOUGHTS)
 _LINES = {
-    "unfit": "rows are left out, since they can't be read",
-    "emptied": "rows are left out: without the ignored keys an answer is empty",
-    "scores": "pairs have scores that say that the rejected side is the better one, and are trained on as they stand",
-    "answered": "prompts end with what the assistant says, which is left off",
+    "unfit": "left out, since they can't be read",
+    "emptied": "left out, since without the ignored keys an answer is empty",
+    "scores": "trained on as they stand, though their scores say that the rejected side is the better one",
+    "answered": "asked without what the assistant says at the end",
 }
 _WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
 _ROLES = {"system": "system", "user": "user", "human": "user"}
@@ -67,8 +67,7 @@ class Notes:
         here = f"{place}: {why}" if why else str(place)
         rows, first = self._met.get((kind, name), (0, here))
         self._met[kind, name] = rows + 1, first
-        if kind in ("unfit", "emptied"):
-            self.left_out = self.left_out or here
+        self.left_out = self.left_out or (here if kind in ("unfit", "emptied") else "")
 
     def of(self, kind: str) -> dict[str, tuple[int, str]]:
         """Returns name -> (in how many rows it was met, the first of them with what is wrong there)."""
@@ -77,29 +76,30 @@ class Notes:
     def check(self) -> None:
         """Raises ConfigError if rows have a key that can't be read."""
         if refused := self.of("refused"):
-            rows = "; ".join(f"{name} in {rows:,} rows, the first {first}" for name, (rows, first) in refused.items())
+            rows = "; ".join(f"{name} in {_rows(rows)}, the first {first}" for name, (rows, first) in refused.items())
             raise ConfigError(f"{rows}; to read them as if it were not there: {self.flag(refused)}")
 
     def flag(self, keys: Collection[str]) -> str:
         """Returns the flag, as a shell takes it, that ignores these keys beside those that are ignored."""
-        ignored = "".join(
-            f"{json.dumps(key, ensure_ascii=False)}," for key in dict.fromkeys((*sorted(self.ignore), *keys))
-        )
-        return shlex.quote(f"--config.examples.ignore=({ignored})")
+        names = (json.dumps(key, ensure_ascii=False) for key in dict.fromkeys((*sorted(self.ignore), *keys)))
+        return shlex.quote(f"--config.examples.ignore=({','.join((*names, ''))})")
 
     def as_before(self) -> str:
         """Returns how the rows are read as versions did that did not know some of their keys; "" if there are none."""
-        if not (keys := sorted(self.of("read"))):
-            return ""
-        but = "but for rows whose answer is empty without it"
-        return f"{', '.join(keys)} was not read: {self.flag(keys)} gives the run its batches back, {but}"
+        keys, but = sorted(self.of("read")), "but for rows whose answer is empty without it"
+        told = f"{', '.join(keys)} was not read: {self.flag(keys)} gives the run its batches back, {but}"
+        return told if keys else ""
 
     def lines(self, read: Collection[str] = ()) -> list[str]:
         """Returns a line for each kind of thing that was met. `read`: columns that are read elsewhere."""
-        unread = [f"{name} in {rows:,}" for name, (rows, _) in self.of("unread").items() if name not in read]
+        unread = [f"{name} in {_rows(rows)}" for name, (rows, _) in self.of("unread").items() if name not in read]
         left = [(said, met) for kind, said in _LINES.items() for met in self.of(kind).values()]
-        lines = [f"not read: {', '.join([unread[0] + ' rows', *unread[1:]])}"] if unread else []
-        return lines + [f"{rows:,} {said}; the first: {first}" for said, (rows, first) in left]
+        lines = [f"not read: {', '.join(unread)}"] if unread else []
+        return lines + [f"{_rows(rows)} {said}; the first: {first}" for said, (rows, first) in left]
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} row{'s' * (number != 1)}"
 
 
 def _named(key: str) -> str:
@@ -159,9 +159,9 @@ def _pruned(value: typing.Any) -> typing.Any:
 def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterator[T]:
     """Yields what `make` makes of each record that is fit; what else is met is noted. Raises ConfigError as `examples.read`."""
     fit, notes.left_out = False, ""
+    lost = functools.partial(notes.note, "unfit", "", why="it is no JSON object")
     for file in reading.files((path,), key):
-        lost = functools.partial(_lost, notes, file)
-        for number, record in reading.records(file, lost):
+        for number, record in reading.records(file, lambda number, file=file: lost(Place(file, number))):
             row, made = Row(record, Place(file, number), notes.ignore), None
             try:
                 made = make(row)
@@ -176,10 +176,6 @@ def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterato
     notes.check()
     if not fit and notes.left_out:
         raise ConfigError(notes.left_out)
-
-
-def _lost(notes: Notes, file: str, number: int) -> None:
-    notes.note("unfit", "", Place(file, number), "it is no JSON object")
 
 
 def system_of(row: Row) -> str:
@@ -227,8 +223,7 @@ def _normal(message: typing.Any, row: Row) -> Message:
     for key, value in weights.items():
         if not isinstance(value, int | float) or value not in (0, 1):
             row.note("refused", key, "it is neither 0 nor 1")
-    if 0 in weights.values():
-        normal["weight"] = 0
+    normal |= {"weight": 0} if 0 in weights.values() else {}
     if "function_call" in has:
         row.note("refused", "function_call", "it is the old form of tool_calls")
     if instead & row.ignore and not normal["content"].strip() and "tool_calls" not in normal:

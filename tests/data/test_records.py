@@ -111,7 +111,7 @@ def test_keys_that_are_refused(key, tmp_path):
     messages = REFUSED[key].get("messages", (ASK, SAY))
     plain = tuple({name: value for name, value in message.items() if name != key} for message in messages)
     assert len(found) == 1 if key == "function_call" else found[1].messages == plain
-    assert [line[:18] for line in notes.lines()] == (["1 rows are left out"[:18]] if key == "function_call" else [])
+    assert [line[:18] for line in notes.lines()] == (["1 row left out, si"] if key == "function_call" else [])
 
 
 def test_the_flag_is_one_that_a_shell_takes_and_keeps_what_is_ignored(tmp_path):
@@ -147,13 +147,13 @@ def test_an_error_of_a_file_is_of_its_own_rows(tmp_path):
     (tmp_path / "b.jsonl").write_text("")
     assert [*examples.read(str(tmp_path / "b.jsonl"), "auto", False, notes=notes)] == []
     assert notes.left_out == ""
-    assert [line[:18] for line in notes.lines()] == ["1 rows are left ou"]
+    assert [line[:18] for line in notes.lines()] == ["1 row left out, si"]
 
 
 def test_what_is_not_read_is_named_once_with_its_counts(tmp_path):
     rows = [{"messages": [ASK | {"name": "x"}, SAY], "id": n, "source": None} for n in range(3)]
     _, notes = read(tmp_path, *rows, {"prompt": "Why?", "response": "So.", "id": 4, "weight": 0})
-    assert notes.lines() == ["not read: id in 4 rows, name of messages in 3, weight in 1"]
+    assert notes.lines() == ["not read: id in 4 rows, name of messages in 3 rows, weight in 1 row"]
 
 
 def test_scores_that_contradict_are_counted(tmp_path):
@@ -162,7 +162,9 @@ def test_scores_that_contradict_are_counted(tmp_path):
     found, notes = read(tmp_path, *(row | more for more in scores), pairs=True)
     assert len(found) == 2
     (line,) = notes.lines()
-    assert line.startswith("1 pairs have scores that say that the rejected side is the better one")
+    assert line.startswith(
+        "1 row trained on as they stand, though their scores say that the rejected side is the better one"
+    )
 
 
 WHOLE = [SYSTEM, ASK, SAY, AGAIN]
@@ -312,7 +314,7 @@ def test_what_a_template_does_not_write_is_refused(tmp_path):
         str(path), tiny_chats.tokenizer(), overrides=["examples.ignore=('tool','tool_calls','tools')"], say=said.append
     )
     assert len(found.train) + len(found.val) == 1
-    assert any(line.startswith("2 rows are left out: without the ignored keys an answer is empty") for line in said)
+    assert any(line.startswith("2 rows left out, since without the ignored keys an answer is empty") for line in said)
     tiny_hf.byte_level(tmp_path / "model", chat_template=CHATML)
     found = tiny_chats.make(str(path), coder.load(tmp_path / "model"))
     assert len(found.train) + len(found.val) == 3
