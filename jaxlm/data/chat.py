@@ -274,14 +274,15 @@ class Writer:
 
         Args:
           trained: the assistant's messages that are to be learnt; None for all. Others' spans are returned too.
-          last: True to look for the last answer alone.
+          last: True to look for the last of these alone.
 
         Raises:
           ConfigError: the template refuses the messages, or does not begin an answer as it asks for it.
         """
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self._marking is None:
-            return self.either(messages, lambda sound: self._unmarked(sound, self.sound(tools), answers, last))
+            seen = sorted(trained or answers)[-1:] if last else answers
+            return self.either(messages, lambda sound: self._unmarked(sound, self.sound(tools), answers, seen))
         one_each = len(answers) if trained is None or len(trained) == len(answers) else -1
         return self.either(messages, lambda sound: self._marked(sound, self.sound(tools), answers, one_each))
 
@@ -314,10 +315,13 @@ class Writer:
         except ConfigError:
             return 0
 
-    def _unmarked(self, sound: Messages, tools: Tools, answers: list[int], last: bool) -> Written:
-        """See `written`, for a template without marks."""
-        text, spans, otherwise, begins = self.write(sound, False, tools), [], [], [0] * (len(answers) - 1) * last
-        for number in answers[-1:] if last else answers:
+    def _unmarked(self, sound: Messages, tools: Tools, answers: list[int], seen: list[int]) -> Written:
+        """See `written`, for a template without marks: the spans of the answers `seen`."""
+        text, spans, otherwise, begins = self.write(sound, False, tools), [], [], []
+        for number in answers:
+            if number not in seen:
+                begins.append(self._length(sound[:number], tools, text))
+                continue
             more = number + 1 < len(sound)
             alone = self.write(sound[: number + 1], False, tools) if more else text
             first = self._asked(sound[:number], tools, alone)

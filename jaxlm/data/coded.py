@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.data import masks
 from jaxlm.data.coder import Coder
 from jaxlm.data.examples import Chat, Example, Pair
-from jaxlm.data.masks import Masked, Unfit
+from jaxlm.data.masks import Masked, Side, Unmasked
 from jaxlm.data.records import ASSISTANT, TOOL, Message, Notes, Place
 
 See = Callable[[Example, Sequence[Masked]], None]
@@ -177,7 +177,7 @@ class _Row(typing.NamedTuple):
 
     of: Example
     one: Example
-    sides: tuple[Masked | Unfit, ...]
+    sides: tuple[Side, ...]
 
     def otherwise(self) -> list[int]:
         """The answers that it has otherwise than the model is asked for them."""
@@ -199,16 +199,17 @@ class _Fit:
     counts: Counts
     notes: Notes
 
-    def masked(self, examples: Sequence[Example], last: bool = False) -> list[_Row]:
+    def masked(self, examples: Sequence[Example]) -> list[_Row]:
         """Returns a row of each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
-        flat = masks.masked(self.tokenizer, [*itertools.chain.from_iterable(segments)], self.num_threads, last)
+        chats = [one for of in segments for one in of]
+        flat = masks.masked(self.tokenizer, chats, self.num_threads, self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]
 
-    def _closed(self, side: Masked | Unfit) -> Masked | Unfit:
-        if isinstance(side, Unfit):
+    def _closed(self, side: Side) -> Side:
+        if isinstance(side, Unmasked):
             return side
         ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(masks.GIVEN))
         return side._replace(ids=ids, kinds=kinds)
@@ -217,59 +218,53 @@ class _Fit:
         """Yields the rows, in front of each those of its answers that it has otherwise than the model is asked for them."""
         numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
         parts = [row.one.up_to(number) for row, own in zip(rows, numbers, strict=True) for number in own]
-        alone = iter(self.masked(parts, last=True) if parts else ())
+        alone = iter(self.masked(parts) if parts else ())
         for row, own in zip(rows, numbers, strict=True):
             yield from (part._replace(of=row.of) for part in itertools.islice(alone, len(own)))
-            self.counts.alone += len(own) - (bool(own) and row.empty())
             if isinstance(row.one, Pair) and row.otherwise():
                 self.counts.untold += len(row.otherwise())
-                row = row._replace(sides=(Unfit("its answers are given"),)) if row.empty() else row
-            if not own or not row.empty():
-                yield row
+                row = row._replace(sides=(Unmasked("its answers are given"),)) if row.empty() else row
+            yield row
 
     def fitted(self, rows: Iterable[_Row]) -> list[_Row]:
         """Returns the rows that fit into T tokens, chats without their oldest turns if they must."""
-        rows, fitted, cut = list(rows), {}, {}
-        for number, row in enumerate(rows):
-            if isinstance(row.one, Pair) and row.one.chosen == row.one.rejected:
-                self.counts.same += 1
-            elif not self._fit(row):
-                continue
-            elif (over := sum(len(side.ids) - 1 for side in row.sides) - self.seq_len) <= 0:
-                fitted[number] = row
-            elif isinstance(row.one, Chat):
-                cut[number] = (row.one, row.sides[0], over, 0)
-            else:
-                self.counts.too_long += 1
-        while cut:  # once or twice, mostly
-            shorter = {number: _shorter(*was[:3]) for number, was in cut.items()}
-            self.counts.too_long += sum(found is None for found in shorter.values())
-            shorter = {number: found for number, found in shorter.items() if found}
-            again = self.masked([found for found, _ in shorter.values()]) if shorter else []
-            rest = {}
-            for (number, (one, lost)), row in zip(shorter.items(), again, strict=True):
-                lost += cut[number][3]
-                if not self._fit(row) or row.empty():
+        rows, fitted, met = list(rows), {}, set()  # met: (what of the counts, whose)
+        left, lost = dict(enumerate(rows)), [0] * len(rows)
+        while left:  # twice or three times, mostly
+            shorter = {}
+            for number, row in left.items():
+                row = row._replace(of=rows[number].of)
+                if (over := self._over(row, met)) is None:
                     continue
-                if (over := len(row.sides[0].ids) - 1 - self.seq_len) > 0:
-                    rest[number] = (one, row.sides[0], over, lost)
+                if over <= 0:
+                    fitted[number] = row._replace(one=rows[number].one)
+                    met |= {("cut", id(row.of))} if lost[number] else set()
+                    self.counts.turns_cut += lost[number]
+                elif isinstance(row.one, Chat) and (found := _shorter(row.one, row.sides[0], over)):
+                    shorter[number] = found[0]
+                    lost[number] += found[1]
                 else:
-                    self.counts.cut, self.counts.turns_cut = self.counts.cut + 1, self.counts.turns_cut + lost
-                    fitted[number] = row._replace(of=rows[number].of, one=rows[number].one)
-            cut = rest
+                    met.add(("too_long", id(row.of)))
+            left = dict(zip(shorter, self.masked([*shorter.values()]) if shorter else (), strict=True))
+        self.counts.alone += len(fitted) - len({id(row.of) for row in fitted.values()})
+        for name, _ in met:
+            setattr(self.counts, name, getattr(self.counts, name) + 1)
         return [fitted[number] for number in sorted(fitted)]
 
-    def _fit(self, row: _Row) -> bool:
-        """True if all segments of a row are masked; else why not is noted."""
-        unfit = next((side for side in row.sides if isinstance(side, Unfit)), None)
-        if unfit is None:
-            return True
-        for key in unfit.keys:
-            self.notes.note("refused", key, row.one.place, masks.UNWRITTEN)
-        if unfit.why:
-            self.notes.note("unfit", "", row.one.place, unfit.why)
-        self.counts.inside += unfit == Unfit("")
-        return False
+    def _over(self, row: _Row, met: set[tuple[str, int]]) -> int | None:
+        """By how many tokens a row is too long; None if it is no row, and why is noted."""
+        unmasked = next((side for side in row.sides if isinstance(side, Unmasked)), None)
+        if isinstance(row.one, Pair) and row.one.chosen == row.one.rejected:
+            met.add(("same", id(row.of)))
+        elif unmasked is None:
+            return None if row.empty() else sum(len(side.ids) - 1 for side in row.sides) - self.seq_len
+        elif unmasked == masks.INSIDE:
+            met.add(("inside", id(row.of)))
+        else:
+            whys = {("refused", key): masks.UNWRITTEN for key in unmasked.keys} or {("unfit", ""): unmasked.why}
+            for (kind, name), why in whys.items():
+                self.notes.note(kind, name, row.one.place, why)
+        return None
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
@@ -280,9 +275,7 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
     # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.
-    begins = [
-        i for i in range(system + 1, len(roles)) if roles[i] not in (ASSISTANT, TOOL) and roles[i - 1] == ASSISTANT
-    ]
+    begins = [i for i in range(system + 1, len(roles)) if roles[i - 1] == ASSISTANT != roles[i] != TOOL]
     if not begins:
         return None
     # All in front of the next answer is a little more than what goes, so never a turn too many.

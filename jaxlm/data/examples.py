@@ -33,26 +33,24 @@ class Chat:
       place: where it was read.
       given: how many of the messages are given, from the first one on: the loss is on what the assistant says after them.
       tools: the functions that the assistant may call, as JSON schemas; None for none.
+      last: True: of the answers that would be learnt the last alone is; all others are given.
     """
 
     messages: Messages
     place: Place
     given: int = 0
     tools: Sequence[typing.Any] | None = None
+    last: bool = False
 
-    def trained(self, last: bool = False) -> frozenset[int]:
-        """Returns which messages are learnt, from 0: what the assistant says and is not given; if `last`, the last alone."""
-        said = [i for i, one in enumerate(self.messages) if i >= self.given and one["role"] == ASSISTANT]
-        said = [i for i in said if self.messages[i].get("weight") != 0]
-        return frozenset(said[-1:] if last else said)
-
-    def last_only(self) -> "Chat":
-        """Returns the same conversation with all but its last answer given."""
-        return dataclasses.replace(self, given=max(self.given, len(self.messages) - 1))
+    def trained(self) -> frozenset[int]:
+        """Returns which messages are learnt, from 0: what the assistant says and is not given."""
+        learnt = [one["role"] == ASSISTANT and one.get("weight") != 0 for one in self.messages]
+        said = [i for i, counts in enumerate(learnt) if counts and i >= self.given]
+        return frozenset(said[-1:] if self.last else said)
 
     def up_to(self, number: int) -> "Chat":
         """Returns the conversation that ends with a message, which alone is learnt."""
-        return dataclasses.replace(self, messages=self.messages[: number + 1], given=number)
+        return dataclasses.replace(self, messages=self.messages[: number + 1], last=True)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -64,8 +62,7 @@ class Chat:
 
 def without(messages: Messages, key: str) -> Messages:
     """Returns messages as if they had no such key; without those of a role of that name."""
-    kept = (message for message in messages if message["role"] != key)
-    return tuple({name: value for name, value in message.items() if name != key} for message in kept)
+    return tuple({name: one[name] for name in one if name != key} for one in messages if one["role"] != key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +142,9 @@ def read_prompts(
 ) -> Iterator[Asked]:
     """Yields what each record of a file, a folder or a glob asks.
 
-    A record has `prompt`, a text or messages, or else `messages`, which stay among its columns; what the assistant says at
-    their end is left off. Pairs, and chats of the other formats, are asked what they answer: HH's transcripts up to where both
-    sides part.
+    A record has `prompt`, a text or messages, or else `messages` or `conversations`, which stay among its columns; what the
+    assistant says at their end is left off. Pairs, and chats of the other formats, are asked what they answer: HH's transcripts
+    up to where both sides part.
 
     Args:
       ask: gives (messages, columns) of a record, for other records than these.
@@ -169,11 +166,10 @@ def _tools(row: Row) -> list[records.Message] | None:
 
 
 def _asked(row: Row) -> Messages:
-    name = next((name for name in ("prompt", "messages") if name in row), None)
-    if not name and {"chosen", "conversations", "instruction"} & row.keys():
+    chats = ("messages",) if "chosen" in row else ("messages", "conversations")
+    name = next((name for name in ("prompt", *chats) if name in row), None)
+    if not name and {"chosen", "instruction"} & row.keys():
         one = _example(row, "auto", "rejected" in row)
-        if "conversations" in row:
-            row.note("answered")
         return one.prompt if isinstance(one, Pair) else one.messages[:-1]
     if not name:
         raise Unfit(f"it has no prompt and no messages, only {', '.join(sorted(row)) or '(nothing)'}")
@@ -281,26 +277,28 @@ def _from_pairs(row: Row) -> _Said:
 def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Messages]:
     """A side of a pair as (what stands in front of the question, the question and what follows).
 
-    As messages it may be the whole conversation: the prompt, with a system's message or earlier turns before it.
+    As messages or a transcript it may be the whole conversation: the prompt, perhaps with a system's message or earlier turns
+    before it.
     """
     if isinstance(value, str) and not prompt:
         raise Unfit("a pair of texts needs a prompt")
-    side = _transcript(value) if isinstance(value, str) and _is_transcript(value) else _answer(value, row)
+    answer = _answer(value, row)
+    side = _transcript(value) if isinstance(value, str) and _is_transcript(value) else answer
     lead = next((i for i, message in enumerate(prompt) if message["role"] != "system"), len(prompt))
     system, question = prompt[:lead], prompt[lead:]
     told = system[0]["content"] if system else ""
     if not question:
-        return (), records.led_by(side, told)
+        return (), records.led_by(answer, told)
     starts = range(len(side) if side[0]["role"] != ASSISTANT else 1)
     at = next((i for i in starts if _same(side[i : i + len(question)], question)), None)
     if at is None:
-        return system, question + side
+        return system, question + answer
     return records.led_by(side[:at], told), question + side[at + len(question) :]
 
 
 def _same(first: Messages, second: Messages) -> bool:
-    """True if two conversations are the same but for blanks at the end of messages."""
-    told = [[(message["role"], message["content"].rstrip()) for message in messages] for messages in (first, second)]
+    """True if two conversations are the same but for blanks at the end of messages and Alpaca's wrapper around them."""
+    told = [[(one["role"], unwrapped(one["content"]).rstrip()) for one in messages] for messages in (first, second)]
     return told[0] == told[1]
 
 

@@ -5,8 +5,9 @@ The ids are those of the model's own template, and so is the mask: what `{% gene
 A mask of nothing or of everything is an error, since training on it would go on in silence.
 """
 
+import contextlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -36,53 +37,58 @@ class Masked(typing.NamedTuple):
     otherwise: tuple[int, ...] = ()
 
 
-class Unfit(typing.NamedTuple):
+class Unmasked(typing.NamedTuple):
     """Why a conversation can't be masked.
 
     Attributes:
-      why: in words; "" if an answer begins or ends inside a token. Then the model, which is asked with the text in front of the
-        answer, never sees these ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+      why: in words.
       keys: what the conversation has and the model's template writes nowhere; mostly nothing.
     """
 
-    why: str
+    why: str = ""
     keys: tuple[str, ...] = ()
 
 
-def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int, last: bool = False) -> list[Masked | Unfit]:
+# An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
+# ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+INSIDE = Unmasked()
+Side = Masked | Unmasked
+
+
+def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int, ignore: Collection[str] = ()) -> list[Side]:
     """Returns the ids and masks of conversations.
 
     Args:
-      last: True to learn from the last answer of each alone.
+      ignore: keys that the model's template need not write (`examples.ignore`).
 
     Raises:
       ConfigError: the model has no template.
     """
     writer = chat.Writer(tokenizer)
-    written = [_written(writer, one, last) for one in chats]
+    written = [_written(writer, one, ignore) for one in chats]
     fit = [text for text in written if isinstance(text, chat.Written)]
     cuts = [[*(cut for span in text.spans for cut in span[1:]), *_begins(text)] for text in fit]
     coded = iter(ids.conversations(tokenizer, [text.text for text in fit], cuts, num_threads))
     controls = frozenset(tokenizer.controls.values())
     return [
-        text if isinstance(text, Unfit) else _masked(text, one.trained(last), *next(coded), controls)
+        text if isinstance(text, Unmasked) else _masked(text, one.trained(), *next(coded), controls)
         for one, text in zip(chats, written, strict=True)
     ]
 
 
-def _written(writer: chat.Writer, one: Chat, last: bool) -> chat.Written | Unfit:
-    if one.keys and (keys := unwritten(writer, one)):
-        return Unfit("", keys)
+def _written(writer: chat.Writer, one: Chat, ignore: Collection[str]) -> chat.Written | Unmasked:
+    if one.keys and (keys := unwritten(writer, one, ignore)):
+        return Unmasked(keys=keys)
     try:
-        return writer.written(one.messages, one.tools, one.trained(last), last)
+        return writer.written(one.messages, one.tools, one.trained(), one.last)
     except ConfigError as error:
-        return Unfit(str(error))
+        return Unmasked(str(error))
 
 
-def unwritten(writer: chat.Writer, one: Chat) -> tuple[str, ...]:
-    """Returns the keys of a chat without which the template writes the same text, or writes one at all."""
+def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> tuple[str, ...]:
+    """Returns the keys of a chat without which the template writes the same text, or writes one at all; none of `ignore`."""
     messages, tools, keys = one.messages, one.tools, []
-    for key in one.keys:
+    for key in (key for key in one.keys if key not in ignore):
         having = [number for number, message in enumerate(messages) if key in message or message["role"] == key]
         less = without(messages, key), None if key == "tools" else tools
         # Of earlier messages a template may drop what it writes while they are the last.
@@ -98,10 +104,9 @@ def unwritten(writer: chat.Writer, one: Chat) -> tuple[str, ...]:
 
 def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
     """Returns a conversation as text; None if the template refuses it."""
-    try:
+    with contextlib.suppress(ConfigError):
         return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
-    except ConfigError:
-        return None
+    return None
 
 
 def _begins(text: chat.Written) -> list[int]:
@@ -111,10 +116,10 @@ def _begins(text: chat.Written) -> list[int]:
 
 def _masked(
     text: chat.Written, trained: frozenset[int], found: np.ndarray, at: np.ndarray, controls: frozenset[int]
-) -> Masked | Unfit:
+) -> Side:
     spans, begins = at[: 2 * len(text.spans)].reshape(-1, 2), at[2 * len(text.spans) :]
     if (spans < 0).any():
-        return Unfit("")
+        return INSIDE
     kinds, last = np.full(len(found), GIVEN, np.uint8), {span.number: i for i, span in enumerate(text.spans)}
     for i, (span, (first, behind)) in enumerate(zip(text.spans, spans, strict=True)):
         if span.number in trained:
@@ -123,7 +128,7 @@ def _masked(
                 kinds[behind - 1] = ENDS
     counted, otherwise = np.count_nonzero(kinds[1:]), tuple(number for number in text.otherwise if number in trained)
     if not counted and not otherwise:
-        return Unfit("nothing in it is the assistant's, so there is nothing to learn: leave it out")
+        return Unmasked("nothing in it is the assistant's, so there is nothing to learn: leave it out")
     if counted == len(found) - 1:
-        return Unfit("all of it is the assistant's: the chat template marks too much, or nobody asks")
+        return Unmasked("all of it is the assistant's: the chat template marks too much, or nobody asks")
     return Masked(found, kinds, np.maximum.accumulate(begins) if len(begins) else spans[:, 0], otherwise)

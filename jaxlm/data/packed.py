@@ -51,12 +51,14 @@ class Texts:
       sha256: a hash of all examples and the tokenizer.
       counts: "examples" and the sources of the replayed text -> their tokens.
       verifier: of the files that the replayed text is in.
+      as_before: how the examples are read as older versions did; "" if that is how they are read (`records.Notes`).
     """
 
     encoder: Coder
     sha256: str
     counts: dict[str, int]
     verifier: Verifier
+    as_before: str = ""
 
     @property
     def vocab_size(self) -> int:
@@ -85,7 +87,6 @@ class Packed:
       replay: the pretraining text between the examples; None for none.
       replay_share: its share of the targets that count.
       passed_over: windows of batches to pass over, (first, last) from 1.
-      keys: those of their rows that older versions did not read.
     """
 
     data: Texts
@@ -96,7 +97,6 @@ class Packed:
     replay: replays.Pieces | None = None
     replay_share: float = 0.0
     passed_over: Windows = ()
-    keys: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
@@ -295,7 +295,7 @@ def make(
 
     def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
-        read = (one.last_only() for one in read) if settings.last_only and not pairs else read
+        read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
         found, counts = coded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
@@ -318,14 +318,14 @@ def make(
     if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
         share = 0.0
     pieces = _pieces(replay, share, train, sizes) if share else None
-    packed = Packed(_texts(tokenizer, train, pieces), train, val, counts, sizes, pieces, share)
-    return dataclasses.replace(packed, keys=tuple(sorted(notes.of("read"))))
+    texts = _texts(tokenizer, train, pieces, notes.as_before())
+    return Packed(texts, train, val, counts, sizes, pieces, share)
 
 
 def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
     if not counts.read:
         return "it has none"
-    return notes.first() or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
+    return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
 
 
 def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
@@ -333,8 +333,8 @@ def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> r
     return replays.Pieces(replay, tokens, sizes.seed)
 
 
-def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None) -> Texts:
+def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None, as_before: str) -> Texts:
     counts = {"examples": int(train.lengths().sum())} | (pieces.text.token_counts() if pieces else {})
     verifier = getattr(pieces and pieces.text, "verifier", None) or Verifier(pathlib.Path())
     sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
-    return Texts(tokenizer, sha256, counts, verifier)
+    return Texts(tokenizer, sha256, counts, verifier, as_before)

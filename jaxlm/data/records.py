@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import json
+import shlex
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -19,14 +21,15 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # What only some models' templates write: the role, keys of messages, a row's key.
 TEMPLATED = (TOOL, "tool_calls", "tools", *THOUGHTS)
 _LINES = {
-    "unfit": "rows are left out, since they can't be read",
-    "emptied": "rows are left out: without the ignored keys an answer is empty",
-    "scores": "pairs have scores that say that the rejected side is the better one, and are trained on as they stand",
-    "answered": "prompts end with what the assistant says, which is left off",
+    "unfit": "left out, since they can't be read",
+    "emptied": "left out, since without the ignored keys an answer is empty",
+    "scores": "trained on as they stand, though their scores say that the rejected side is the better one",
+    "answered": "asked without what the assistant says at the end",
 }
 _WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
-_ROLES = {"human": "user", "observation": TOOL}
-_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
+_ROLES = {"system": "system", "user": "user", "human": "user"}
+_ROLES |= dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
+_NEWER = {"developer": "system", "observation": TOOL}  # roles that older versions handed to the template as they stand
 
 
 class Place(typing.NamedTuple):
@@ -57,11 +60,14 @@ class Notes:
     def __init__(self, ignore: Collection[str] = ()):
         self.ignore = frozenset(ignore)
         self._met: dict[tuple[str, str], tuple[int, str]] = {}
+        self.left_out = ""  # of the path that was read last, the first row that is left out, with the reason
 
     def note(self, kind: str, name: str, place: Place, why: str = "") -> None:
         """Counts a row: of a `kind` of `_LINES`; of one that has a key that is "read", "unread" or "refused"."""
-        rows, first = self._met.get((kind, name), (0, f"{place}: {why}" if why else str(place)))
+        here = f"{place}: {why}" if why else str(place)
+        rows, first = self._met.get((kind, name), (0, here))
         self._met[kind, name] = rows + 1, first
+        self.left_out = self.left_out or (here if kind in ("unfit", "emptied") else "")
 
     def of(self, kind: str) -> dict[str, tuple[int, str]]:
         """Returns name -> (in how many rows it was met, the first of them with what is wrong there)."""
@@ -70,24 +76,35 @@ class Notes:
     def check(self) -> None:
         """Raises ConfigError if rows have a key that can't be read."""
         if refused := self.of("refused"):
-            rows = "; ".join(f"{name} in {rows:,} rows, the first {first}" for name, (rows, first) in refused.items())
-            raise ConfigError(f"{rows}; to read them as if it were not there: {flag(refused)}")
+            rows = "; ".join(f"{name} in {_rows(rows)}, the first {first}" for name, (rows, first) in refused.items())
+            raise ConfigError(f"{rows}; to read them as if it were not there: {self.flag(refused)}")
 
-    def first(self) -> str:
-        """Returns the first row that is left out, with the reason; "" if none is."""
-        return next((first for kind in ("unfit", "emptied") for _, first in self.of(kind).values()), "")
+    def flag(self, keys: Collection[str]) -> str:
+        """Returns the flag, as a shell takes it, that ignores these keys beside those that are ignored."""
+        names = (json.dumps(key, ensure_ascii=False) for key in dict.fromkeys((*sorted(self.ignore), *keys)))
+        return shlex.quote(f"--config.examples.ignore=({','.join((*names, ''))})")
+
+    def as_before(self) -> str:
+        """Returns how the rows are read as versions did that did not know some of their keys; "" if there are none."""
+        keys, but = sorted(self.of("read")), "but for rows whose answer is empty without it"
+        told = f"{', '.join(keys)} was not read: {self.flag(keys)} gives the run its batches back, {but}"
+        return told if keys else ""
 
     def lines(self, read: Collection[str] = ()) -> list[str]:
         """Returns a line for each kind of thing that was met. `read`: columns that are read elsewhere."""
-        unread = [f"{name} in {rows:,}" for name, (rows, _) in self.of("unread").items() if name not in read]
+        unread = [f"{name} in {_rows(rows)}" for name, (rows, _) in self.of("unread").items() if name not in read]
         left = [(said, met) for kind, said in _LINES.items() for met in self.of(kind).values()]
-        lines = [f"not read: {', '.join([unread[0] + ' rows', *unread[1:]])}"] if unread else []
-        return lines + [f"{rows:,} {said}; the first: {first}" for said, (rows, first) in left]
+        lines = [f"not read: {', '.join(unread)}"] if unread else []
+        return lines + [f"{_rows(rows)} {said}; the first: {first}" for said, (rows, first) in left]
 
 
-def flag(keys: Collection[str]) -> str:
-    """Returns the flag that ignores these keys."""
-    return f"--config.examples.ignore=({''.join(f'{key!r},' for key in keys)})"
+def _rows(number: int) -> str:
+    return f"{number:,} row{'s' * (number != 1)}"
+
+
+def _named(key: str) -> str:
+    """A key in a line of text."""
+    return repr(key)[1:-1]
 
 
 class Row(dict[str, typing.Any]):
@@ -105,10 +122,10 @@ class Row(dict[str, typing.Any]):
         self.columns = {key: value for key, value in record.items() if key not in ignore}
         super().__init__({key: value for key, value in self.columns.items() if value is not None})
         self.place, self.ignore, self.learns = place, ignore, True
-        self.noted = {("unread", repr(key)[1:-1]): "" for key in self}
+        self.noted = {("unread", _named(key)): "" for key in self}
 
     def __getitem__(self, key: str) -> typing.Any:
-        self.noted.pop(("unread", repr(key)[1:-1]), None)
+        self.noted.pop(("unread", _named(key)), None)
         return super().__getitem__(key)
 
     def get(self, key: str, default: typing.Any = None) -> typing.Any:
@@ -121,6 +138,7 @@ class Row(dict[str, typing.Any]):
 
     def listed(self, key: str, value: typing.Any, fits: Callable[[typing.Any], bool]) -> list[typing.Any] | None:
         """Returns the list that it has under a key, as JSON or as text; None if it is empty. Raises Unfit."""
+        value = _pruned(value) if self.place.path.endswith(".parquet") else value
         with contextlib.suppress(ValueError):
             value = json_of(value, list) if isinstance(value, str) and value else value
         if value in (None, "", []):
@@ -128,7 +146,7 @@ class Row(dict[str, typing.Any]):
         if not isinstance(value, list) or not all(map(fits, value)):
             raise Unfit(f"its {key} can't be read: {str(value)[:40]!r}")
         self.note("read", key)
-        return _pruned(value) if self.place.path.endswith(".parquet") else value
+        return value
 
 
 def _pruned(value: typing.Any) -> typing.Any:
@@ -140,10 +158,10 @@ def _pruned(value: typing.Any) -> typing.Any:
 
 def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterator[T]:
     """Yields what `make` makes of each record that is fit; what else is met is noted. Raises ConfigError as `examples.read`."""
-    fit = False
+    fit, notes.left_out = False, ""
+    lost = functools.partial(notes.note, "unfit", "", why="it is no JSON object")
     for file in reading.files((path,), key):
-        lost = functools.partial(_lost, notes, file)
-        for number, record in reading.records(file, lost):
+        for number, record in reading.records(file, lambda number, file=file: lost(Place(file, number))):
             row, made = Row(record, Place(file, number), notes.ignore), None
             try:
                 made = make(row)
@@ -156,12 +174,8 @@ def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterato
                 fit = True
                 yield made
     notes.check()
-    if not fit and notes.first():
-        raise ConfigError(notes.first())
-
-
-def _lost(notes: Notes, file: str, number: int) -> None:
-    notes.note("unfit", "", Place(file, number), "it is no JSON object")
+    if not fit and notes.left_out:
+        raise ConfigError(notes.left_out)
 
 
 def system_of(row: Row) -> str:
@@ -184,20 +198,17 @@ def messages_of(value: typing.Any, row: Row) -> Messages:
     """Returns a list of messages of any format in one form. Raises Unfit."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise Unfit("there is no list of messages where one should be")
-    if not (messages := tuple(filter(None, (_normal(message, row) for message in value)))):
-        raise Unfit("all its messages are ignored")
-    return messages
+    return tuple(_normal(message, row) for message in value)
 
 
-def _normal(message: typing.Any, row: Row) -> Message | None:
-    """A message of any format: {role, content} or {from, value}; None if messages of its role are ignored."""
+def _normal(message: typing.Any, row: Row) -> Message:
+    """A message of any format: {role, content} or {from, value}."""
     if not isinstance(message, Mapping):
         raise Unfit(f"{str(message)[:40]!r} is no message: it needs role and content")
     has = {key: value for key, value in message.items() if value not in (None, []) and key not in row.ignore}
     speaker, text = "role" if "role" in has else "from", "content" if "content" in has else "value"
-    if (role := _role(has.get(speaker), row)) is None:
-        return None
-    content, says = has.get(text), role == ASSISTANT
+    role, content = _role(has.get(speaker), row), has.get(text)
+    says = role == ASSISTANT
     if isinstance(content, list):  # of parts, as models that see pictures have them
         if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
             raise Unfit(f"a message of {role} is not only text")
@@ -209,17 +220,17 @@ def _normal(message: typing.Any, row: Row) -> Message | None:
     if says and (calls := row.listed("tool_calls", has.get("tool_calls"), _is_call)):
         normal["tool_calls"] = calls
     weights = {key: has[key] for key in _WEIGHTS if key in has and says and row.learns}
-    if not all(isinstance(value, int | float) and value in (0, 1) for value in weights.values()):
-        raise Unfit(f"{' and '.join(weights)} of a message is neither 0 nor 1")
-    if 0 in weights.values():
-        normal["weight"] = 0
+    for key, value in weights.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            row.note("refused", key, "it is neither 0 nor 1")
+    normal |= {"weight": 0} if 0 in weights.values() else {}
     if "function_call" in has:
         row.note("refused", "function_call", "it is the old form of tool_calls")
     if instead & row.ignore and not normal["content"].strip() and "tool_calls" not in normal:
         row.note("emptied")
     for key in has.keys() - {speaker, text, "function_call"}:
         of = "" if key in normal or key in weights else " of messages"
-        row.note("unread" if of else "read", repr(key)[1:-1] + of)
+        row.note("unread" if of else "read", _named(key) + of)
     return normal
 
 
@@ -228,21 +239,18 @@ def _is_call(call: typing.Any) -> bool:
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
-def _role(name: typing.Any, row: Row) -> str | None:
-    """The role of a message, in the words of templates; None if such messages are ignored."""
+def _role(name: typing.Any, row: Row) -> str:
+    """The role of a message, in the words of templates; one that is ignored as it stands."""
     if not isinstance(name, str) or not name:
         raise Unfit("a message has no role")
-    role = _ROLES.get(name.lower(), name.lower())
-    if role == "developer" and role not in row.ignore:
+    role = name.lower()
+    if role in _ROLES or row.ignore & {name, role}:
+        return _ROLES.get(role, role)
+    if role in _NEWER:
         row.note("read", role)
-        return "system"
-    if role in ("system", "user", ASSISTANT, "developer"):
-        return role
-    if row.ignore & {name, name.lower(), role}:
-        return None
-    if role != TOOL:
+    elif role != TOOL:
         row.note("refused", role, "it is no role of a message")
-    return role
+    return _NEWER.get(role, role)
 
 
 def message_of(role: str, content: str) -> Message:

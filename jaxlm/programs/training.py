@@ -53,8 +53,9 @@ def run(config: Config, task: Task) -> int:
         stack.push(log.closed_by)
         data = task.data(config)
         with clock.spend(RESTORE, str(folder / "checkpoints")):
-            keys = getattr(data, "keys", ())
-            together(lambda: workdir.check_same_batches(folder, data.fingerprint(), keys))
+            together(
+                lambda: workdir.check_same_batches(folder, data.fingerprint(), getattr(data.data, "as_before", ""))
+            )
         together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):

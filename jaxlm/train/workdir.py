@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import jax
 from jax.sharding import Mesh
@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 from jaxlm import config_files, files, processes, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
 from jaxlm.console import say
-from jaxlm.data import records
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.files import expanded, is_step, within
@@ -87,11 +86,11 @@ def as_begun(config: Config, folder: pathlib.Path) -> Config:
     return config
 
 
-def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], keys: Sequence[str] = ()) -> None:
+def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
     """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more.
 
     Args:
-      keys: of the examples, if older versions did not read them.
+      as_before: of examples, `packed.Texts.as_before`.
     """
     checkpoints = folder / "checkpoints"
     if weights.begun(checkpoints):
@@ -102,15 +101,9 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], key
             try:
                 check_fingerprint(meta.get("fingerprint", {}), fingerprint)
             except ConfigError as error:
-                raise ConfigError(f"{error}{_newly_read(folder, keys)}") from None
-
-
-def _newly_read(folder: pathlib.Path, keys: Sequence[str]) -> str:
-    """How a run that began before these keys of examples were read gets its batches again; "" if it did not."""
-    saved = files.json_of((folder / "config.json").read_bytes())
-    if not keys or "ignore" in saved.get("examples", {}):
-        return ""
-    return f". When it began, {', '.join(keys)} was not read: {records.flag(keys)} gives the run its batches back"
+                saved = files.json_of((folder / "config.json").read_bytes())
+                newer = not as_before or "ignore" in saved.get("examples", {})  # it read what is read now
+                raise ConfigError(f"{error}" if newer else f"{error}. When it began, {as_before}") from None
 
 
 def older_batches(folder: pathlib.Path) -> list[int]:

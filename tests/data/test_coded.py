@@ -1,5 +1,7 @@
 """Examples as arrays: the longest lose their oldest turns, pairs stay whole or go; what is held out is asked nowhere else."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny_chats
@@ -98,10 +100,10 @@ def test_what_has_no_mask_is_left_out(tokenizer, monkeypatch):
     """A chat, and a pair of which one side has none; the survey sees neither."""
     of_all, seen = masks.masked, []
 
-    def masked(tokenizer, chats, num_threads, last):
-        found = of_all(tokenizer, chats, num_threads, last)
+    def masked(tokenizer, chats, num_threads, ignore):
+        found = of_all(tokenizer, chats, num_threads, ignore)
         return [
-            masks.Unfit("") if "red" in chat.messages[-1]["content"] else one
+            masks.INSIDE if "red" in chat.messages[-1]["content"] else one
             for chat, one in zip(chats, found, strict=True)
         ]
 
@@ -180,9 +182,48 @@ def test_answers_that_are_written_otherwise_are_rows_of_their_own(tmp_path):
     assert len(set(found.keys_E[:3].tolist())) == 1
     (line,) = counts.lines("chats", 400)
     assert line.startswith("2 answers are rows of their own, so many rows more: ")
-    last, counts = build(tokenizer, one.last_only(), seq_len=400)
+    last, counts = build(tokenizer, dataclasses.replace(one, last=True), seq_len=400)
     ((ids, kinds),) = last.segments(0)
     assert (tokenizer.decode(ids[kinds > 0]), counts.alone) == (f"# {said[-1]}", 0)
+
+
+def test_chats_are_counted_not_their_rows(tmp_path):
+    """What is cut or left out is a chat, however many rows of its answers are; rows of their own are those that fit."""
+    tiny_hf.byte_level(tmp_path, chat_template=THINKS)
+    tokenizer = coder.load(tmp_path)
+    one = chat(12, 12, 12, 12)
+    alone, _ = build(tokenizer, one.up_to(1), seq_len=2000)
+    length = int(alone.lengths()[0])
+    found, counts = build(tokenizer, one, seq_len=length + 80)
+    assert (len(found), counts.cut, counts.too_long, counts.alone) == (4, 1, 0, 3)
+    assert counts.lines("chats", 1)[0].startswith("1 of 1 chats lost their oldest turns")
+    found, counts = build(tokenizer, one, seq_len=20)
+    assert (len(found), counts.cut, counts.too_long, counts.alone) == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_row_of_its_own_loses_no_turn_too_many(last, tmp_path):
+    tiny_hf.byte_level(tmp_path, chat_template=THINKS)
+    tokenizer = coder.load(tmp_path)
+    one = dataclasses.replace(chat(3, 3, 3, 3), last=last)
+    found, counts = build(tokenizer, one, seq_len=2000)
+    whole = int(found.lengths().max())
+    found, counts = build(tokenizer, one, seq_len=whole - 1)
+    assert (counts.cut, counts.turns_cut) == (1, 1)
+
+
+def test_the_last_answer_alone_is_the_last_that_is_learnt(tmp_path):
+    one = chat(1, 2, 3)
+    one.messages[5]["weight"] = 0
+    for source in (None, THINKS):
+        tokenizer = tiny_chats.tokenizer()
+        if source:
+            tiny_hf.byte_level(tmp_path, chat_template=source)
+            tokenizer = coder.load(tmp_path)
+        found, _ = build(tokenizer, dataclasses.replace(one, last=True), seq_len=400)
+        ((ids, kinds),) = found.segments(0)
+        assert one.messages[3]["content"] in tokenizer.decode(ids[kinds > 0].tolist())
+        assert one.messages[5]["content"] not in tokenizer.decode(ids[kinds > 0].tolist())
 
 
 def test_answers_inside_of_pairs_that_are_written_otherwise_are_given(tmp_path):

@@ -167,7 +167,7 @@ def test_what_is_wrong_is_one_line_with_its_place(kind, tmp_path):
     path, notes = write(tmp_path / "a.jsonl", fine, record, fine, record), Notes()
     assert [one.place.number for one in examples.read(path, "auto", pairs, notes=notes)] == [1, 3]
     (line,) = notes.lines()
-    assert line.startswith(f"2 rows are left out, since they can't be read; the first: {path}:2: ")
+    assert line.startswith(f"2 rows left out, since they can't be read; the first: {path}:2: ")
     assert said in line
     assert "\n" not in line
     with pytest.raises(ConfigError) as error:  # nothing is left
@@ -184,7 +184,7 @@ def test_a_line_that_is_no_json_is_left_out(tmp_path):
     read = examples.read(str(tmp_path / "a.jsonl"), "auto", False, notes=notes)
     assert [one.place.number for one in read] == [1, 4, 6]
     (line,) = notes.lines()
-    assert line.startswith("3 rows are left out")
+    assert line.startswith("3 rows left out")
     assert line.endswith("a.jsonl:2: it is no JSON object")
 
 
@@ -216,6 +216,12 @@ _TALK = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
         ),
         ({"instruction": "a", "output": "b"}, ["a"], {"instruction", "output"}),
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, ["a"], {"conversations"}),
+        ({"conversations": [{"from": "human", "value": "a"}]}, ["a"], {"conversations"}),
+        (
+            {"conversations": [{"from": who, "value": who} for who in ("human", "gpt", "user")]},
+            ["human", "gpt", "user"],
+            {"conversations"},
+        ),
     ],
 )
 def test_what_a_record_asks(tmp_path, record, asked, columns):

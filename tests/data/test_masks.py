@@ -124,7 +124,7 @@ def test_a_mask_fails_closed(kind, ours, monkeypatch):
     source, why = WRONG[kind]
     monkeypatch.setattr(chat, "template", lambda _: source)
     (found,) = masks.masked(ours, [talk([("user", "hello"), ("assistant", "at")])], 1)
-    assert isinstance(found, masks.Unfit)
+    assert isinstance(found, masks.Unmasked)
     assert why in found.why
     assert "\n" not in found.why
 
@@ -222,9 +222,9 @@ def test_what_the_template_writes_nowhere_is_told(ours, tmp_path):
     """What ours refuses too."""
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
     one = Chat((*asked, CALL, *answered), Place("a", 1), tools=[{"name": "on"}])
-    assert masks.masked(ours, [one], 1) == [masks.Unfit("", ("tool", "tool_calls", "tools"))]
+    assert masks.masked(ours, [one], 1) == [masks.Unmasked("", ("tool", "tool_calls", "tools"))]
     tokenizer = theirs(tmp_path, CALLS)
-    assert masks.masked(tokenizer, [one], 1) == [masks.Unfit("", ("tools",))]
+    assert masks.masked(tokenizer, [one], 1) == [masks.Unmasked("", ("tools",))]
 
 
 def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
@@ -232,7 +232,7 @@ def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
     tokenizer = theirs(tmp_path, CHATML)
     chats = [talk([("user", "hello"), ("assistant", answer)]) for answer in ("hi", "    return x")]
     first, second = masks.masked(tokenizer, chats, 1)
-    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], masks.Unfit(""))
+    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], masks.INSIDE)
 
 
 def test_nobody_answers(ours):

@@ -38,7 +38,6 @@ class Prompts:
       count: the prompts of a step.
       room: the most tokens that a prompt has.
       passed_over: windows of batches to pass over, (first, last) from 1.
-      keys: those of their rows that older versions did not read.
     """
 
     data: Texts
@@ -47,7 +46,6 @@ class Prompts:
     count: int
     room: int
     passed_over: Windows = ()
-    keys: tuple[str, ...] = ()
     _drawn: dict[int, list[Item]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self):
@@ -140,9 +138,8 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
         say(line)
     kept = {source.name: source.tokens for source in sources if source.tokens}
     sha256 = hashlib.sha256(" ".join([*(source.sha256 for source in sources), tokenizer.sha256]).encode()).hexdigest()
-    texts = Texts(tokenizer, sha256, kept, Verifier(pathlib.Path()))
-    keys = tuple(sorted(notes.of("read")))
-    return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room, keys=keys)
+    texts = Texts(tokenizer, sha256, kept, Verifier(pathlib.Path()), notes.as_before())
+    return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
 
 
 def _source(spec: tasks.Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:

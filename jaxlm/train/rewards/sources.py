@@ -182,7 +182,7 @@ class Reader(typing.NamedTuple):
                 found.append(Item(asked.messages, ids, asked.columns, str(asked.place), judge, truth))
         self.notes.check()
         if not found:
-            why = self.too_long("all its prompts are") if long else self.notes.first() or "it has no prompts"
+            why = self.too_long("all its prompts are") if long else self.notes.left_out or "it has no prompts"
             raise ConfigError(f"{path}: {why}")
         if long:
             self.say(f"{long:,} of {long + len(found):,} prompts of {path} are left out: {self.too_long('they are')}")
@@ -191,8 +191,9 @@ class Reader(typing.NamedTuple):
     def _rendered(self, asked: examples.Asked) -> str | None:
         """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
         one = examples.Chat(asked.messages, asked.place, tools=asked.tools)
-        for key in one.keys and masks.unwritten(chat.Writer(self.tokenizer), one):
-            self.notes.note("refused", key, asked.place, masks.UNWRITTEN)
+        if one.keys:
+            for key in masks.unwritten(chat.Writer(self.tokenizer), one, self.notes.ignore):
+                self.notes.note("refused", key, asked.place, masks.UNWRITTEN)
         try:
             return chat.render(self.tokenizer, asked.messages, tools=asked.tools)
         except ConfigError as error:

@@ -88,7 +88,7 @@ def test_a_row_that_is_no_prompt(reader, tmp_path, row, why):
     rows = asked.rows(write(tmp_path / "a.jsonl", [{"prompt": "x"}, row]), "data.path")
     assert len(rows.train) + len(rows.val) == 1
     (line,) = asked.notes.lines()
-    assert f"1 rows are left out, since they can't be read; the first: {tmp_path}/{why}" in line
+    assert f"1 row left out, since they can't be read; the first: {tmp_path}/{why}" in line
     with pytest.raises(ConfigError) as error:
         reader().rows(write(tmp_path / "a.jsonl", [row]), "data.path")
     assert why.replace(":2:", ":1:") in str(error.value)
@@ -104,12 +104,21 @@ def test_prompts_take_the_path_of_examples(reader, tmp_path, tokenizer):
     assert [message["role"] for message in items["1"].messages] == ["system", "user"]
     assert items["2"].messages == ({"role": "user", "content": "a"},)
     assert asked.notes.lines(read=["system"]) == [
-        "not read: id in 1 rows",
-        f"1 prompts end with what the assistant says, which is left off; the first: {tmp_path}/a.jsonl:2",
+        "not read: id in 1 row",
+        f"1 row asked without what the assistant says at the end; the first: {tmp_path}/a.jsonl:2",
     ]
     assert set(asked.notes.of("read")) == {"system"}
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    for conversation, left in ((turns, 1), (turns[:1], 0)):
+        again = reader(val_fraction=0.0)
+        again.rows(write(tmp_path / "b.jsonl", [{"conversations": conversation}]), "data.path")
+        assert len(again.notes.of("answered")) == left
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n[]\n')
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"b\.jsonl: it has no prompts"):
+        reader(val_path=str(tmp_path / "b.jsonl")).rows(str(tmp_path / "a.jsonl"), "data.path")
     tools = [{"type": "function", "function": {"name": "look"}}]
-    with pytest.raises(ConfigError, match=r"^tools in 2 rows, the first .*a\.jsonl:1: .*ignore=\('tools',\)$"):
+    with pytest.raises(ConfigError, match=r"^tools in 2 rows, the first .*a\.jsonl:1: .*ignore=\(\"tools\",\)'$"):
         reader().rows(write(tmp_path / "a.jsonl", [{"prompt": "a", "tools": tools}] * 2), "data.path")
 
 
