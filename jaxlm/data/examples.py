@@ -132,6 +132,10 @@ def read(
     def example(row: Row) -> Example:
         if row.get("label") is not None:
             row.note("refused", "label", "it may mark a disliked answer")
+        for name in records.WEIGHTS:  # of a whole row; other numbers than 0 are of something else
+            if row.columns.get(name) in (0, False):
+                row.note("read", name)
+                raise Unfit(f"its {name} is {row[name]}")
         return _example(row, form, pairs)
 
     return records.rows(path, key, notes or records.Notes(), example)

@@ -5,7 +5,6 @@ The ids are those of the model's own template, and so is the mask: what `{% gene
 A mask of nothing or of everything is an error, since training on it would go on in silence.
 """
 
-import contextlib
 import typing
 from collections.abc import Collection, Sequence
 
@@ -97,16 +96,17 @@ def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> t
             (text_of(writer, messages[:end], tools), text_of(writer, without(messages[:end], key), less[1]))
             for end in ends
         ]
-        if all(bare is not None and whole in (bare, None) for whole, bare in shorter):
+        if all(bare and whole in (bare, None) for whole, bare in shorter):
             (messages, tools), keys = less, [*keys, key]
     return tuple(keys)
 
 
 def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
-    """Returns a conversation as text; None if the template refuses it."""
-    with contextlib.suppress(ConfigError):
+    """Returns a conversation as text; None if the template refuses it, "" if it fails on it."""
+    try:
         return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
-    return None
+    except ConfigError as error:
+        return "" if isinstance(error, chat.Broken) else None
 
 
 def _begins(text: chat.Written) -> list[int]:
@@ -128,7 +128,7 @@ def _masked(
                 kinds[behind - 1] = ENDS
     counted, otherwise = np.count_nonzero(kinds[1:]), tuple(number for number in text.otherwise if number in trained)
     if not counted and not otherwise:
-        return Unmasked("nothing in it is the assistant's, so there is nothing to learn: leave it out")
+        return Unmasked("nothing in it is the assistant's, or its answers have weight 0")
     if counted == len(found) - 1:
         return Unmasked("all of it is the assistant's: the chat template marks too much, or nobody asks")
     return Masked(found, kinds, np.maximum.accumulate(begins) if len(begins) else spans[:, 0], otherwise)

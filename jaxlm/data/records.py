@@ -21,12 +21,12 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # What only some models' templates write: the role, keys of messages, a row's key.
 TEMPLATED = (TOOL, "tool_calls", "tools", *THOUGHTS)
 _LINES = {
-    "unfit": "left out, since they can't be read",
+    "unfit": "left out, since nothing can be learnt from them",
     "emptied": "left out, since without the ignored keys an answer is empty",
     "scores": "trained on as they stand, though their scores say that the rejected side is the better one",
     "answered": "asked without what the assistant says at the end",
 }
-_WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
+WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
 _ROLES = {"system": "system", "user": "user", "human": "user"}
 _ROLES |= dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
 _NEWER = {"developer": "system", "observation": TOOL}  # roles that older versions handed to the template as they stand
@@ -94,7 +94,9 @@ class Notes:
         """Returns a line for each kind of thing that was met. `read`: columns that are read elsewhere."""
         unread = [f"{name} in {_rows(rows)}" for name, (rows, _) in self.of("unread").items() if name not in read]
         left = [(said, met) for kind, said in _LINES.items() for met in self.of(kind).values()]
+        idle = sorted(self.ignore - self.of("ignored").keys())
         lines = [f"not read: {', '.join(unread)}"] if unread else []
+        lines += [f"examples.ignore: no row has {', '.join(map(_named, idle))}"] if idle else []
         return lines + [f"{_rows(rows)} {said}; the first: {first}" for said, (rows, first) in left]
 
 
@@ -123,6 +125,7 @@ class Row(dict[str, typing.Any]):
         super().__init__({key: value for key, value in self.columns.items() if value is not None})
         self.place, self.ignore, self.learns = place, ignore, True
         self.noted = {("unread", _named(key)): "" for key in self}
+        self.noted |= {("ignored", key): "" for key in record if key in ignore}
 
     def __getitem__(self, key: str) -> typing.Any:
         self.noted.pop(("unread", _named(key)), None)
@@ -166,8 +169,9 @@ def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterato
             try:
                 made = make(row)
             except Unfit as error:
-                row.noted = {what: why for what, why in row.noted.items() if what[0] == "refused"}
-                row.noted = row.noted or {("unfit", ""): str(error)}
+                row.noted = {what: why for what, why in row.noted.items() if what[0] not in ("unread", "emptied")}
+                if all(kind != "refused" for kind, _ in row.noted):
+                    row.note("unfit", "", str(error))
             for (kind, name), why in row.noted.items():
                 notes.note(kind, name, row.place, why)
             if not {"unfit", "emptied", "refused"} & {kind for kind, _ in row.noted}:
@@ -213,13 +217,15 @@ def _normal(message: typing.Any, row: Row) -> Message:
         if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
             raise Unfit(f"a message of {role} is not only text")
         content = "".join(text_of(part.get("text"), text) for part in content)
+    for key in message.keys() & row.ignore:
+        row.note("ignored", key)
     instead = {key for key in ("tool_calls", "function_call", *THOUGHTS) if message.get(key) and says}
     normal = message_of(role, Absent() if content is None and instead else text_of(content, text))
     more = [key for key in THOUGHTS if has.get(key)][:1] if says else ["tool_call_id", "name"] if role == TOOL else []
     normal |= {key: text_of(has[key], key) for key in more if key in has}
     if says and (calls := row.listed("tool_calls", has.get("tool_calls"), _is_call)):
         normal["tool_calls"] = calls
-    weights = {key: has[key] for key in _WEIGHTS if key in has and says and row.learns}
+    weights = {key: has[key] for key in WEIGHTS if key in has and says and row.learns}
     for key, value in weights.items():
         if not isinstance(value, int | float) or value not in (0, 1):
             row.note("refused", key, "it is neither 0 nor 1")
@@ -244,6 +250,8 @@ def _role(name: typing.Any, row: Row) -> str:
     if not isinstance(name, str) or not name:
         raise Unfit("a message has no role")
     role = name.lower()
+    for key in row.ignore & {name, role}:
+        row.note("ignored", key)
     if role in _ROLES or row.ignore & {name, role}:
         return _ROLES.get(role, role)
     if role in _NEWER:

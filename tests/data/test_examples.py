@@ -167,7 +167,7 @@ def test_what_is_wrong_is_one_line_with_its_place(kind, tmp_path):
     path, notes = write(tmp_path / "a.jsonl", fine, record, fine, record), Notes()
     assert [one.place.number for one in examples.read(path, "auto", pairs, notes=notes)] == [1, 3]
     (line,) = notes.lines()
-    assert line.startswith(f"2 rows left out, since they can't be read; the first: {path}:2: ")
+    assert line.startswith(f"2 rows left out, since nothing can be learnt from them; the first: {path}:2: ")
     assert said in line
     assert "\n" not in line
     with pytest.raises(ConfigError) as error:  # nothing is left

@@ -152,8 +152,25 @@ def test_an_error_of_a_file_is_of_its_own_rows(tmp_path):
 
 def test_what_is_not_read_is_named_once_with_its_counts(tmp_path):
     rows = [{"messages": [ASK | {"name": "x"}, SAY], "id": n, "source": None} for n in range(3)]
-    _, notes = read(tmp_path, *rows, {"prompt": "Why?", "response": "So.", "id": 4, "weight": 0})
+    _, notes = read(tmp_path, *rows, {"prompt": "Why?", "response": "So.", "id": 4, "weight": 0.3})
     assert notes.lines() == ["not read: id in 4 rows, name of messages in 3 rows, weight in 1 row"]
+
+
+@pytest.mark.parametrize("key", ["weight", "train", "loss"])
+def test_a_row_that_is_not_to_be_learnt_is_left_out(tmp_path, key):
+    """Older versions trained on it: that it is read now, and how it is not, is told at a resume."""
+    rows = [{"prompt": "Why?", "response": "So.", key: value} for value in (0, False, 1, True)]
+    chats, notes = read(tmp_path, *rows)
+    assert [one.place.number for one in chats] == [3, 4]
+    assert any(line.startswith("2 rows left out, since nothing can be learnt from them") for line in notes.lines())
+    assert key in notes.of("read")
+    assert len(read(tmp_path, *rows, ignore=(key,))[0]) == 4
+
+
+def test_a_key_to_ignore_that_no_row_has_is_told(tmp_path):
+    rows = {"messages": [ASK | {"name": "x"}, SAY], "id": 1}
+    _, notes = read(tmp_path, rows, ignore=("id", "name", "weigth"))
+    assert notes.lines() == ["examples.ignore: no row has weigth"]
 
 
 def test_scores_that_contradict_are_counted(tmp_path):

@@ -88,7 +88,7 @@ def test_a_row_that_is_no_prompt(reader, tmp_path, row, why):
     rows = asked.rows(write(tmp_path / "a.jsonl", [{"prompt": "x"}, row]), "data.path")
     assert len(rows.train) + len(rows.val) == 1
     (line,) = asked.notes.lines()
-    assert f"1 row left out, since they can't be read; the first: {tmp_path}/{why}" in line
+    assert f"1 row left out, since nothing can be learnt from them; the first: {tmp_path}/{why}" in line
     with pytest.raises(ConfigError) as error:
         reader().rows(write(tmp_path / "a.jsonl", [row]), "data.path")
     assert why.replace(":2:", ":1:") in str(error.value)
