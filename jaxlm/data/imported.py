@@ -260,6 +260,8 @@ def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, 
     for i in (found["eos_id"], *opening, found["bos_id"] or 0):
         if type(i) is not int or not 0 <= i < vocab_size:
             raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
+    if not all(isinstance(piece, str) for piece in found.get("rows", [])):
+        raise ConfigError(f"{IDS} is damaged (rows={found['rows']!r:.60}): copy it again")
     ends = tuple(i for i in found.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
     return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"], ends
 

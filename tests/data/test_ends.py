@@ -1,5 +1,6 @@
 """What ends an answer: one value, that an import or a start of SFT settles. And what day it is in a template."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -198,3 +199,14 @@ def test_benchmarks_ask_the_same_on_every_day(tmp_path):
     (tmp_path / "eval/3/results.json").write_text('{"tasks": {"t": [7]}}')
     assert results.moment(tmp_path) == "2025-01-01T00:00:00+00:00"
     assert os.listdir(tmp_path) == ["eval"]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"rows": [7]}, {"rows": 7}, {"ends": 7}, {"ends": {"a": 1}}, {"rows": None}, {"ends": None}]
+)
+def test_damaged_ids_are_a_line(damage, tmp_path):
+    tokenizer = theirs(tmp_path / "model", QWEN)
+    coder.write(tokenizer, tmp_path / "run")
+    (tmp_path / "run" / imported.IDS).write_text(json.dumps({"eos_id": 0, "bos_id": None, "opening": []} | damage))
+    with contextlib.suppress(ConfigError):  # and no other error
+        assert chat.ends(coder.load(tmp_path / "run"))
