@@ -232,6 +232,11 @@ def is_moment(value: object) -> bool:
         return False
 
 
+def has_steps(checkpoints: pathlib.Path) -> bool:
+    """True if a folder of checkpoints holds that of a step."""
+    return any(is_step(path.name) for path in checkpoints.glob("[0-9]*"))
+
+
 def is_number(value: object) -> bool:
     """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

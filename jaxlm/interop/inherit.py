@@ -253,8 +253,7 @@ def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[d
 
 def _begun(config: config_dict.ConfigDict) -> bool:
     """True if the config's run has saved a step."""
-    saved = (pathlib.Path(config.workdir) / "checkpoints").glob("[0-9]*") if config.workdir else ()
-    return any(files.is_step(path.name) for path in saved)
+    return bool(config.workdir) and files.has_steps(pathlib.Path(config.workdir) / "checkpoints")
 
 
 def _chat_tokens(config: config_dict.ConfigDict) -> int:

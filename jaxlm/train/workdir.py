@@ -57,7 +57,7 @@ def workdir(path: str) -> pathlib.Path:
 
 def has_checkpoints(folder: pathlib.Path) -> bool:
     """True if the run has begun: its folder holds a checkpoint."""
-    return any(is_step(path.name) for path in (folder / "checkpoints").glob("[0-9]*"))
+    return files.has_steps(folder / "checkpoints")
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
