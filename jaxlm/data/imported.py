@@ -241,7 +241,7 @@ def _open(content: bytes) -> tuple[typing.Any, dict]:
         raise ConfigError(f"{JSON} can't be read ({said}): copy it again, or update tokenizers") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    if getattr(tokenizer.model, "dropout", None):
+    if isinstance(tokenizer.model, tokenizers.models.BPE):
         tokenizer.model.dropout = None
     return tokenizer, spec
 
