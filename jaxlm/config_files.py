@@ -179,15 +179,14 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     if key.startswith(_NAMED) and (name := key.removeprefix(_NAMED)) not in config.data.final.weights:
         with config.unlocked():
             config.data.final.weights[name] = 0.0
-    keys = flat_keys(config)
-    if key not in keys:
-        raise ConfigError(f"unknown key config.{key}; {nearest_key(key, keys)}")
+    *sections, name = key.split(".")
+    owner = config
+    for part in sections:
+        owner = owner.get(part) if isinstance(owner, config_dict.ConfigDict) else None
+    if not isinstance(owner, config_dict.ConfigDict) or name not in owner:
+        raise ConfigError(f"unknown key config.{key}; {nearest_key(key, flat_keys(config))}")
     if not sep:
         raise ConfigError(f"--config.{key} needs a value: --config.{key}=VALUE")
-    section, _, name = key.rpartition(".")
-    owner = config
-    for part in section.split(".") if section else ():
-        owner = owner[part]
     old = owner[name]
     if isinstance(old, config_dict.ConfigDict):
         raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")

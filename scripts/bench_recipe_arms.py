@@ -1,6 +1,7 @@
 """The arms of scripts/bench_recipe.py, its shapes and budgets, and in which order the runs are made."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import statistics
@@ -152,14 +153,19 @@ def rates(arm: Arm, config: Config) -> tuple[float, float]:
         return adamw, recipe.rate("muon", run).value / adamw
     own = recipe.rate(config.optim.name, run).value
     if arm.rate == "reference":
-        faithful = resolve(config_files.load("gpuburnout_1b"))
+        faithful = _resolved("gpuburnout_1b")
         own *= faithful.optim.lr / recipe.rate("adamw", recipe.of(faithful)).value
     return own, 1.0
 
 
 def _config(keys: Keys) -> Config:
     """The checked config with these keys. Raises ConfigError."""
-    return resolve(config_files.load("base", ["workdir=unused", "data.dir=unused", *words(keys)]))
+    return _resolved("base", ("workdir=unused", "data.dir=unused", *words(keys)))
+
+
+@functools.cache
+def _resolved(name: str, overrides: Sequence[str] = ()) -> Config:
+    return resolve(config_files.load(name, overrides))
 
 
 def words(keys: Keys) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -41,7 +42,7 @@ def build(kind: type[T], value: object, key: str) -> T:
 
 
 def _section(kind: type[T], value: object, key: str) -> T:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     if not isinstance(value, dict):
         raise ConfigError(f"config.{key} must be a section with the keys {', '.join(hints)}")
     for name in value:
@@ -54,6 +55,10 @@ def _section(kind: type[T], value: object, key: str) -> T:
     return kind(**{name: build(hint, value[name], _join(key, name)) for name, hint in hints.items()})
 
 
+_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
+
+
+@functools.cache
 def plain(kind: type) -> type:
     """Returns the type without its limits: int for Annotated[int, ...], str for a Literal of strings."""
     if get_origin(kind) is Annotated:
@@ -61,6 +66,7 @@ def plain(kind: type) -> type:
     return type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
 
 
+@functools.cache
 def limits(kind: type) -> list[Limit]:
     """Returns the limits of a scalar type, in the order in which they are checked."""
     if get_origin(kind) is Annotated:
@@ -73,9 +79,10 @@ def _choice(values: Sequence[str | int]) -> Limit:
     words = f"one of {', '.join(str(value) or repr('') for value in values)}"
 
     def problem(value: str | int) -> str:
+        if value in values:
+            return ""
         near = difflib.get_close_matches(value, values, n=1) if isinstance(value, str) else ()
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return "" if value in values else f": choose {words}{hint}"
+        return f": choose {words}" + (f"; did you mean {near[0]!r}?" if near else "")
 
     return Limit(words, problem)
 

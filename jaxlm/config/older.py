@@ -20,10 +20,12 @@ _INSTEAD = ("eval.max_mb", "eval.max_examples")
 
 def admit(config: config_dict.ConfigDict, key: str) -> None:
     """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of."""
+    if key not in (_BATCHES, *_INSTEAD):
+        return
     with config.unlocked():
         if key == _BATCHES:
             config.eval.max_batches = 0
-        elif key in _INSTEAD:
+        else:
             config.eval.older_batches = ()
             if "max_batches" in config.eval:
                 del config.eval["max_batches"]
