@@ -3,6 +3,7 @@
 Also the console script `jaxlm`. What is imported here, before signals are held back, is next to nothing.
 """
 
+import gc
 import sys
 
 from jaxlm import interrupts
@@ -15,6 +16,8 @@ def console_script() -> int:
 
 def _run(argv: list[str]) -> int:
     interrupts.hold()
+    # A start makes a million objects that stay. To look at them again after every 700 took a tenth of it.
+    gc.set_threshold(100_000, 50, 100)
     from jaxlm import cli
 
     return cli.main(argv, script=True)

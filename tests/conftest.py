@@ -1,5 +1,6 @@
 """Every test runs with eight CPU devices, and compiles fast rather than well: none of them is about speed."""
 
+import gc
 import os
 import random
 import shutil
@@ -22,6 +23,7 @@ if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests begin
 jax.devices()
+gc.set_threshold(100_000, 50, 100)  # as jaxlm/main.py: what thousands of tests leave behind is looked at less often
 
 
 # Minutes each; the rest takes seconds. First in, so that the processes end together.

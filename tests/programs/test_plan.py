@@ -211,8 +211,8 @@ def test_a_budget_needs_no_config(capsys, monkeypatch):
     order = lambda c: rows.Order(opened, mixture, 0, c.train.seq_len, c.train.batch_size, (), None)  # noqa: E731
     monkeypatch.setattr(program, "open_order", order)
     keys = ["--budget=20", "--config.plan.accelerator=H100"]
-    code, out, err = run(capsys, *keys, "--json")
-    assert (code, err) == (0, "")
+    code, out, _ = run(capsys, *keys, "--json")  # beside the JSON a slow machine is told that it is at work
+    assert code == 0
     found = json.loads(out)
     (row,) = found["accelerators"]
     assert (found["ladder"], found["budget_usd"]) == (None, 20)
