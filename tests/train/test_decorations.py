@@ -5,7 +5,6 @@ import types
 
 import jax
 import pytest
-from tensorboardX import summary
 
 from jaxlm import config, config_files, console
 from jaxlm.programs import pages, training
@@ -26,7 +25,7 @@ def tensorboard_that_does_not_start(folder, patch):
 
 
 def tensorboard_that_can_not_write(folder, patch):
-    patch.setattr(summary, "scalar", fails)
+    patch.setattr("tensorboardX.summary.scalar", fails)
     made = writer(folder)
     made.write({"step": 1, "loss": 1.0})
     made.close()
