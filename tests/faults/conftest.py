@@ -9,7 +9,7 @@ def place(tmp_path_factory):
     """A place of this file's own. Compiled programs are shared with the other files."""
     made = Place(tmp_path_factory.mktemp("place"), tmp_path_factory.getbasetemp().parent / "compiled")
     yield made
-    made.end_all()
+    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,11 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import pathlib
 import random
+import select
 import shutil
 import signal
 import socket
@@ -42,6 +44,7 @@ FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu"}
 if jax.__version_info__ < (0, 11):
     FAST["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 INSIDE = pathlib.Path(__file__).with_name("inside")
+LATER = {"hold", "settle", "held_out", "crash"}  # faults inside the process that may begin after its imports
 MARK = "FAULTS_OF"  # in the environment of every process that a place starts, and of theirs
 CLOCKS = ("time", "wall_s", "cost_usd", "goodput", "tokens_per_second", "mfu_palm", "mfu_causal")
 
@@ -61,6 +64,68 @@ def shim() -> pathlib.Path:
     return target
 
 
+class Nursery:
+    """A process that forks runs, so that none of them has to import what it needs; see nursery.py."""
+
+    def __init__(self, environ: dict[str, str]):
+        command = [sys.executable, "-W", "ignore", str(pathlib.Path(__file__).with_name("nursery.py"))]
+        self.process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self.codes: dict[int, int] = {}  # process id -> exit code, of those that ended
+
+    def fork(self, argv: list[str], environ: dict[str, str], said: pathlib.Path) -> "Forked":
+        """Begins a run, whose words go to the file `said`."""
+        self.process.stdin.write(json.dumps({"argv": argv, "environ": environ, "said": str(said)}).encode() + b"\n")
+        self.process.stdin.flush()
+        while isinstance(line := json.loads(self.process.stdout.readline()), list):
+            self.codes[line[0]] = line[1]
+        return Forked(line, self)
+
+    def look(self, seconds: float) -> None:
+        """Reads which runs have ended, or waits so long for the next to end."""
+        while select.select([self.process.stdout], [], [], seconds)[0]:
+            pid, code = json.loads(self.process.stdout.readline())
+            self.codes[pid], seconds = code, 0
+
+    def end(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        self.process.communicate()
+
+
+class Forked:
+    """A forked run, with what `subprocess.Popen` has."""
+
+    def __init__(self, pid: int, nursery: Nursery):
+        self.pid, self._nursery = pid, nursery
+
+    @property
+    def returncode(self) -> int | None:
+        return self._nursery.codes.get(self.pid)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self._nursery.look(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            if (left := end - time.monotonic()) < 0:
+                raise subprocess.TimeoutExpired("a forked run", timeout)
+            self._nursery.look(min(left, 1))
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 @dataclasses.dataclass
 class Started:
     """A run that goes on.
@@ -73,7 +138,7 @@ class Started:
       said: the file of what it says.
     """
 
-    process: subprocess.Popen
+    process: subprocess.Popen | Forked
     folder: pathlib.Path
     rules: pathlib.Path | None
     inside: pathlib.Path
@@ -169,6 +234,7 @@ class Place:
 
     def __init__(self, root: pathlib.Path, cache: pathlib.Path | None = None):
         self.root, self.cache, self._numbers = root, cache or root / "cache", itertools.count()
+        self._nursery: Nursery | None = None
         text = "one two three four five six seven eight nine ten red green blue sun moon sea"
         words = text.split()
         rng = random.Random(0)
@@ -221,10 +287,23 @@ class Place:
             path = self.root / f"{name}.{number}.rules"
             path.write_text("".join(f"{rule}\n" for rule in rules))
             environment |= {"LD_PRELOAD": str(shim()), "FAULTS": str(path)}
+        command = self.command(name, **overrides)
         with open(said, "w") as words:
-            process = subprocess.Popen(
-                self.command(name, **overrides), env=environment, stdout=words, stderr=words, stdin=subprocess.DEVNULL
-            )
+            # Faults of the disk and those that are there from the import on need a start of their own, and so does what
+            # says how Python or JAX begin, and the supervisor, which repeats the command of its process.
+            if (
+                rules is None
+                and not env
+                and devices == 1
+                and not {*(inside or ())} - LATER
+                and "runs__supervise" not in overrides
+            ):
+                self._nursery = self._nursery or Nursery(environment)
+                process = self._nursery.fork(command[3:], environment, said)
+            else:
+                process = subprocess.Popen(
+                    command, env=environment, stdout=words, stderr=words, stdin=subprocess.DEVNULL
+                )
         return Started(process, folder, path, file, said)
 
     def several(
@@ -254,20 +333,30 @@ class Place:
 
     def left(self) -> list[psutil.Process]:
         """The processes that live of all that were started here, and of those that they started."""
-        found = []
+        found, nursery = [], self._nursery and self._nursery.process.pid
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == str(self.root) and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.pid != nursery
+                    and process.environ().get(MARK) == str(self.root)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
             except psutil.Error:
                 continue
         return found
 
     def end_all(self) -> None:
-        """Ends whatever was started here."""
+        """Ends whatever was started here, but for the process that forks runs."""
         for process in self.left():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self.end_all()
+        if self._nursery:
+            self._nursery.end()
 
     def run(self, name: str, *, code: int = 0, **options: object) -> str:
         """Runs to the end, and returns what it said."""

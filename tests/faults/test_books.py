@@ -17,11 +17,12 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Place:
+def place(tmp_path_factory):
     """Data, and a run that nothing happened to."""
-    found = Place(tmp_path_factory.mktemp("place"))
-    assert found.whole
-    return found
+    made = Place(tmp_path_factory.mktemp("place"))
+    assert made.whole
+    yield made
+    made.close()
 
 
 def last(folder) -> dict:
