@@ -59,7 +59,7 @@ class Parts:
       abstract, shardings: the shapes of the train state, and the sharding of each of its leaves.
       frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
         They are the model's parameters as `models.quantized` keeps them.
-      init: key -> (trained variables, frozen variables), all new.
+      init: key -> new variables, by collection, of what is trained beside the model's parameters.
     """
 
     config: Config
@@ -71,7 +71,7 @@ class Parts:
     shardings: TrainState
     frozen: Variables
     frozen_shardings: Variables
-    init: typing.Callable[[jax.Array], tuple[Variables, Variables]]
+    init: typing.Callable[[jax.Array], Variables]
 
     def create(self, origin: Weights | None = None) -> tuple[TrainState, Variables]:
         """Returns (the state before the first step, the frozen variables) on the devices of the mesh.
@@ -82,7 +82,7 @@ class Parts:
         """
 
         def make(given: Variables, key: jax.Array) -> TrainState:
-            return state_lib.init(self.init(key)[0] | given, self.tx, self.objective.running)
+            return state_lib.init(self.init(key) | given, self.tx, self.objective.running)
 
         made = jax.jit(make, out_shardings=self.shardings, donate_argnums=0)
         with jax.set_mesh(self.mesh):
@@ -236,15 +236,17 @@ def _abstract(
     """(init, optimizer, abstract state, frozen shapes), traced once where many meshes of one model are looked at."""
     model = _model(model_config, adapter)
 
-    def init(key: jax.Array) -> tuple[Variables, Variables]:
-        params = models.init_params(model, key)
-        scalars = {head: base.init_head(head, model_config.d_model) for head in heads}
-        if adapter is None:
-            return {"params": params} | scalars, {}
+    def init(key: jax.Array) -> Variables:
         # Another key: else an adapter would be drawn from the numbers of the parameters beside it.
-        trained = adapter.init(model, jax.random.fold_in(key, 1)) | scalars
-        return trained, quantized.freeze(params, quantize, model_config.dtype)
+        beside = adapter.init(model, jax.random.fold_in(key, 1)) if adapter else {}
+        return beside | {head: base.init_head(head, model_config.d_model) for head in heads}
 
-    trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
+    params = models.abstract_params(model)
+    trained = jax.eval_shape(lambda: init(jax.random.key(0)))
+    frozen: Variables = {}
+    if adapter:
+        frozen = jax.eval_shape(lambda params: quantized.freeze(params, quantize, model_config.dtype), params)
+    else:
+        trained = {"params": params} | trained
     tx = optim.make(optim_config, tree.merge(trained), rows, model_config.dtype)
     return init, tx, jax.eval_shape(lambda trained: state_lib.init(trained, tx, dict(running)), trained), frozen

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm import sharding
+from jaxlm import models, sharding
 from jaxlm.config import Config
 from jaxlm.console import count, human
 from jaxlm.objectives import base, lm
@@ -67,8 +67,8 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     batch = bench.random_batch(made)
     began = time.monotonic()
     with jax.set_mesh(mesh):
-        new = jax.jit(lambda key: made.init(key)[0], out_shardings=made.shardings.params)
-        variables = new(jax.random.key(config.seed))
+        key, shardings = jax.random.key(config.seed), made.shardings.params["params"]
+        variables = {"params": models.create_params(made.model, key, shardings)}
         forward = jax.jit(lambda variables, batch: base.hidden(made.model, variables, batch, None))
         compare = jax.jit(differences)
         first = forward(variables, batch)
