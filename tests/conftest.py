@@ -31,7 +31,7 @@ gc.set_threshold(100_000, 50, 100)  # as jaxlm/main.py: what thousands of tests 
 LONGEST = (
     "test_leaderboard.py", "test_commands.py", "test_story.py",
     "test_end_to_end.py", "test_prepare.py", "test_models.py", "test_step.py", "test_generate.py",
-    "test_several.py", "test_disk.py", "test_damage.py", "test_mirror.py",
+    "test_supervisor.py", "test_several.py", "test_kills.py", "test_disk.py", "test_damage.py", "test_mirror.py",
 )  # fmt: skip
 PARITY = ("torch", "transformers")
 
