@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 
 import jax
 import pytest
@@ -37,13 +36,8 @@ PARITY = ("torch", "transformers")
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first, the others as they come, and faults last."""
-
-    def place(item):
-        name = item.path.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST) + bool(item.get_closest_marker("faults"))
-
-    items.sort(key=place)
+    """The longest files first, the others as they come."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_addoption(parser):
@@ -81,11 +75,7 @@ def compiled_anew():
 
 
 def pytest_runtest_setup(item):
-    """Skips a test of parity where there is nothing to compare with, and any once the time that .ci/run has is over."""
-    if time.time() > float(os.environ.get("JAXLM_TESTS_UNTIL", "inf")):
-        pytest.skip(
-            "NOT RUN: the machine is too slow for all tests in the time that .ci/run has; run this one by its name"
-        )
+    """Skips a test of parity where there is nothing to compare with."""
     if item.get_closest_marker("parity"):
         for name in PARITY:
             pytest.importorskip(name, reason=f"parity needs {name}: pip install 'jaxlm[parity]'")
