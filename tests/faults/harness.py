@@ -75,7 +75,6 @@ class Nursery:
     def fork(self, argv: list[str], environ: dict[str, str], said: pathlib.Path) -> "Forked":
         """Begins a run, whose words go to the file `said`."""
         self.process.stdin.write(json.dumps({"argv": argv, "environ": environ, "said": str(said)}).encode() + b"\n")
-        self.process.stdin.flush()
         while isinstance(line := json.loads(self.process.stdout.readline()), list):
             self.codes[line[0]] = line[1]
         return Forked(line, self)

@@ -5,14 +5,14 @@ It reads lines of JSON, {"argv", "environ", "said"}, and answers each with the r
 """
 
 import gc
+import importlib
 import json
 import os
 import random
 import select
 import sys
 
-import jaxlm.programs.pretrain  # noqa: F401
-from jaxlm import cli, main  # noqa: F401
+from jaxlm import main
 
 
 def born(asked: dict) -> None:
@@ -52,6 +52,8 @@ def serve() -> bool:
 
 
 if __name__ == "__main__":
+    for name in ("jaxlm.cli", "jaxlm.programs.pretrain"):
+        importlib.import_module(name)
     gc.freeze()  # pages that a collection touches are copied
     if serve():
         sys.exit(main.console_script())
