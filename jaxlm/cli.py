@@ -129,7 +129,7 @@ def _run(argv: list[str], script: bool) -> int:
         config = _of_folder(verb, args, overrides) or (
             _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         )
-        print(config_help.page(usage.keys(), asked, config))
+        print(config_help.page(config_help.read(), asked, config))
         return 0
     trains = verb.module is None
     config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
@@ -336,7 +336,7 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     word = argument.partition("=")[0]
     if not word.startswith("-") and "=" not in argument:
         return f"jaxlm {name} takes one config or run, and it has been named"
-    keys = [key.name for key in usage.keys().keys]
+    keys = [key.name for key in config_help.read().keys]
     if word in keys:
         return f"did you mean --config.{argument}?"
     last = word.lstrip("-").replace("-", "_").split(".")[-1]

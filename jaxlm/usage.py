@@ -46,14 +46,9 @@ def screen(name: str) -> str:
             "",
             *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
             "sections of keys:",
-            *config_help.overview(keys(), verb.keys),
+            *config_help.overview(config_help.read(), verb.keys),
         ]
     )
-
-
-def keys() -> config_help.Keys:
-    """Returns all keys of the config, with their comments."""
-    return config_help.read(config_files.module(config_files.find_config("base")))
 
 
 def overview() -> str:

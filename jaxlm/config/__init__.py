@@ -1,6 +1,6 @@
 """Configuration: an ml_collections ConfigDict at the edge, frozen dataclasses inside.
 
-`schema.py` gives each key's type and limits, `configs/base.py` its default and comment (a test compares the two).
+`schema.py` gives each key its type, limits, default and comment; `configs/base.py` makes a ConfigDict of them.
 `build.py` and `checks.py` raise `ConfigError` for what can't work: one line that says what is wrong and how to mend it.
 """
 

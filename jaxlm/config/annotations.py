@@ -1,13 +1,26 @@
-"""Limits on the values of a key, in addition to its type: `steps: Annotated[int, at_least(1)]` in the schema.
+"""What a line of the schema is made of: `steps: Annotated[int, at_least(1)] = key(1000, "optimizer steps in all")`.
 
-`jaxlm.config.build` refuses other values ("config.train.steps=0 must be at least 1"); the help prints the same words.
+`jaxlm.config.build` refuses values beyond a limit ("config.train.steps=0 must be at least 1"); the help prints the same words.
 """
 
+import copy
 import dataclasses
 import math
 import re
 import sys
 from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+T = TypeVar("T")
+LARGEST = 2**31 - 1  # of a size: an axis of an array
+
+
+def key(default: T, comment: str) -> T:
+    """Returns a field of the schema: its default, and what the help says of it."""
+    metadata = {"comment": comment}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,3 +88,12 @@ def _regular_expression_problem(value: str) -> str:
 
 
 REGULAR_EXPRESSION = Limit("a regular expression", _regular_expression_problem)
+
+Pattern = Annotated[str, REGULAR_EXPRESSION]
+Count = Annotated[int, at_least(0, most=LARGEST)]
+Size = Annotated[int, at_least(1, most=LARGEST)]
+Steps = Annotated[int, at_least(0, most=10**12)]
+NotNegative = Annotated[float, at_least(0)]
+Positive = Annotated[float, above(0)]
+Share = Annotated[float, within(0, 1)]
+BelowOne = Annotated[float, from_to_below(0, 1)]

@@ -3,68 +3,105 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxlm.config.annotations import above, at_least, from_to_below, within, written
-from jaxlm.config.posttraining import LARGEST
+from jaxlm.config.annotations import BelowOne, NotNegative, Size, above, at_least, key, within, written
+from jaxlm.config.stages import StagesConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
     path: str
-    weight: Annotated[float, at_least(0)]
+    weight: NotNegative
 
 
 @dataclasses.dataclass(frozen=True)
 class FinalConfig:
-    share: Annotated[float, from_to_below(0, 1)]
-    weights: dict[str, Annotated[float, at_least(0)]]
+    share: BelowOne = key(0.0, "the last share of optim.schedule_steps has them (wsd decays in the last 0.2); 0 = none")
+    weights: dict[str, NotNegative] = key(
+        {}, "NAME -> weight; sources that are not named keep theirs. A branch has them at once"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    dir: str
-    path: str
-    sources: dict[str, SourceConfig]
-    final: FinalConfig
-    text_key: str
-    max_bytes: Annotated[int, at_least(0, most=2**62)]
-    tfds_dir: str
-    hub_dir: str
-    tokenizer: str
-    tokenizer_model: Literal["bpe", "unigram"]
-    chat_tokens: bool
-    val_fraction: Annotated[float, above(0, most=0.5)]
-    seed: Annotated[int, within(-1, 2**32 - 1)]
-    block_tokens: Annotated[int, at_least(1, most=LARGEST)]
-    num_threads: Annotated[int, at_least(1, most=1024)]
-    num_workers: Annotated[int, at_least(0, most=1024)]
-    prefetch: Annotated[int, at_least(1, most=65_536)]
-    timeout_s: Annotated[float, at_least(1, most=7 * 86_400)]
+    dir: str = key("", 'folder of tokenizer, shards and manifest; made when absent; "" = WORKDIR/data')
+    path: str = key("", "train on this one folder, file, glob or tfds:NAME; takes the place of `sources`")
+    sources: dict[str, SourceConfig] = key(
+        {}, 'NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME; "" = in data.dir), weight'
+    )
+    final: FinalConfig = key(FinalConfig(), "other weights at the end of a run, for the best data")
+    text_key: str = key("text", "the field that holds the text, in jsonl, parquet and TFDS")
+    max_bytes: Annotated[int, at_least(0, most=2**62)] = key(
+        0, "read at most this many bytes of text from each source; 0 = all"
+    )
+    tfds_dir: str = key("", 'folder of TFDS datasets; "" = TFDS\'s own default')
+    hub_dir: str = key("", 'folder that holds hub datasets as REPOSITORY/*.parquet or .jsonl; "" = from the hub')
+    tokenizer: str = key("", 'a SentencePiece .model to use; "" = one is trained on the sources')
+    tokenizer_model: Literal["bpe", "unigram"] = key("bpe", "the kind of tokenizer that is trained")
+    chat_tokens: bool = key(False, "the last five ids of the vocabulary are the ChatML tokens")
+    val_fraction: Annotated[float, above(0, most=0.5)] = key(0.01, "of documents, held out by a hash of their content")
+    seed: Annotated[int, within(-1, 2**32 - 1)] = key(
+        -1, "chooses the held-out documents and trains the tokenizer; -1 = as in the manifest, 0 for new data"
+    )
+    block_tokens: Size = key(8192, "tokens per ArrayRecord record")
+    num_threads: Annotated[int, at_least(1, most=1024)] = key(4, "of the loader; batches do not depend on it")
+    num_workers: Annotated[int, at_least(0, most=1024)] = key(
+        0, "processes of the loader; 0 = threads only; batches do not depend on it"
+    )
+    prefetch: Annotated[int, at_least(1, most=65_536)] = key(8, "batches made ahead of the step")
+    timeout_s: Annotated[float, at_least(1, most=7 * 86_400)] = key(
+        300.0, "a batch that takes longer than this is an error, not a silent wait"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareSourceConfig:
-    path: Annotated[str, written(".+", "a folder, file, glob, URL or dataset")]
-    format: str
-    text_key: str
-    stages: tuple[str, ...]
-    priority: Annotated[int, within(-128, 127)]
-    weight: Annotated[float, at_least(0)]
-    max_bytes: Annotated[int, at_least(0)]
-    exclude: tuple[str, ...]
-    licences: tuple[str, ...]
+    """A source of `prepare.sources`: `source("docs/*.html", stages=("html", "unicode"), priority=1)`."""
+
+    path: Annotated[str, written(".+", "a folder, file, glob, URL or dataset")] = key(
+        "", "required: folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME"
+    )
+    format: str = key(
+        "auto", "auto (by name) | text | markdown | markup | html | warc | code | mediawiki | jsonl | parquet"
+    )
+    text_key: str = key("text", "the field that holds the text, in jsonl, parquet and datasets")
+    stages: tuple[str, ...] = key((), 'in order, each with its settings: "gopher_quality min_words=30"')
+    priority: Annotated[int, within(-128, 127)] = key(
+        0, "of two duplicates, the one from the source with the higher priority stays"
+    )
+    weight: NotNegative = key(1.0, "in the mixture to train on")
+    max_bytes: Annotated[int, at_least(0)] = key(0, "of text to read; 0 = all")
+    exclude: tuple[str, ...] = key(
+        (), 'files and folders below the path that are left out, by name: "_static", "*.css"'
+    )
+    licences: tuple[str, ...] = key((), "code: keep files under these SPDX licences only; () = all")
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """The section `prepare`. `stages` holds each stage's defaults; the stage's Settings (`corpus.stages`) have their types."""
+    """The section `prepare`. `stages` holds each stage's settings, whose types `StagesConfig` has."""
 
-    sources: dict[str, PrepareSourceConfig]
-    workers: Annotated[int, at_least(0)]
-    engine_options: tuple[str, ...]
-    task_mb: Annotated[float, at_least(0.001)]
-    memory_gb: Annotated[float, at_least(0.001)]
-    examples: Annotated[int, at_least(0)]
-    excerpt_chars: Annotated[int, at_least(0)]
-    report_mb: Annotated[float, at_least(0)]
-    target: str
-    stages: dict[str, dict[str, object]]
+    sources: dict[str, PrepareSourceConfig] = key({}, "NAME -> base.source(path, stages, ...)")
+    workers: Annotated[int, at_least(0)] = key(
+        0, "processes at a time (local), or the most tasks at a time (ray, slurm); 0 = one per core"
+    )
+    engine_options: tuple[str, ...] = key(
+        (), "NAME=VALUE: of sbatch (partition=cpu, time=12:00:00) or of ray.init (address=auto)"
+    )
+    task_mb: Annotated[float, at_least(0.001)] = key(
+        64.0, "of input per task; the outcome depends on it, not on the number of workers"
+    )
+    memory_gb: Annotated[float, at_least(0.001)] = key(
+        1.0, "for what looks at all documents together (it goes to disk beyond this)"
+    )
+    examples: Annotated[int, at_least(0)] = key(
+        20, "removed documents shown in the report, per source, stage and reason"
+    )
+    excerpt_chars: Annotated[int, at_least(0)] = key(500, "of each removed document in removed/STAGE.jsonl.gz")
+    report_mb: NotNegative = key(
+        8.0, "of each source's documents that the audit and the mismatch report look at; 0 = neither"
+    )
+    target: str = key("", 'a folder of "what I want it to write like", for the mismatch report')
+    stages: dict[str, dict[str, object]] = key(
+        dataclasses.asdict(StagesConfig()),
+        'each stage\'s settings; a source may set its own: "gopher_quality min_words=30"',
+    )

@@ -1,6 +1,6 @@
-"""The sections of the config as frozen dataclasses: each key's type, and the values that it may have.
+"""The sections of the config as frozen dataclasses: each key's type, the values that it may have, its default, its comment.
 
-A key's default and comment are in `configs/base.py`, rules for several keys in `checks.py`. Nothing is written twice.
+`configs/base.py` makes a ConfigDict of the defaults; the help prints the comments. Rules for several keys are in `checks.py`.
 """
 
 import dataclasses
@@ -8,9 +8,23 @@ import math
 from typing import Annotated, Literal
 
 from jaxlm.config import posttraining
-from jaxlm.config.annotations import above, at_least, from_to_below, within, written
+from jaxlm.config.annotations import (
+    LARGEST,
+    BelowOne,
+    Count,
+    NotNegative,
+    Pattern,
+    Positive,
+    Share,
+    Size,
+    Steps,
+    above,
+    at_least,
+    key,
+    within,
+    written,
+)
 from jaxlm.config.corpora import DataConfig, PrepareConfig
-from jaxlm.config.posttraining import LARGEST, Pattern
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
@@ -28,40 +42,52 @@ class RunError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
-    theta: Annotated[float, at_least(1)]
-    scaling: Literal["none", "linear", "llama3"]
-    factor: Annotated[float, at_least(1)]
-    low_freq_factor: Annotated[float, at_least(0)]
-    high_freq_factor: Annotated[float, at_least(0)]
-    original_max_len: Annotated[int, at_least(0)]
+    theta: Annotated[float, at_least(1)] = key(10000.0, "base of the angles")
+    scaling: Literal["none", "linear", "llama3"] = key("none", "how a longer context than the trained one is reached")
+    factor: Annotated[float, at_least(1)] = key(1.0, "context is stretched by this (linear, llama3)")
+    low_freq_factor: NotNegative = key(1.0, "llama3 only")
+    high_freq_factor: NotNegative = key(4.0, "llama3 only")
+    original_max_len: Annotated[int, at_least(0)] = key(8192, "llama3 only: context before stretching")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    family: Literal["llama", "gpt2"]
-    n_layers: Annotated[int, at_least(1, most=10_000)]
-    d_model: Annotated[int, at_least(1, most=LARGEST)]
-    n_heads: Annotated[int, at_least(1, most=LARGEST)]
-    n_kv_heads: Annotated[int, at_least(0, most=LARGEST)]
-    head_dim: Annotated[int, at_least(0, most=LARGEST)]
-    d_ff: Annotated[int, at_least(1, most=LARGEST)]
-    vocab_size: Annotated[int, at_least(0, most=LARGEST)]
-    max_seq_len: Annotated[int, at_least(0, most=LARGEST)]
-    tie_embeddings: bool
-    bias: bool
-    qkv_bias: bool
-    qk_norm: bool
-    norm_eps: Annotated[float, above(0)]
-    rope: RopeConfig
-    dropout: Annotated[float, from_to_below(0, 1)]
-    init_std: Annotated[float, at_least(0)]
-    dtype: Literal["auto", "float32", "bfloat16"]
-    attention: Literal["auto", Attention]
-    remat: Literal["auto", Remat]
-    scan_layers: bool
-    fuse_projections: bool
-    fp8: bool
-    offload: bool
+    family: Literal["llama", "gpt2"] = key("llama", "architecture")
+    n_layers: Annotated[int, at_least(1, most=10_000)] = key(8, "transformer blocks")
+    d_model: Size = key(512, "width: size of the embeddings and of the residual stream")
+    n_heads: Size = key(8, "query heads")
+    n_kv_heads: Count = key(0, "key-value heads (GQA); 0 = n_heads")
+    head_dim: Count = key(0, "0 = d_model / n_heads")
+    d_ff: Size = key(1408, "inner size of the MLP")
+    vocab_size: Count = key(
+        0, "of the tokenizer, chat tokens included; 0 = the data's own, or chosen by the amount of text"
+    )
+    max_seq_len: Count = key(0, "learned positions of gpt2, longest context written to exports; 0 = train.seq_len")
+    tie_embeddings: bool = key(True, "one matrix for input embedding and output head")
+    bias: bool = key(False, "biases in projections (llama: attention and MLP; gpt2 has them always as published)")
+    qkv_bias: bool = key(False, "biases on queries, keys and values alone, as in Qwen2 (llama)")
+    qk_norm: bool = key(False, "RMSNorm on queries and keys per head")
+    norm_eps: Positive = key(1e-5, "added to the variance in each norm")
+    rope: RopeConfig = key(RopeConfig(), "rotary positions (llama)")
+    dropout: BelowOne = key(0.0, "on embeddings and on each residual branch")
+    init_std: NotNegative = key(0.02, "of normal initial weights; output projections divided by sqrt(2 n_layers)")
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "auto", "of computation; auto: float32 on CPU, else bfloat16; parameters and loss are always float32"
+    )
+    attention: Literal["auto", Attention] = key(
+        "auto", "blocked: CPU; cudnn, cudnn_packed, tokamax: GPU; pallas: GPU, TPU; auto: logged"
+    )
+    remat: Literal["auto", Remat] = key(
+        "none", "what the backward pass recomputes, in order of memory saved; auto = the least that fits"
+    )
+    scan_layers: bool = key(
+        False, "True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)"
+    )
+    fuse_projections: bool = key(True, "q, k, v in one product and gate, up in one; the parameters stay apart")
+    fp8: bool = key(
+        False, "products of the MLP in float8 (e4m3, gradients e5m2; scaled by tensor): Hopper, Ada or newer"
+    )
+    offload: bool = key(False, "what `remat=names` keeps waits for the backward pass in host memory")
 
     @property
     def padded_vocab_size(self) -> int:
@@ -71,18 +97,22 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: Annotated[int, at_least(1, most=10**12)]
-    batch_size: Annotated[int, at_least(1, most=LARGEST)]
-    seq_len: Annotated[int, at_least(1, most=LARGEST)]
-    microbatch_size: Annotated[int, at_least(-1, most=LARGEST)]
-    eval_every_steps: Annotated[int, at_least(0, most=10**12)]
-    max_nonfinite_steps: Annotated[int, at_least(0, most=10**12)]
+    steps: Annotated[int, at_least(1, most=10**12)] = key(
+        1000, "optimizer steps in all; raise it to continue a finished run"
+    )
+    batch_size: Size = key(64, "sequences per optimizer step, over all devices")
+    seq_len: Size = key(512, "tokens per sequence")
+    microbatch_size: Annotated[int, at_least(-1, most=LARGEST)] = key(
+        0, "sequences in memory at a time (accumulation); 0 = batch_size, -1 = auto, the most that fit"
+    )
+    eval_every_steps: Steps = key(250, "held-out loss; 0 = at the end only")
+    max_nonfinite_steps: Steps = key(20, "this many skipped steps in a row stop the run (exit code 3)")
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    z_loss: Annotated[float, at_least(0)]
-    tile_tokens: Annotated[int, at_least(0, most=LARGEST)]
+    z_loss: NotNegative = key(0.0, "weight of log(Z)^2")
+    tile_tokens: Count = key(2048, "tokens per tile of the cross-entropy, so that all logits never exist; 0 = plain")
 
 
 BY_RULE = ("lr", "matrix_lr_ratio", "b2")  # keys of `optim` that are 0 where a rule is to say them
@@ -90,77 +120,123 @@ BY_RULE = ("lr", "matrix_lr_ratio", "b2")  # keys of `optim` that are 0 where a 
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    name: Literal["adamw", "adamw8bit", "adafactor", "muon"]
-    mu_dtype: Literal["float32", "bfloat16"]
-    ns_steps: Literal[3, 5]
-    full_precision: tuple[Pattern, ...]
-    offload: bool
-    lr: Annotated[float, at_least(0)]
-    matrix_lr_ratio: Annotated[float, at_least(0)]
-    rows_lr_ratio: Annotated[float, above(0)]
-    schedule: Literal["cosine", "wsd", "linear", "constant"]
-    warmup_steps: Annotated[int, at_least(0, most=10**12)]
-    decay_fraction: Annotated[float, above(0, most=1)]
-    final_lr_ratio: Annotated[float, within(0, 1)]
-    schedule_steps: Annotated[int, at_least(0, most=10**12)]
-    decay_at_step: Annotated[int, at_least(0, most=10**12)]
-    b1: Annotated[float, from_to_below(0, 1)]
-    b2: Annotated[float, from_to_below(0, 1)]
-    eps: Annotated[float, at_least(0)]
-    weight_decay: Annotated[float, at_least(0)]
-    decay_follows_rate: bool
-    decay: tuple[Pattern, ...]
-    no_decay: tuple[Pattern, ...]
-    clip_norm: Annotated[float, at_least(0)]
+    name: Literal["adamw", "adamw8bit", "adafactor", "muon"] = key(
+        "adamw", "muon: AdamW for what is no matrix of a layer"
+    )
+    mu_dtype: Literal["float32", "bfloat16"] = key("float32", "of the first moment (adamw, muon)")
+    ns_steps: Literal[3, 5] = key(
+        5, "iterations that orthogonalise a matrix (muon); 3: 40% fewer operations, for small models on a CPU"
+    )
+    full_precision: tuple[Pattern, ...] = key(
+        (r".*norm.*", r".*embed.*", r".*/bias"), "adamw8bit: parameters whose moments stay float32"
+    )
+    offload: bool = key(False, "the optimizer's state lives in host memory and visits the device at each update")
+    lr: NotNegative = key(1e-3, "peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)")
+    matrix_lr_ratio: NotNegative = key(1.0, "times lr: the rate of the layers' matrices; 0 = by rule (muon)")
+    rows_lr_ratio: Positive = key(
+        1.0, "times lr: the rate of the rows of adapter.rows where all parameters are fine-tuned"
+    )
+    schedule: Literal["cosine", "wsd", "linear", "constant"] = key(
+        "cosine", "of the learning rate after its linear warm-up; wsd = warm-up, stable, decay"
+    )
+    warmup_steps: Steps = key(100, "steps in which the rate rises from 0 to its peak")
+    decay_fraction: Annotated[float, above(0, most=1)] = key(
+        0.2, "wsd: the last part of the steps, in which the rate falls"
+    )
+    final_lr_ratio: Share = key(0.1, "rate of the last step over the peak; with 0 that step changes nothing")
+    schedule_steps: Steps = key(0, "the steps that the schedule is made for; 0 = train.steps")
+    decay_at_step: Steps = key(
+        0, "after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says"
+    )
+    b1: BelowOne = key(0.9, "decay rate of the first moment")
+    b2: BelowOne = key(0.95, "decay rate of the second moment; 0 = by rule, from the tokens of a step (pretraining)")
+    eps: NotNegative = key(1e-8, "added to the square root of the second moment")
+    weight_decay: NotNegative = key(0.1, "decoupled from the gradient")
+    decay_follows_rate: bool = key(
+        False, "True: times the rate over its peak, so that what decays falls as the rate's square"
+    )
+    decay: tuple[Pattern, ...] = key(
+        (r".*/kernel", r".*/lora_[ab]"), "parameters that decay (full match of their path)"
+    )
+    no_decay: tuple[Pattern, ...] = key(
+        (
+            r".*norm.*",
+            r".*embed.*",
+            r".*/bias",
+            r".*/rows",
+        ),
+        "those that do not; each must be in exactly one list",
+    )
+    clip_norm: NotNegative = key(1.0, "of the global gradient norm; 0 = off")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: Annotated[int, at_least(0, most=10**12)]
-    every_minutes: Annotated[float, at_least(0, or_else={-1: "auto"})]
-    verify: bool
-    keep_last: Annotated[int, at_least(1, most=LARGEST)]
-    keep_every: Annotated[int, at_least(0, most=10**12)]
-    keep_best: Annotated[int, at_least(0, most=LARGEST)]
-    best_metric: str
-    best_is: Literal["lowest", "highest"]
-    reserve_mb: Annotated[float, at_least(0)]
-    max_unprotected_minutes: Annotated[float, at_least(0)]
-    max_unprotected_usd: Annotated[float, at_least(0)]
-    mirror: str
-    mirror_weights_only: bool
-    mirror_keep_last: Annotated[int, at_least(1, most=LARGEST)]
-    mirror_timeout_s: Annotated[float, above(0)]
+    every_steps: Steps = key(1000, "0 = by time, and at the end")
+    every_minutes: Annotated[float, at_least(0, or_else={-1: "auto"})] = key(
+        -1.0, "also when this much work is unsaved; -1 = auto (Young/Daly); 0 = by steps alone"
+    )
+    verify: bool = key(True, "read each one back from disk, and compare, before an older one is deleted")
+    keep_last: Size = key(2, "the latest checkpoints that stay")
+    keep_every: Steps = key(0, "also keep each checkpoint whose step is a multiple of this, for good")
+    keep_best: Count = key(1, "also keep this many of the best by `best_metric`")
+    best_metric: str = key("val/loss", "by which the best are chosen: any name in metrics.jsonl")
+    best_is: Literal["lowest", "highest"] = key("lowest", "or highest, as for an accuracy")
+    reserve_mb: NotNegative = key(64.0, "real blocks held back on the disk, so that a full one still takes logs")
+    max_unprotected_minutes: NotNegative = key(
+        120.0, "unsaved work beyond this ends the run while saving fails; 0 = never"
+    )
+    max_unprotected_usd: NotNegative = key(0.0, "the same in dollars; 0 = never")
+    mirror: str = key("", "folder or URL (s3://, gs://, hf://): a copy of each verified checkpoint and the logs")
+    mirror_weights_only: bool = key(False, "without the optimizer's state: for sampling and export, not to resume")
+    mirror_keep_last: Size = key(2, "the latest checkpoints that stay there, beside milestones")
+    mirror_timeout_s: Positive = key(3600.0, "a copy that takes longer is abandoned and begun again")
 
 
 @dataclasses.dataclass(frozen=True)
 class RedteamConfig:
-    scorers: tuple[str, ...]
-    toxicity: bool
-    max_new_tokens: Annotated[int, at_least(1, most=2**20)]
-    temperature: Annotated[float, at_least(0)]
-    seed: Annotated[int, at_least(0, most=LARGEST)]
-    search_tokens: Annotated[int, at_least(0, most=10**18)]
+    scorers: tuple[str, ...] = key((), "MODULE:FUNCTION, ...: (prompts, texts) -> a score from 0 to 1 of each text")
+    toxicity: bool = key(
+        True, 'False: no toxicity scores, and no category toxic (for those: pip install "jaxlm[toxicity]")'
+    )
+    max_new_tokens: Annotated[int, at_least(1, most=2**20)] = key(64, "of each text")
+    temperature: NotNegative = key(0.0, "0 = the likeliest token")
+    seed: Count = key(0, "of texts with a temperature")
+    search_tokens: Annotated[int, at_least(0, most=10**18)] = key(
+        1_000_000_000, "of the training data searched for what the model wrote; 0 = all"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    at_start: bool
-    batch_size: Annotated[int, at_least(0, most=LARGEST)]
-    max_mb: Annotated[float, at_least(0, most=1e12)]
-    max_examples: Annotated[int, at_least(0, most=LARGEST)]
-    older_batches: tuple[Annotated[int, at_least(0, most=LARGEST)], ...]
-    tasks: tuple[str, ...]
-    tasks_every_steps: Annotated[int, at_least(0, most=10**12)]
-    max_items: Annotated[int, at_least(0, most=LARGEST)]
-    fewshot: Annotated[int, at_least(0, or_else={-1: "as each task says"}, most=1000)]
-    chat_template: bool
-    data_dir: str
-    run_code: bool
-    run_code_with_network: bool
-    code_seconds: Annotated[float, above(0)]
-    code_memory_mb: Annotated[float, at_least(64)]
-    redteam: RedteamConfig
+    at_start: bool = key(False, "also before the first step")
+    batch_size: Count = key(0, "sequences in memory at a time, which changes no result; 0 = microbatch_size")
+    max_mb: Annotated[float, at_least(0, most=1e12)] = key(
+        4.0, "the first megabytes of each source's held-out text; 0 = all"
+    )
+    max_examples: Count = key(400, "the first held-out chats, pairs or prompts; 0 = all")
+    older_batches: tuple[Count, ...] = key(
+        (), "(batches, rows of each) that a run begun with eval.max_batches keeps; () = the limits above"
+    )
+    tasks: tuple[str, ...] = key(
+        (), "benchmarks in training and of `jaxlm eval` by default: arc_easy, piqa, ...; () = none"
+    )
+    tasks_every_steps: Steps = key(0, "in training; 0 = at the end only")
+    max_items: Count = key(200, "of each task in training, always the same; 0 = all")
+    fewshot: Annotated[int, at_least(0, or_else={-1: "as each task says"}, most=1000)] = key(
+        -1, "worked examples before each question; -1 = as each task says"
+    )
+    chat_template: bool = key(False, "True: ask in the model's chat template, worked examples as turns")
+    data_dir: str = key("", 'folder of benchmark files; "" = from the hub (https://huggingface.co)')
+    run_code: bool = key(
+        False, "True: run what a model wrote: HumanEval in a process without network, others' scorers in this one"
+    )
+    run_code_with_network: bool = key(False, "True: also where the network can't be cut off")
+    code_seconds: Positive = key(10.0, "for each program, on a core; four times as many by the clock")
+    code_memory_mb: Annotated[float, at_least(64)] = key(1024.0, "for each program")
+    redteam: RedteamConfig = key(
+        RedteamConfig(), "the task redteam: what a model writes after prompts that lead astray"
+    )
 
     @property
     def max_prompts(self) -> int:
@@ -170,49 +246,67 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
-    prompts: tuple[str, ...]
-    every_steps: Annotated[int, at_least(0, most=10**12)]
-    at_steps: tuple[Annotated[int, at_least(0)], ...]
-    max_new_tokens: Annotated[int, at_least(0, most=2**20)]
-    temperature: Annotated[float, at_least(0)]
-    also_greedy: bool
-    chat_template: bool
-    top_k: Annotated[int, at_least(0, most=LARGEST)]
-    top_p: Annotated[float, above(0, most=1)]
+    prompts: tuple[str, ...] = key((), "texts to continue; () = no samples")
+    every_steps: Steps = key(0, "0 = at `at_steps` and at the end only")
+    at_steps: tuple[Annotated[int, at_least(0)], ...] = key((), "after these steps too")
+    max_new_tokens: Annotated[int, at_least(0, most=2**20)] = key(96, "of each continuation, at most")
+    temperature: NotNegative = key(0.8, "0 = greedy")
+    also_greedy: bool = key(False, "True: each prompt is continued greedily too")
+    chat_template: bool = key(False, "True: each prompt is what a user says, in the model's chat template")
+    top_k: Count = key(50, "draw from this many likeliest tokens; 0 = off")
+    top_p: Annotated[float, above(0, most=1)] = key(
+        0.95, "draw from the likeliest tokens that have this probability together; 1 = off"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseConfig:
-    steps: Annotated[int, at_least(0, most=10**12)]
-    tokens: Annotated[int, at_least(0, most=10**18)]
-    usd: Annotated[float, at_least(0)]
-    max_val_loss: Annotated[float, at_least(0)]
-    min_tokens_per_second: Annotated[float, at_least(0)]
-    max_nonfinite_steps: Annotated[int, at_least(0, or_else={-1: "no gate"})]
+    """A phase of `phases.plan`: `phase(steps=200, usd=5.0, max_val_loss=7.0)`."""
+
+    steps: Steps = key(0, "the phase ends after this step of the run; 0 = by tokens")
+    tokens: Annotated[int, at_least(0, most=10**18)] = key(0, "or after this many tokens of the run")
+    usd: NotNegative = key(0.0, "budget of this phase alone; 0 = none")
+    max_val_loss: NotNegative = key(0.0, "gate: held-out loss at its end; 0 = none")
+    min_tokens_per_second: NotNegative = key(0.0, "gate: speed at its end; 0 = none")
+    max_nonfinite_steps: Annotated[int, at_least(0, or_else={-1: "no gate"})] = key(
+        -1, "gate: skipped steps in it; -1 = none"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class PhasesConfig:
-    plan: dict[str, PhaseConfig]
-    accept: str
-    shrink: Literal["", "cpu"]
+    plan: dict[str, PhaseConfig] = key({}, "NAME -> base.phase(steps, usd, ...)")
+    accept: str = key("", "go on although this phase failed its gate or spent its budget")
+    shrink: Literal["", "cpu"] = key(
+        "", "cpu = the whole plan small: 2 layers of d 128, 8 rows of 128, steps and dollars over 500"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class StopConfig:
-    usd: Annotated[float, at_least(0)]
-    hours: Annotated[float, at_least(0)]
-    usd_per_centinat: Annotated[float, at_least(0)]
+    usd: NotNegative = key(
+        0.0, "what the whole run may cost: all starts, and the pauses that were paid for; 0 = no limit"
+    )
+    hours: NotNegative = key(0.0, "the same in hours; raise them to go on")
+    usd_per_centinat: NotNegative = key(
+        0.0, "stop when the rest of the plan costs more than this for 0.01 nats; 0 = never"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class StabilityConfig:
-    roll_back: bool
-    spike_z: Annotated[float, at_least(0)]
-    spike_steps: Annotated[int, at_least(0, most=10**12)]
-    window: Annotated[int, within(8, 100_000)]
-    skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...]
-    overfit_evals: Annotated[int, at_least(0)]
+    roll_back: bool = key(
+        True, "to the last good checkpoint, past the batches that spoiled it; False = stop (exit code 3)"
+    )
+    spike_z: NotNegative = key(8.0, "robust z-score of a step's loss from which it is a spike; 0 = off")
+    spike_steps: Steps = key(20, "this many spikes in a row call for a rollback; 0 = only log them")
+    window: Annotated[int, within(8, 100_000)] = key(256, "steps before a spike that its z-score is computed from")
+    skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...] = key(
+        (), 'batches to pass over, by hand: "A:B" from batch A to batch B of the order'
+    )
+    overfit_evals: Annotated[int, at_least(0)] = key(
+        3, "say so when validation rose this many times in a row while training fell; 0 = off"
+    )
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
@@ -222,59 +316,69 @@ class StabilityConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OnExitConfig:
-    done: str
-    gate: str
-    failed: str
-    stopped: str
+    done: str = key("", "all steps are done")
+    gate: str = key("", "a gate, a budget or the forecast stopped it, or non-finite steps (exit code 3)")
+    failed: str = key("", "crash that no restart mended, or bad input (exit codes 1 and 2)")
+    stopped: str = key("", "interrupted with its state saved (exit code 4)")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunsConfig:
-    supervise: Literal["auto", "on", "off"]
-    backoff_s: Annotated[float, at_least(0)]
-    hang_s: Annotated[float, at_least(0)]
-    notices: tuple[Literal["gce", "aws"], ...]
-    on_exit: OnExitConfig
-    on_exit_unmirrored: bool
+    supervise: Literal["auto", "on", "off"] = key(
+        "auto", "restart training after a crash or a hang; auto: unless Slurm, SkyPilot or Kubernetes does"
+    )
+    backoff_s: NotNegative = key(5.0, "before the first restart; doubles with each without progress, up to 5 minutes")
+    hang_s: NotNegative = key(0.0, "no sign of life for this long is a hang; 0 = learned from the run's own times")
+    notices: tuple[Literal["gce", "aws"], ...] = key((), "preemption notices to ask for: gce, aws")
+    on_exit: OnExitConfig = key(
+        OnExitConfig(), 'a shell command by cause, run last, when all is mirrored: "runpodctl stop pod $ID"'
+    )
+    on_exit_unmirrored: bool = key(False, "True: run it although no mirror holds the last checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
 class NotifyConfig:
-    urls: tuple[str, ...]
-    events: tuple[Literal["gate", "stall", "crash", "end", "budget"], ...]
-    heartbeat_url: str
-    heartbeat_minutes: Annotated[float, above(0)]
+    urls: tuple[str, ...] = key(
+        (), 'https:// = webhook (JSON); other schemes need pip install "jaxlm[notify]" (apprise)'
+    )
+    events: tuple[Literal["gate", "stall", "crash", "end", "budget"], ...] = key(
+        ("gate", "stall", "crash", "end", "budget"), "what is told"
+    )
+    heartbeat_url: str = key("", "asked every heartbeat_minutes while steps go on; its silence is the alarm")
+    heartbeat_minutes: Positive = key(5.0, "between two of them")
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    data: Axis
-    fsdp: Axis
-    tensor: Axis
-    context: Axis
+    data: Axis = key(-1, "copies of the model, each on its part of the batch")
+    fsdp: Axis = key(1, "the batch and the parameters split over these")
+    tensor: Axis = key(1, "heads, feed-forward and vocabulary split over these")
+    context: Axis = key(1, "the tokens of each row split over these (long rows)")
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    every_steps: Annotated[int, at_least(1, most=10**12)]
-    parameters: bool
-    tensorboard: bool
-    wandb: Literal["", "offline", "online"]
+    every_steps: Annotated[int, at_least(1, most=10**12)] = key(10, "a line of metrics.jsonl and of the terminal")
+    parameters: bool = key(False, "True: show the table of all parameters and their shapes at the start")
+    tensorboard: bool = key(True, "write WORKDIR/tensorboard")
+    wandb: Literal["", "offline", "online"] = key("", 'Weights & Biases (pip install "jaxlm[wandb]"); "" = off')
 
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig:
-    usd_per_hour: Annotated[float, at_least(0)]
-    peak_tflops: Annotated[float, at_least(0)]
-    compile_cache: str
-    xla_flags: tuple[str, ...]
+    usd_per_hour: NotNegative = key(0.0, "what the machine costs, for the dollars in the progress line")
+    peak_tflops: NotNegative = key(0.0, "of one device, for MFU; 0 = by the device's name")
+    compile_cache: str = key("~/.cache/jaxlm/xla", 'persistent compile cache; "" = off')
+    xla_flags: tuple[str, ...] = key(
+        (), "XLA flags added to those that jaxlm sets (docs/performance.md); the later one counts"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig:
     steps: Annotated[
         str, written(r"([0-9]{1,18}:[0-9]{1,18})?", "the first and the last step to trace as A:B, such as 20:25")
-    ]
+    ] = key("", "trace steps A to B of A:B for TensorBoard and Perfetto, and print what took the time")
 
     @property
     def window(self) -> tuple[int, int] | None:
@@ -285,75 +389,104 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:
-    mesh: str
-    hosts: Annotated[int, at_least(0)]
-    prices: str
-    accelerator: str
-    compile: bool
-    measure: Literal["auto", "never", "again"]
-    preemptions_per_day: Annotated[float, at_least(0)]
-    restart_minutes: Annotated[float, at_least(0)]
+    mesh: str = key(
+        "", 'plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind'
+    )
+    hosts: Annotated[int, at_least(0)] = key(0, "over how many hosts that mesh goes; 0 = eight devices to a host")
+    prices: str = key("", 'your own copy of configs/prices.toml; "" = the shipped one')
+    accelerator: str = key("", 'only this one of the prices file; "" = all')
+    compile: bool = key(True, "compile the real step for the mesh, from shapes alone; False = arithmetic only")
+    measure: Literal["auto", "never", "again"] = key(
+        "auto", "this machine's speed: auto = once, in a minute or less, then kept; never; again = anew"
+    )
+    preemptions_per_day: NotNegative = key(2.0, "of a spot machine")
+    restart_minutes: NotNegative = key(10.0, "from a preemption to the next step: a new machine, data, compile")
 
 
 @dataclasses.dataclass(frozen=True)
 class TuneConfig:
-    exhaustive: bool
-    microbatch_sizes: tuple[Annotated[int, at_least(1)], ...]
-    remat: tuple[Remat, ...]
-    attention: tuple[Attention, ...]
-    scan_layers: tuple[bool, ...]
-    tile_tokens: tuple[Annotated[int, at_least(0)], ...]
-    steps: Annotated[int, at_least(1)]
-    step_seconds: Annotated[float, at_least(0)]
-    max_seconds: Annotated[float, at_least(0)]
-    memory_gb: Annotated[float, at_least(0)]
+    exhaustive: bool = key(False, "True: every combination")
+    microbatch_sizes: tuple[Annotated[int, at_least(1)], ...] = key(
+        (), "() = halves of train.batch_size, down to the mesh's own"
+    )
+    remat: tuple[Remat, ...] = key(("none", "names", "dots", "full"), "of model.remat")
+    attention: tuple[Attention, ...] = key((), "of model.attention; () = every backend that this device runs")
+    scan_layers: tuple[bool, ...] = key((False, True), "of model.scan_layers")
+    tile_tokens: tuple[Annotated[int, at_least(0)], ...] = key((0, 2048), "of loss.tile_tokens")
+    steps: Annotated[int, at_least(1)] = key(10, "timed for each at most")
+    step_seconds: NotNegative = key(20.0, "of timing for each at most, but two steps at least")
+    max_seconds: NotNegative = key(1800.0, "begin no further candidate after this")
+    memory_gb: NotNegative = key(0.0, "of a device; 0 = what it says it has")
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
-    auto: bool
-    coordinator: str
-    num_processes: Annotated[int, at_least(0)]
-    process_id: Annotated[int, at_least(-1)]
-    start_timeout_s: Annotated[float, at_least(1)]
-    heartbeat_s: Annotated[float, at_least(1)]
+    auto: bool = key(False, "True: JAX looks for a cluster that it knows (GKE, GCE TPU pods, Kubernetes)")
+    coordinator: str = key("", "host:port of process 0")
+    num_processes: Annotated[int, at_least(0)] = key(0, "with a coordinator: how many processes there are")
+    process_id: Annotated[int, at_least(-1)] = key(-1, "with a coordinator: which of them this is, from 0")
+    start_timeout_s: Annotated[float, at_least(1)] = key(300.0, "a process that has not come by then ends the start")
+    heartbeat_s: Annotated[float, at_least(1)] = key(100.0, "a process that is silent for this long ends the run")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    program: Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo"]
-    workdir: str
-    seed: Annotated[int, within(0, 2**32 - 1)]
-    origin: str
-    origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
-    origin_state: bool
-    origin_merge: bool
-    adapter: posttraining.AdapterConfig
-    examples: posttraining.ExamplesConfig
-    replay: posttraining.ReplayConfig
-    dpo: posttraining.DpoConfig
-    rollout: posttraining.RolloutConfig
-    policy: posttraining.PolicyConfig
-    reward: posttraining.RewardConfig
-    model: ModelConfig
-    data: DataConfig
-    train: TrainConfig
-    loss: LossConfig
-    optim: OptimConfig
-    checkpoint: CheckpointConfig
-    eval: EvalConfig
-    sample: SampleConfig
-    phases: PhasesConfig
-    stop: StopConfig
-    stability: StabilityConfig
-    runs: RunsConfig
-    notify: NotifyConfig
-    mesh: MeshConfig
-    log: LogConfig
-    hardware: HardwareConfig
-    profile: ProfileConfig
-    distributed: DistributedConfig
-    plan: PlanConfig
-    tune: TuneConfig
-    engine: Literal["local", "ray", "slurm"]
-    prepare: PrepareConfig
+    program: Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo"] = key(
+        "pretrain", "the program that `jaxlm train` and `python -m jaxlm.main` run"
+    )
+    workdir: str = key("", "folder of this run: checkpoints, metrics, samples; required to train")
+    seed: Annotated[int, within(0, 2**32 - 1)] = key(
+        0, "initial weights, order of rows, dropout and samples all follow from it"
+    )
+    origin: str = key("", 'the folder of a run whose weights this one begins with; "" = new weights')
+    origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")] = key(
+        "latest", "of the origin: latest, best or a step"
+    )
+    origin_state: bool = key(
+        False, "True: begin with the origin's optimizer state, step and order of batches too (a branch)"
+    )
+    origin_merge: bool = key(True, "False: an origin that is a LoRA is not merged, and the same adapter is trained on")
+    model: ModelConfig = key(ModelConfig(), "the network")
+    data: DataConfig = key(DataConfig(), "texts, tokenizer, shards, loader")
+    adapter: posttraining.AdapterConfig = key(
+        posttraining.AdapterConfig(), "LoRA, QLoRA, prompt tuning; trained in place of the model's parameters"
+    )
+    examples: posttraining.ExamplesConfig = key(
+        posttraining.ExamplesConfig(), "chats and pairs; of data.path: a jsonl, json or parquet file, or a folder"
+    )
+    replay: posttraining.ReplayConfig = key(
+        posttraining.ReplayConfig(), "pretraining text in post-training; against forgetting"
+    )
+    dpo: posttraining.DpoConfig = key(posttraining.DpoConfig(), "preferences")
+    rollout: posttraining.RolloutConfig = key(
+        posttraining.RolloutConfig(),
+        "what the policy says in a step; at temperature 1, so that it is the policy that speaks",
+    )
+    policy: posttraining.PolicyConfig = key(posttraining.PolicyConfig(), "the loss of ppo and grpo")
+    reward: posttraining.RewardConfig = key(
+        posttraining.RewardConfig(), "what an answer is worth; several are added up"
+    )
+    train: TrainConfig = key(TrainConfig(), "steps, batch, row length")
+    loss: LossConfig = key(LossConfig(), "the cross-entropy")
+    optim: OptimConfig = key(OptimConfig(), "optimizer and learning rate")
+    checkpoint: CheckpointConfig = key(CheckpointConfig(), "when to save and what to keep")
+    eval: EvalConfig = key(EvalConfig(), "held-out loss and benchmarks")
+    sample: SampleConfig = key(SampleConfig(), "texts that the run writes")
+    phases: PhasesConfig = key(PhasesConfig(), "milestones; each ends with an evaluation, samples, a bill and a gate")
+    stop: StopConfig = key(StopConfig(), "when to stop; by what the run took, by the forecast of the loss")
+    stability: StabilityConfig = key(StabilityConfig(), "non-finite steps, loss spikes; what to do about them")
+    runs: RunsConfig = key(RunsConfig(), "supervisor, hangs, the end")
+    notify: NotifyConfig = key(NotifyConfig(), "messages to you")
+    mesh: MeshConfig = key(MeshConfig(), "devices on each axis; -1 = all that remain")
+    log: LogConfig = key(LogConfig(), "what is logged, and how often")
+    hardware: HardwareConfig = key(HardwareConfig(), "price, peak, compile cache")
+    profile: ProfileConfig = key(ProfileConfig(), "a trace of some steps")
+    distributed: DistributedConfig = key(
+        DistributedConfig(), "several processes; found by themselves under Slurm and Open MPI"
+    )
+    plan: PlanConfig = key(PlanConfig(), "what `jaxlm plan` assumes")
+    tune: TuneConfig = key(
+        TuneConfig(), "what `jaxlm tune` tries; it varies one setting after the other from the best so far"
+    )
+    engine: Literal["local", "ray", "slurm"] = key("local", "what runs the tasks of `jaxlm prepare`")
+    prepare: PrepareConfig = key(PrepareConfig(), "raw documents to clean ones")

@@ -37,12 +37,10 @@ class Remove:
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
-    A subclass sets `Settings`, a frozen dataclass without defaults whose keys and defaults stand in `configs/stages.py`
-    under `prepare.stages.NAME`, and defines `apply`. The effect of `apply` must depend only on the document and the
-    settings, so that the order of documents and the number of workers don't matter.
+    A subclass defines `apply`; its settings are a dataclass of `config/stages.py`. The effect of `apply` must depend only on
+    the document and the settings, so that the order of documents and the number of workers don't matter.
     """
 
-    Settings: type
     inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
     name: str  # as in the config; set by `stages.registry.make`
 

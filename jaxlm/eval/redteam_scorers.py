@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from jaxlm.config import ConfigError
+from jaxlm.config.stages import PiiSettings
 
 Plugin = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # (prompts, texts) -> the score of each text
 
@@ -41,7 +42,7 @@ def personal(text: str) -> list[str]:
 def _personal() -> Callable[[str], list[str]]:
     from jaxlm.corpus.stages import pii  # here, because its libraries take a while to import
 
-    return functools.partial(pii.found, settings=pii.Settings(_KINDS, _REGIONS, ()))
+    return functools.partial(pii.found, settings=PiiSettings(_KINDS, _REGIONS, ()))
 
 
 def recalled(text: str, continuation: str) -> float:

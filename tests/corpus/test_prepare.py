@@ -238,7 +238,7 @@ from jaxlm.corpus.stages.registry import DOCUMENT_STAGES, stage_class
 c = config.resolve(config_files.load({str(corpus / "config.py")!r}, ["data.dir={done.path}"]))
 print(prepare.prepare(c.prepare, c.data, c.engine, lambda line: None).sha256)
 for name in DOCUMENT_STAGES:
-    stage_class(name).Settings
+    stage_class(name)
 """
     opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (opened.stdout, opened.stderr) == (done.sha256 + "\n", "")

@@ -6,7 +6,6 @@ Logistic regression (scikit-learn) on hashed words and pairs of words. Saved as 
 
 import collections
 import collections.abc
-import dataclasses
 import functools
 import json
 import math
@@ -17,6 +16,7 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError
+from jaxlm.config.stages import ClassifierSettings
 from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
@@ -26,27 +26,17 @@ MIN_AUC = 0.6  # below this the two sets do not differ in what the classifier ca
 _MAX_BYTES = 1 << 28  # read of each set
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    good: str
-    bad: str
-    model: str
-    min_score: float
-    chars: int
-
-
 class Classifier(Stage):
     """Writes the probability that a document is good to metadata["quality"], and removes documents below `min_score`."""
 
-    Settings = Settings
     inputs = ("good", "bad", "model")
 
-    def __init__(self, settings: Settings, folder: pathlib.Path):
+    def __init__(self, settings: ClassifierSettings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._score = load(settings.model or folder)
 
     @classmethod
-    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+    def build(cls, settings: ClassifierSettings, folder: pathlib.Path) -> None:
         s, config_key = settings, "prepare.stages.classifier"
         if s.model:
             load(s.model)

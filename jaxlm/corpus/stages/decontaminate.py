@@ -8,7 +8,6 @@ once; workers map it into memory.
 
 import collections
 import collections.abc
-import dataclasses
 import html
 import itertools
 import json
@@ -20,6 +19,7 @@ import unicodedata
 import numpy as np
 
 from jaxlm.config import ConfigError
+from jaxlm.config.stages import DecontaminateSettings
 from jaxlm.corpus.benchmarks import layouts, reading
 from jaxlm.corpus.benchmarks.layouts import Item
 from jaxlm.corpus.dedup.signatures import mix
@@ -29,27 +29,16 @@ from jaxlm.corpus.stages import licences
 __all__ = ["Decontaminate", "normalise"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    paths: tuple[str, ...]
-    fields: tuple[str, ...]
-    ngram: int
-    min_words: int
-    coverage: float
-    max_items: int
-
-
 _KEY = "prepare.stages.decontaminate"
 
 
 class Decontaminate(Stage):
     """Removes documents that hold an item of a benchmark, or half of one."""
 
-    Settings = Settings
     inputs = ("paths",)
 
     @classmethod
-    def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
+    def build(cls, settings: DecontaminateSettings, folder: pathlib.Path) -> list[str]:
         """Writes the index of `settings.paths` to `folder`. Returns a line for each file: its items, and those indexed.
 
         Raises:
@@ -76,7 +65,7 @@ class Decontaminate(Stage):
             lines.append(f"{path}: {len(items):,} items, {count:,} indexed ({'; '.join(of_layouts)})")
         return lines
 
-    def __init__(self, settings: Settings, folder: pathlib.Path):
+    def __init__(self, settings: DecontaminateSettings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._index = _Index(folder, _sizes(settings))
 
@@ -134,7 +123,7 @@ was way we were what when where which while who whom whose why will with would y
 _POWERS = {k: np.uint64(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
 
 
-def _sizes(settings: Settings) -> list[int]:
+def _sizes(settings: DecontaminateSettings) -> list[int]:
     return sorted({n for n in (settings.min_words, *_SIZES) if n < settings.ngram} | {settings.ngram})
 
 
@@ -172,7 +161,7 @@ def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> n
     return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
 
 
-def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
+def _segments(item: Item, settings: DecontaminateSettings) -> collections.abc.Iterator[tuple[list[str], int]]:
     """Yields the texts that tell an item, as words. Each comes with the length from which on half of it is a leak."""
     for rewrite in (str, _squeezed):
         answers = [normalise(rewrite(answer)) for answer in item.answers]
@@ -194,7 +183,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 
 
 def _texts(
-    items: list[Item], settings: Settings
+    items: list[Item], settings: DecontaminateSettings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
     """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text)).
 
@@ -212,7 +201,7 @@ def _texts(
     return texts, tells
 
 
-def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
+def _write_index(items: list[Item], settings: DecontaminateSettings, folder: pathlib.Path) -> np.ndarray:
     """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
 
     Returns for each item True if any of its texts can be found.

@@ -11,12 +11,12 @@ Documents of the format "code" pass: rules for prose say nothing about them.
 """
 
 import collections
-import dataclasses
 import pathlib
 import re
 
 import numpy as np
 
+from jaxlm.config.stages import C4Settings, FineWebSettings, GopherQualitySettings, GopherRepetitionSettings
 from jaxlm.corpus import words
 from jaxlm.corpus.stage import Document, Remove, Stage
 
@@ -29,24 +29,8 @@ class _Prose(Stage):
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class GopherQualitySettings:
-    min_words: int
-    max_words: int
-    min_mean_word_length: float
-    max_mean_word_length: float
-    max_symbols_per_word: float
-    max_bullet_lines: float
-    max_ellipsis_lines: float
-    min_alphabetic_words: float
-    min_stop_words: int
-    stop_words: tuple[str, ...]
-
-
 class GopherQuality(_Prose):
     """Removes documents whose number and length of words, marks, bullets or stop words lie outside the limits of prose."""
-
-    Settings = GopherQualitySettings
 
     def __init__(self, settings: GopherQualitySettings, folder: pathlib.Path):
         from datatrove.utils.text import PUNCTUATION_SET
@@ -109,30 +93,11 @@ class GopherQuality(_Prose):
         return None
 
 
-@dataclasses.dataclass(frozen=True)
-class GopherRepetitionSettings:
-    dup_line_frac: float
-    dup_para_frac: float
-    dup_line_char_frac: float
-    dup_para_char_frac: float
-    top_2_gram: float
-    top_3_gram: float
-    top_4_gram: float
-    dup_5_gram: float
-    dup_6_gram: float
-    dup_7_gram: float
-    dup_8_gram: float
-    dup_9_gram: float
-    dup_10_gram: float
-
-
 class GopherRepetition(_Prose):
     """Removes documents that repeat too many of their lines, paragraphs or n-grams of words.
 
     Two n-grams are the same if all their words are; datatrove also takes "1 23" and "12 3" for the same.
     """
-
-    Settings = GopherRepetitionSettings
 
     def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
         from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
@@ -261,23 +226,8 @@ class _Grams:
         return self._order[1:]
 
 
-@dataclasses.dataclass(frozen=True)
-class C4Settings:
-    terminal_punctuation: bool
-    citations: bool
-    min_sentences: int
-    min_words_per_line: int
-    max_word_length: int
-    lorem_ipsum: bool
-    javascript: bool
-    curly_bracket: bool
-    policy: bool
-
-
 class C4(_Prose):
     """Removes the lines that C4's rules name, and documents with too little left. Other lines keep their form."""
-
-    Settings = C4Settings
 
     def __init__(self, settings: C4Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters import c4_filters
@@ -337,19 +287,8 @@ class C4(_Prose):
         return "", line
 
 
-@dataclasses.dataclass(frozen=True)
-class FineWebSettings:
-    min_punctuated_lines: float
-    max_short_lines: float
-    short_line_chars: int
-    max_repeated_line_chars: float
-    max_newlines_per_word: float
-
-
 class FineWeb(_Prose):
     """Removes lists, menus and debris of pages: documents whose lines seldom end in punctuation, are short, or repeat."""
-
-    Settings = FineWebSettings
 
     def __init__(self, settings: FineWebSettings, folder: pathlib.Path):
         from datatrove.pipeline.filters import FineWebQualityFilter

@@ -6,7 +6,6 @@ al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023)
 """
 
 import collections
-import dataclasses
 import functools
 import re
 from html import unescape
@@ -86,12 +85,6 @@ _SIGNS = re.compile(r"[\W_]+")
 
 class Html(Stage):
     """Replaces HTML by its main text, and sets metadata "format" to text and "from" to html. Other formats pass."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        markup: bool
-        comments: bool
-        min_chars: int
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         if document.metadata.get("format") != "html":

@@ -8,7 +8,6 @@ and markup look like other languages.
 
 import collections
 import collections.abc
-import dataclasses
 import functools
 import pathlib
 import re
@@ -17,6 +16,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
+from jaxlm.config.stages import LanguageSettings
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 _FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
@@ -30,30 +30,20 @@ _NO_PROSE = re.compile(
 _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in Markdown
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    languages: tuple[str, ...]
-    min_score: float
-    sample_chars: int
-    model: str
-    keep_doubtful: bool
-
-
 class Language(Stage):
     """Writes the most probable language to metadata["language_id"]; removes documents in other or uncertain languages.
 
     Code passes.
     """
 
-    Settings = Settings
     inputs = ("model",)
 
-    def __init__(self, settings: Settings, folder: pathlib.Path):
+    def __init__(self, settings: LanguageSettings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._classify = _fasttext(settings.model) if settings.model else _py3langid().classify
 
     @classmethod
-    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+    def build(cls, settings: LanguageSettings, folder: pathlib.Path) -> None:
         if settings.sample_chars < 100:
             raise ConfigError(f"prepare.stages.language.sample_chars={settings.sample_chars}: use 100 or more")
         if settings.model:

@@ -7,7 +7,6 @@ name, such as one that loads a jaxlm checkpoint.
 
 import collections
 import collections.abc
-import dataclasses
 import importlib
 import json
 import math
@@ -16,6 +15,7 @@ import pathlib
 import numpy as np
 
 from jaxlm.config import ConfigError
+from jaxlm.config.stages import PerplexitySettings
 from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
@@ -31,29 +31,17 @@ _WHERE = "prepare.stages.perplexity"
 _MOVED = {"jaxlm.programs.restored:bits_per_byte": "jaxlm.eval.scorer:bits_per_byte"}  # documented scorers, by old name
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    reference: str
-    model: str
-    pieces: str
-    scorer: str
-    min_bits_per_byte: float
-    max_bits_per_byte: float
-    chars: int
-
-
 class Perplexity(Stage):
     """Writes metadata["bits_per_byte"], and removes documents outside the limits."""
 
-    Settings = Settings
     inputs = ("reference", "model", "pieces")
 
-    def __init__(self, settings: Settings, folder: pathlib.Path):
+    def __init__(self, settings: PerplexitySettings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._score = _make(settings, folder)
 
     @classmethod
-    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+    def build(cls, settings: PerplexitySettings, folder: pathlib.Path) -> None:
         s = settings
         if sum(map(bool, (s.reference, s.model, s.scorer))) != 1:
             raise ConfigError(
@@ -75,7 +63,7 @@ class Perplexity(Stage):
         return None
 
 
-def _make(s: Settings, folder: pathlib.Path) -> Scorer:
+def _make(s: PerplexitySettings, folder: pathlib.Path) -> Scorer:
     if s.model:
         return kenlm_scorer(s.model, s.pieces)
     if s.reference:

@@ -1,6 +1,6 @@
 """The stages by name, and how `"gopher_quality min_words=30"` in a config becomes a stage.
 
-To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its section in `configs/stages.py`.
+To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its settings in `config/stages.py`.
 """
 
 import ast
@@ -16,6 +16,7 @@ import typing
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
+from jaxlm.config.stages import StagesConfig
 from jaxlm.corpus.stage import Stage
 
 # Name -> module in this folder, class. Imported when first used: a run pays for the libraries of its own stages only.
@@ -96,7 +97,7 @@ def stage_class(name: str) -> type[Stage]:
 
 def typed_settings(spec: StageSpec) -> typing.Any:
     """Returns the settings as the stage's own dataclass. Raises ConfigError for a value of a wrong type or size."""
-    typed = config_lib.build(stage_class(spec.name).Settings, spec.settings, f"prepare.stages.{spec.name}")
+    typed = config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
     check_ranges(spec.name, dataclasses.asdict(typed))
     return typed
 
