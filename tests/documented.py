@@ -7,7 +7,7 @@ import re
 import shlex
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "dev/MEASURED.md"]
 CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.py")) if path.name != "__init__.py"]
 LEADERBOARD = ROOT / "dev/LEADERBOARD.md"
 FIRST_WORDS = r"(?:jaxlm|python|pip|pytest|tensorboard|lm_eval|scripts/\w+\.(?:sh|py))"
