@@ -6,6 +6,7 @@
 
 from ml_collections import ConfigDict
 
+from jaxlm.config.older import add_stages
 from jaxlm.configs import stages
 
 
@@ -405,6 +406,7 @@ def _prepare(c: ConfigDict) -> None:
     stages.judges(s)
     stages.guards(s)
     stages.deduplication(s)
+    add_stages(s)
 
 
 def source(path: str = "", stages: tuple[str, ...] = (), **keys) -> dict:

@@ -91,14 +91,9 @@ def judges(s: ConfigDict) -> None:
     cl.min_score = 0.5  # probability of being good below which a document goes; 0 = only note it
     cl.chars = 4000  # looked at, from the beginning; a trained one has its own
 
-    s.perplexity = pp = ConfigDict()  # how a language model likes it (metadata["bits_per_byte"]); one of three
-    pp.reference = ""  # a folder of good text, 1 MB or more, from which byte n-grams are counted; quantiles beside it
-    pp.model = ""  # a KenLM .arpa or .binary
-    pp.pieces = ""  # the SentencePiece model of that KenLM model; "" = words between spaces
-    pp.scorer = ""  # MODULE:FUNCTION ARGUMENT; "jaxlm.eval.scorer:bits_per_byte RUN" is a jaxlm model
-    pp.min_bits_per_byte = 0.0  # below: boilerplate of the reference; 0 = off
-    pp.max_bits_per_byte = 0.0  # above: debris or foreign to the reference; 0 = off
-    pp.chars = 4000  # looked at, from the beginning
+    s.function = fn = ConfigDict()  # a filter of your own: what it returns is metadata["score"]; True is 1, False 0
+    fn.path = ""  # FILE.py:FUNCTION or MODULE:FUNCTION; called with a document's text and its metadata (a dict)
+    fn.min_score = 0.5  # a document with less goes; 0 = only note it
 
     s.toxicity = tox = ConfigDict()  # profane and abusive lines
     tox.min_score = 0.9  # probability (alt-profanity-check, English) from which a line is bad; 1 = off

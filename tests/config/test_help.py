@@ -29,7 +29,8 @@ def written(layout: str, without: str = "", path=BASE) -> str:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    lines = ["from ml_collections import ConfigDict", *(["from jaxlm.configs import stages"] if path == BASE else [])]
+    ours = ["from jaxlm.config.older import add_stages", "from jaxlm.configs import stages"]
+    lines = ["from ml_collections import ConfigDict", *(ours if path == BASE else [])]
     for function in ast.parse(source).body:
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -90,7 +91,7 @@ def test_another_layout_of_base_gives_the_same_help(tmp_path, layout):
 
 
 def test_the_keys_are_those_of_base_with_its_defaults():
-    defaults = config_files.module(BASE).get_config()
+    defaults = config_files.load("base")
     flat = config_files.flat_keys(defaults)
     named = {key.name: key for key in KNOWN.keys if ".NAME." not in key.name}
     assert {*named, *KNOWN.sections} == {*flat, "prepare.sources.NAME", "phases.plan.NAME"}

@@ -6,7 +6,6 @@ Logistic regression (scikit-learn) on hashed words and pairs of words. Saved as 
 
 import collections
 import collections.abc
-import dataclasses
 import functools
 import json
 import math
@@ -18,7 +17,7 @@ import numpy as np
 from jaxlm import files
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 N_FEATURES = 1 << 18
 MIN_EXAMPLES = 10  # of each kind
@@ -26,19 +25,9 @@ MIN_AUC = 0.6  # below this the two sets do not differ in what the classifier ca
 _MAX_BYTES = 1 << 28  # read of each set
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    good: str
-    bad: str
-    model: str
-    min_score: float
-    chars: int
-
-
 class Classifier(Stage):
     """Writes the probability that a document is good to metadata["quality"], and removes documents below `min_score`."""
 
-    Settings = Settings
     inputs = ("good", "bad", "model")
 
     def __init__(self, settings: Settings, folder: pathlib.Path):

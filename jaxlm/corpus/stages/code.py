@@ -6,7 +6,6 @@ checked for Python, JSON and TOML only, whose parsers come with Python.
 
 import ast
 import collections
-import dataclasses
 import json
 import re
 import string
@@ -37,22 +36,8 @@ _ASCII_LETTERS = dict.fromkeys(map(ord, string.ascii_letters))  # for str.transl
 _BLOB_CHARS = 12  # different ones; a rule of dashes or a long name has fewer
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    parses: bool
-    generated: bool
-    max_line_chars: int
-    max_mean_line_chars: float
-    max_data: float
-    min_alphabetic: float
-    max_non_ascii: float
-    max_parse_chars: int
-
-
 class Code(Stage):
     """Removes such source files. Documents of other formats than "code" pass."""
-
-    Settings = Settings
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         if document.metadata.get("format") != "code":
@@ -101,12 +86,12 @@ def generated(text: str) -> str:
 
 def data(text: str) -> list[str]:
     """Returns the long literals: tables of numbers or strings, escaped bytes, base64, hexadecimal."""
-    found = []
+    literals = []
     for match in _DATA.finditer(text):
         blob = match["blob"]
         if blob is None or (len(set(blob)) >= _BLOB_CHARS and any(map(str.isdigit, blob))):
-            found.append(match.group())
-    return found
+            literals.append(match.group())
+    return literals
 
 
 def syntax_error(text: str, language: str) -> str:

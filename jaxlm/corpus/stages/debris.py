@@ -8,7 +8,6 @@ et al. 2020), and the line-wise corrections of RefinedWeb (Penedo et al. 2023) a
 # ruff: noqa: RUF001 - words of menus in other scripts
 
 import collections
-import dataclasses
 import html
 import re
 
@@ -161,18 +160,6 @@ class Debris(Stage):
     From what the stage `html` made it removes menus and notices only: tags and entities in there are text that the page
     shows.
     """
-
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        entities: bool
-        tags: bool
-        styles: bool
-        menus: bool
-        notices: bool
-        max_mentions: int
-        min_menu_lines: int
-        max_menu_chars: int
-        max_notice_chars: int
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         if document.metadata.get("format") in ("code", "html"):

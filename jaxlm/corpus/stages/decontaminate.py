@@ -8,7 +8,6 @@ once; workers map it into memory.
 
 import collections
 import collections.abc
-import dataclasses
 import html
 import itertools
 import json
@@ -23,20 +22,9 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import layouts, reading
 from jaxlm.corpus.benchmarks.layouts import Item
 from jaxlm.corpus.dedup.signatures import mix
-from jaxlm.corpus.stage import Document, Remove, Stage
-from jaxlm.corpus.stages import licences
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 __all__ = ["Decontaminate", "normalise"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    paths: tuple[str, ...]
-    fields: tuple[str, ...]
-    ngram: int
-    min_words: int
-    coverage: float
-    max_items: int
 
 
 _KEY = "prepare.stages.decontaminate"
@@ -45,7 +33,6 @@ _KEY = "prepare.stages.decontaminate"
 class Decontaminate(Stage):
     """Removes documents that hold an item of a benchmark, or half of one."""
 
-    Settings = Settings
     inputs = ("paths",)
 
     @classmethod
@@ -82,8 +69,8 @@ class Decontaminate(Stage):
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         """See `Stage.apply`. The detail names the item and the words that it shares with the document."""
-        found = self._index.find(document.text)
-        return found and Remove(f"contains {found[0]}", f"{found[1]}: {found[2]}")
+        leak = self._index.find(document.text)
+        return leak and Remove(f"contains {leak[0]}", f"{leak[1]}: {leak[2]}")
 
 
 # Text to words.
@@ -240,7 +227,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     group_G = np.cumsum(first_G) - 1
     first_of_item_G = first_G | (np.diff(item_S[place_G[:, 0]], prepend=-1) != 0)
     own_G = np.bincount(group_G, first_of_item_G, minlength=1)[group_G] <= settings.max_items
-    for notice in licences.NOTICES:
+    for notice in NOTICES:
         x_W = x_V[[ids.get(word, 0) for word in normalise(notice)]]
         own_G &= ~np.isin(key_G, np.concatenate(_hashes(x_W, sizes)))
     key_G, place_G = key_G[own_G], place_G[own_G]
@@ -265,9 +252,9 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
         np.save(folder / f"{name}.npy", array)
     (folder / "words.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     (folder / "items.json").write_text(json.dumps([[item.benchmark, item.id] for item in items]), encoding="utf-8")
-    found = {words for words, need in zip(texts, need_S, strict=True) if need < _NEVER}
+    findable = {words for words, need in zip(texts, need_S, strict=True) if need < _NEVER}
     indexed = np.zeros(len(items), bool)
-    indexed[[number for number, words in tells if words in found]] = True
+    indexed[[number for number, words in tells if words in findable]] = True
     return indexed
 
 
@@ -313,9 +300,51 @@ class _Index:
         key = np.minimum(np.searchsorted(self.keys, hash_W[maybe]), len(self.keys) - 1)
         known = np.flatnonzero(self.keys[key] == hash_W[maybe]) if len(maybe) else maybe
         starts = np.cumsum([0, *map(len, hashes)])
-        found = [
+        places = [
             (segment, place, at - starts[np.searchsorted(starts, at, "right") - 1])
             for at, k in zip(maybe[known], key[known], strict=True)
             for segment, place in self.places[self.starts[k] : self.starts[k + 1]]
         ]
-        return np.array(found, np.int64).reshape(-1, 3)
+        return np.array(places, np.int64).reshape(-1, 3)
+
+
+# Licence notices that stand in many files. Words that a benchmark item shares with these are no leak of it.
+NOTICES = (
+    # MIT
+    """Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+    documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+    rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+    persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice and
+    this permission notice shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED
+    "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+    MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS
+    BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.""",
+    # BSD
+    """Redistribution and use in source and binary forms, with or without modification, are permitted provided that the
+    following conditions are met: 1. Redistributions of source code must retain the above copyright notice, this list of
+    conditions and the following disclaimer. 2. Redistributions in binary form must reproduce the above copyright notice,
+    this list of conditions and the following disclaimer in the documentation and/or other materials provided with the
+    distribution. 3. Neither the name of the copyright holder nor the names of its contributors may be used to endorse or
+    promote products derived from this software without specific prior written permission. THIS SOFTWARE IS PROVIDED BY THE
+    COPYRIGHT HOLDERS AND CONTRIBUTORS "AS IS" AND ANY EXPRESS OR IMPLIED WARRANTIES, INCLUDING, BUT NOT LIMITED TO, THE
+    IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A PARTICULAR PURPOSE ARE DISCLAIMED. IN NO EVENT SHALL THE
+    COPYRIGHT HOLDER OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL, SPECIAL, EXEMPLARY, OR CONSEQUENTIAL
+    DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR SERVICES; LOSS OF USE, DATA, OR PROFITS; OR
+    BUSINESS INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY, WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT
+    (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF THIS SOFTWARE, EVEN IF ADVISED OF THE
+    POSSIBILITY OF SUCH DAMAGE.""",
+    # Apache 2.0
+    """Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with the
+    License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0 Unless required by applicable
+    law or agreed to in writing, software distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the License for the specific language governing
+    permissions and limitations under the License.""",
+    # GPL
+    """This program is free software; you can redistribute it and/or modify it under the terms of the GNU General Public
+    License as published by the Free Software Foundation; either version 2 of the License, or (at your option) any later
+    version. This program is distributed in the hope that it will be useful, but WITHOUT ANY WARRANTY; without even the
+    implied warranty of MERCHANTABILITY or FITNESS FOR A PARTICULAR PURPOSE. See the GNU General Public License for more
+    details. You should have received a copy of the GNU General Public License along with this program; if not, see
+    https://www.gnu.org/licenses/""",
+)

@@ -11,14 +11,15 @@ Documents of the format "code" pass: rules for prose say nothing about them.
 """
 
 import collections
-import dataclasses
+import functools
 import pathlib
 import re
+import typing
 
 import numpy as np
 
 from jaxlm.corpus import words
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 
 class _Prose(Stage):
@@ -29,26 +30,10 @@ class _Prose(Stage):
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class GopherQualitySettings:
-    min_words: int
-    max_words: int
-    min_mean_word_length: float
-    max_mean_word_length: float
-    max_symbols_per_word: float
-    max_bullet_lines: float
-    max_ellipsis_lines: float
-    min_alphabetic_words: float
-    min_stop_words: int
-    stop_words: tuple[str, ...]
-
-
 class GopherQuality(_Prose):
     """Removes documents whose number and length of words, marks, bullets or stop words lie outside the limits of prose."""
 
-    Settings = GopherQualitySettings
-
-    def __init__(self, settings: GopherQualitySettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.utils.text import PUNCTUATION_SET
 
         super().__init__(settings, folder)
@@ -57,7 +42,7 @@ class GopherQuality(_Prose):
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s, text = self.settings, document.text
-        counts = collections.Counter(words.split(text))
+        counts, lines = collections.Counter(words.split(text)), text.splitlines()
         n_words = counts.total()
         n_plain = n_plain_chars = n_alphabetic = 0
         for word, count in counts.items():
@@ -66,64 +51,33 @@ class GopherQuality(_Prose):
                 n_plain_chars += count * len(word)
                 if word.isalpha() or any(map(str.isalpha, word)):
                     n_alphabetic += count
-        if s.min_words and n_plain < s.min_words:
-            return Remove("gopher_short_doc", f"words={n_plain}, min_words={s.min_words}")
-        if s.max_words and n_plain > s.max_words:
-            return Remove("gopher_long_doc", f"words={n_plain}, max_words={s.max_words}")
         mean = n_plain_chars / max(n_plain, 1)
-        if s.min_mean_word_length and mean < s.min_mean_word_length:
-            return Remove("gopher_below_avg_threshold", f"letters a word={mean:.2f}, min={s.min_mean_word_length}")
-        if s.max_mean_word_length and mean > s.max_mean_word_length:
-            return Remove("gopher_above_avg_threshold", f"letters a word={mean:.2f}, max={s.max_mean_word_length}")
-        return self._marks(text, n_words) or self._kinds_of_words(counts, n_words, n_alphabetic)
-
-    def _marks(self, text: str, n_words: int) -> Remove | None:
-        s = self.settings
-        lines = text.splitlines()
-        for reason, count, of, limit in (
-            ("gopher_too_many_hashes", text.count("#"), n_words, s.max_symbols_per_word),
-            ("gopher_too_many_ellipsis", text.count("...") + text.count("…"), n_words, s.max_symbols_per_word),
+        n_stop = sum(word in counts for word in self._stop_words)
+        ellipses = text.count("...") + text.count("…")
+        bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+        open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines) if ellipses else 0
+        word_length, alphabetic = f"letters a word={mean:.2f}", n_alphabetic / max(n_words, 1)
+        rules = (  # the first that a document breaks is the reason
+            ("short_doc", n_plain < s.min_words, f"words={n_plain}, min_words={s.min_words}"),
+            ("long_doc", 0 < s.max_words < n_plain, f"words={n_plain}, max_words={s.max_words}"),
+            ("below_avg_threshold", mean < s.min_mean_word_length, f"{word_length}, min={s.min_mean_word_length}"),
+            ("above_avg_threshold", 0 < s.max_mean_word_length < mean, f"{word_length}, max={s.max_mean_word_length}"),
+            ("too_many_hashes", *_too_many(text.count("#"), n_words, s.max_symbols_per_word)),
+            ("too_many_ellipsis", *_too_many(ellipses, n_words, s.max_symbols_per_word)),
+            ("too_many_bullets", *_too_many(bullets, len(lines), s.max_bullet_lines)),
+            ("too_many_end_ellipsis", *_too_many(open_ends, len(lines), s.max_ellipsis_lines)),
             (
-                "gopher_too_many_bullets",
-                sum(line.lstrip().startswith(("•", "-")) for line in lines),
-                len(lines),
-                s.max_bullet_lines,
+                "below_alpha_threshold",
+                alphabetic < s.min_alphabetic_words,
+                f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}",
             ),
-            (
-                "gopher_too_many_end_ellipsis",
-                sum(line.rstrip().endswith(("...", "…")) for line in lines) if "..." in text or "…" in text else 0,
-                len(lines),
-                s.max_ellipsis_lines,
-            ),
-        ):
-            if limit and count / max(of, 1) > limit:
-                return Remove(reason, f"{count} of {of}, max={limit}")
-        return None
-
-    def _kinds_of_words(self, counts: collections.Counter[str], n_words: int, n_alphabetic: int) -> Remove | None:
-        s = self.settings
-        if s.min_alphabetic_words and n_alphabetic / max(n_words, 1) < s.min_alphabetic_words:
-            return Remove("gopher_below_alpha_threshold", f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}")
-        if s.min_stop_words and (found := sum(word in counts for word in self._stop_words)) < s.min_stop_words:
-            return Remove("gopher_enough_stop_words", f"stop words={found}, min_stop_words={s.min_stop_words}")
-        return None
+            ("enough_stop_words", n_stop < s.min_stop_words, f"stop words={n_stop}, min_stop_words={s.min_stop_words}"),
+        )
+        return next((Remove(f"gopher_{rule}", detail) for rule, broken, detail in rules if broken), None)
 
 
-@dataclasses.dataclass(frozen=True)
-class GopherRepetitionSettings:
-    dup_line_frac: float
-    dup_para_frac: float
-    dup_line_char_frac: float
-    dup_para_char_frac: float
-    top_2_gram: float
-    top_3_gram: float
-    top_4_gram: float
-    dup_5_gram: float
-    dup_6_gram: float
-    dup_7_gram: float
-    dup_8_gram: float
-    dup_9_gram: float
-    dup_10_gram: float
+def _too_many(count: int, of: int, limit: float) -> tuple[bool, str]:
+    return 0 < limit < count / max(of, 1), f"{count} of {of}, max={limit}"
 
 
 class GopherRepetition(_Prose):
@@ -132,9 +86,7 @@ class GopherRepetition(_Prose):
     Two n-grams are the same if all their words are; datatrove also takes "1 23" and "12 3" for the same.
     """
 
-    Settings = GopherRepetitionSettings
-
-    def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
         super().__init__(settings, folder)
@@ -261,25 +213,10 @@ class _Grams:
         return self._order[1:]
 
 
-@dataclasses.dataclass(frozen=True)
-class C4Settings:
-    terminal_punctuation: bool
-    citations: bool
-    min_sentences: int
-    min_words_per_line: int
-    max_word_length: int
-    lorem_ipsum: bool
-    javascript: bool
-    curly_bracket: bool
-    policy: bool
-
-
 class C4(_Prose):
     """Removes the lines that C4's rules name, and documents with too little left. Other lines keep their form."""
 
-    Settings = C4Settings
-
-    def __init__(self, settings: C4Settings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters import c4_filters
 
         super().__init__(settings, folder)
@@ -337,24 +274,20 @@ class C4(_Prose):
         return "", line
 
 
-@dataclasses.dataclass(frozen=True)
-class FineWebSettings:
-    min_punctuated_lines: float
-    max_short_lines: float
-    short_line_chars: int
-    max_repeated_line_chars: float
-    max_newlines_per_word: float
+# datatrove's reason -> the setting behind it
+_FINEWEB_LIMITS = {
+    "line_punct_ratio": "min_punctuated_lines",
+    "short_line_ratio": "max_short_lines",
+    "char_dup_ratio": "max_repeated_line_chars",
+    "list_ratio": "max_newlines_per_word",
+}
 
 
 class FineWeb(_Prose):
     """Removes lists, menus and debris of pages: documents whose lines seldom end in punctuation, are short, or repeat."""
 
-    Settings = FineWebSettings
-
-    def __init__(self, settings: FineWebSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters import FineWebQualityFilter
-
-        from jaxlm.corpus.stages.word_tokenizer import TOKENIZER
 
         super().__init__(settings, folder)
         self._filter = FineWebQualityFilter(
@@ -363,15 +296,31 @@ class FineWeb(_Prose):
             short_line_length=settings.short_line_chars,
             char_duplicates_ratio=settings.max_repeated_line_chars,
             new_line_ratio=settings.max_newlines_per_word,
-            language=TOKENIZER,
+            language=tokenizer(),
         )
-        self._limits = {
-            "line_punct_ratio": f"min_punctuated_lines={settings.min_punctuated_lines}",
-            "short_line_ratio": f"max_short_lines={settings.max_short_lines}",
-            "char_dup_ratio": f"max_repeated_line_chars={settings.max_repeated_line_chars}",
-            "list_ratio": f"max_newlines_per_word={settings.max_newlines_per_word}",
-        }
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         verdict = self._filter.filter(document)
-        return None if verdict is True else Remove(verdict[1], self._limits.get(verdict[1], ""))
+        if verdict is True:
+            return None
+        key = _FINEWEB_LIMITS.get(verdict[1])
+        return Remove(verdict[1], f"{key}={getattr(self.settings, key)}" if key else "")
+
+
+@functools.cache
+def tokenizer() -> typing.Any:
+    """Returns a tokenizer for datatrove's filters that gives the words and sentences of `jaxlm.corpus.words`."""
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class Tokenizer(WordTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return words.split(text)
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            return [text[a:b].strip() for a, b in self.span_tokenize(text)]
+
+        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            ends = words.sentence_ends(text)
+            return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    return Tokenizer()

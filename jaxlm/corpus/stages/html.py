@@ -6,7 +6,6 @@ al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023)
 """
 
 import collections
-import dataclasses
 import functools
 import re
 from html import unescape
@@ -86,12 +85,6 @@ _SIGNS = re.compile(r"[\W_]+")
 
 class Html(Stage):
     """Replaces HTML by its main text, and sets metadata "format" to text and "from" to html. Other formats pass."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        markup: bool
-        comments: bool
-        min_chars: int
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         if document.metadata.get("format") != "html":
@@ -226,8 +219,8 @@ def _densest(body, comments: bool):
 
 def _root(body, words: frozenset[bytes]):
     """Returns the element that holds all the text, if the page is of a known kind."""
-    found = _find(body, words, _ROOTS)  # an element before those inside it
-    return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
+    roots = _find(body, words, _ROOTS)  # an element before those inside it
+    return roots[0] if roots and all(roots[0].contains(other) for other in roots[1:]) else None
 
 
 def _isolate(root, body) -> None:

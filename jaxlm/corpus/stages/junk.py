@@ -6,7 +6,6 @@ belong to documentation, so that their groups must be asked for.
 """
 
 import collections
-import dataclasses
 import difflib
 import pathlib
 import re
@@ -14,19 +13,13 @@ from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.audit_patterns import GROUPS
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 _LEVELS = ("match", "line", "document")
 
 
 class Junk(Stage):
     """Removes what the patterns match. Removes a document if nothing is left; the reason is the last pattern's name."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        patterns: tuple[str, ...]
-        level: str
-        min_hits: int
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)

@@ -8,7 +8,6 @@ and markup look like other languages.
 
 import collections
 import collections.abc
-import dataclasses
 import functools
 import pathlib
 import re
@@ -17,7 +16,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 _FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
 _NONE = ("zxx", "und")  # what the models call a text without a language
@@ -30,22 +29,12 @@ _NO_PROSE = re.compile(
 _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in Markdown
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    languages: tuple[str, ...]
-    min_score: float
-    sample_chars: int
-    model: str
-    keep_doubtful: bool
-
-
 class Language(Stage):
     """Writes the most probable language to metadata["language_id"]; removes documents in other or uncertain languages.
 
     Code passes.
     """
 
-    Settings = Settings
     inputs = ("model",)
 
     def __init__(self, settings: Settings, folder: pathlib.Path):

@@ -1,13 +1,12 @@
 """Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates, and only these get the slow checks: `phonenumbers`, a port of libphonenumber (phones),
+A cheap regex finds candidates, and only these get the slow checks: phonenumberslite, a port of libphonenumber (phones),
 `python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, the formats of detect-secrets (see `secrets`). Numbers that only look like
 personal data stay: versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
 """
 
 import collections
 import collections.abc
-import dataclasses
 import functools
 import ipaddress
 import re
@@ -17,7 +16,7 @@ from stdnum import iban, luhn
 from stdnum.us import ssn
 
 from jaxlm.config import ConfigError, nearest
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 from jaxlm.corpus.stages import secrets
 
 __all__ = ["Pii", "found"]
@@ -25,17 +24,8 @@ __all__ = ["Pii", "found"]
 Spans = collections.abc.Iterable[tuple[int, int]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    kinds: tuple[str, ...]
-    regions: tuple[str, ...]
-    keep_emails: tuple[str, ...]
-
-
 class Pii(Stage):
     """Replaces personal data by placeholders, and removes no document."""
-
-    Settings = Settings
 
     @classmethod
     def build(cls, settings: Settings, folder) -> None:

@@ -16,24 +16,15 @@ import ahocorasick
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
 _words = re.compile(r"\b\w\w+\b").findall  # as the model was trained
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    min_score: float
-    words: str
-    max_bad_lines: float
-    drop_lines: bool
-
-
 class Toxicity(Stage):
     """Scores each line that is not blank. The settings say what happens to bad lines."""
 
-    Settings = Settings
     inputs = ("words",)
 
     def __init__(self, settings: Settings, folder: pathlib.Path):

@@ -6,7 +6,6 @@ straightened; tabs and indentation stay.
 """
 
 import collections
-import dataclasses
 import re
 import unicodedata
 
@@ -65,12 +64,6 @@ _TRAILING = re.compile("(?<![ \t])[ \t]+$", re.M)
 
 class Unicode(Stage):
     """Mends a document's characters; removes a document if too many of them could not be decoded."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        mojibake: bool
-        max_undecodable: float
-        max_blank_lines: int
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         text = document.text

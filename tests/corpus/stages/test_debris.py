@@ -162,10 +162,6 @@ def test_long_runs_take_no_longer(piece):
     assert time.monotonic() - start < 5
 
 
-def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["debris"]) == set(registry.stage_class("debris").Settings.__dataclass_fields__)
-
-
 def test_what_the_stage_html_made_keeps_the_tags_it_shows():
     text = "The defaults are <b> and </b>; write {{ foo|join:&quot;&amp;&quot; }}.\nSkip to main content"
     document, edits = Document(text=text, id="d", metadata={"format": "text", "from": "html"}), collections.Counter()

@@ -404,7 +404,3 @@ def test_deep_pages_go_at_once(page):
     start = time.monotonic()
     assert clean(page)[1].reason == "nested too deep"
     assert time.monotonic() - start < 5
-
-
-def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["html"]) == set(registry.stage_class("html").Settings.__dataclass_fields__)

@@ -27,10 +27,6 @@ def clean(text, **settings):
     return (document.text if removed is None else removed), dict(edits)
 
 
-def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["junk"]) == set(registry.stage_class("junk").Settings.__dataclass_fields__)
-
-
 def test_lines_with_annotations_and_chat_tokens_go_by_default():
     text = "one\nPersonX sees PersonY\ntwo\n<|im_start|>user\nthree\na -LRB- b -RRB- c"
     assert clean(text) == ("one\ntwo\nthree\n", {"annotation": 2, "chat_tokens": 1})

@@ -111,7 +111,3 @@ def test_long_runs_take_no_longer(piece):
     start = time.monotonic()
     clean("a" + piece * 200_000 + "b")
     assert time.monotonic() - start < 5
-
-
-def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["unicode"]) == set(registry.stage_class("unicode").Settings.__dataclass_fields__)
