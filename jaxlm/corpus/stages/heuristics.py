@@ -42,7 +42,7 @@ class GopherQuality(_Prose):
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s, text = self.settings, document.text
-        counts, lines = collections.Counter(words.split(text)), text.splitlines()
+        counts = collections.Counter(words.split(text))
         n_words = counts.total()
         n_plain = n_plain_chars = n_alphabetic = 0
         for word, count in counts.items():
@@ -51,33 +51,39 @@ class GopherQuality(_Prose):
                 n_plain_chars += count * len(word)
                 if word.isalpha() or any(map(str.isalpha, word)):
                     n_alphabetic += count
+        if n_plain < s.min_words:
+            return Remove("gopher_short_doc", f"words={n_plain}, min_words={s.min_words}")
+        if s.max_words and n_plain > s.max_words:
+            return Remove("gopher_long_doc", f"words={n_plain}, max_words={s.max_words}")
         mean = n_plain_chars / max(n_plain, 1)
-        n_stop = sum(word in counts for word in self._stop_words)
+        if mean < s.min_mean_word_length:
+            return Remove("gopher_below_avg_threshold", f"letters a word={mean:.2f}, min={s.min_mean_word_length}")
+        if s.max_mean_word_length and mean > s.max_mean_word_length:
+            return Remove("gopher_above_avg_threshold", f"letters a word={mean:.2f}, max={s.max_mean_word_length}")
+        return self._marks(text, n_words) or self._kinds_of_words(counts, n_words, n_alphabetic)
+
+    def _marks(self, text: str, n_words: int) -> Remove | None:
+        s, lines = self.settings, text.splitlines()
         ellipses = text.count("...") + text.count("…")
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines) if ellipses else 0
-        word_length, alphabetic = f"letters a word={mean:.2f}", n_alphabetic / max(n_words, 1)
-        rules = (  # the first that a document breaks is the reason
-            ("short_doc", n_plain < s.min_words, f"words={n_plain}, min_words={s.min_words}"),
-            ("long_doc", 0 < s.max_words < n_plain, f"words={n_plain}, max_words={s.max_words}"),
-            ("below_avg_threshold", mean < s.min_mean_word_length, f"{word_length}, min={s.min_mean_word_length}"),
-            ("above_avg_threshold", 0 < s.max_mean_word_length < mean, f"{word_length}, max={s.max_mean_word_length}"),
-            ("too_many_hashes", *_too_many(text.count("#"), n_words, s.max_symbols_per_word)),
-            ("too_many_ellipsis", *_too_many(ellipses, n_words, s.max_symbols_per_word)),
-            ("too_many_bullets", *_too_many(bullets, len(lines), s.max_bullet_lines)),
-            ("too_many_end_ellipsis", *_too_many(open_ends, len(lines), s.max_ellipsis_lines)),
-            (
-                "below_alpha_threshold",
-                alphabetic < s.min_alphabetic_words,
-                f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}",
-            ),
-            ("enough_stop_words", n_stop < s.min_stop_words, f"stop words={n_stop}, min_stop_words={s.min_stop_words}"),
-        )
-        return next((Remove(f"gopher_{rule}", detail) for rule, broken, detail in rules if broken), None)
+        for reason, count, of, limit in (
+            ("gopher_too_many_hashes", text.count("#"), n_words, s.max_symbols_per_word),
+            ("gopher_too_many_ellipsis", ellipses, n_words, s.max_symbols_per_word),
+            ("gopher_too_many_bullets", bullets, len(lines), s.max_bullet_lines),
+            ("gopher_too_many_end_ellipsis", open_ends, len(lines), s.max_ellipsis_lines),
+        ):
+            if limit and count / max(of, 1) > limit:
+                return Remove(reason, f"{count} of {of}, max={limit}")
+        return None
 
-
-def _too_many(count: int, of: int, limit: float) -> tuple[bool, str]:
-    return 0 < limit < count / max(of, 1), f"{count} of {of}, max={limit}"
+    def _kinds_of_words(self, counts: collections.Counter[str], n_words: int, n_alphabetic: int) -> Remove | None:
+        s = self.settings
+        if n_alphabetic / max(n_words, 1) < s.min_alphabetic_words:
+            return Remove("gopher_below_alpha_threshold", f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}")
+        if (n_stop := sum(map(counts.__contains__, self._stop_words))) < s.min_stop_words:
+            return Remove("gopher_enough_stop_words", f"stop words={n_stop}, min_stop_words={s.min_stop_words}")
+        return None
 
 
 class GopherRepetition(_Prose):
