@@ -51,13 +51,9 @@ def drop_stages(config: config_dict.ConfigDict) -> None:
 
 def check_stages(prepare: PrepareConfig) -> None:
     """Raises ConfigError if documents would be prepared by a stage that went."""
-    named = {
-        *prepare.stages,
-        *(line.split()[0] for source in prepare.sources.values() for line in source.stages if line),
-    }
-    for name in STAGES:
-        if name in named:
-            raise ConfigError(_NO_STAGE.format(name))
+    lines = (line for source in prepare.sources.values() for line in source.stages)
+    for name in {*prepare.stages, *(word for line in lines for word in line.split()[:1])} & STAGES.keys():
+        raise ConfigError(_NO_STAGE.format(name))
 
 
 def admit(config: config_dict.ConfigDict, key: str) -> None:

@@ -105,9 +105,14 @@ def typed_settings(spec: StageSpec) -> typing.Any:
 @functools.cache
 def _settings_class(name: str) -> type:
     """Returns a dataclass of the keys in `configs/stages.py`, with the types of their defaults."""
-    defaults = config_files.load("base").prepare.stages[name]
+    defaults = _defaults()[name]
     types = {key: tuple[str, ...] if isinstance(value, tuple) else type(value) for key, value in defaults.items()}
     return dataclasses.make_dataclass("Settings", types.items(), frozen=True)
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Mapping[str, typing.Any]]:
+    return config_files.load("base").prepare.stages
 
 
 _COUNTED_FROM_ONE = ("ngram", "bands", "rows", "min_documents")
