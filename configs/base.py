@@ -9,11 +9,14 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from jaxlm.config import Config, PhaseConfig, PrepareSourceConfig
+from jaxlm.config.older import add_stages
 
 
 def get_config() -> ConfigDict:
     """A new ConfigDict with all defaults."""
-    return ConfigDict(dataclasses.asdict(Config()))
+    c = ConfigDict(dataclasses.asdict(Config()))
+    add_stages(c.prepare.stages)
+    return c
 
 
 def phase(steps: int = 0, tokens: int = 0, usd: float = 0.0, **gate) -> dict:

@@ -156,6 +156,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
         raise ConfigError(f"config {path}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(config, config_dict.ConfigDict):
         raise ConfigError(f"config {path}: get_config() must return an ml_collections ConfigDict")
+    older.drop_stages(config)
     config.lock()
     for override in overrides:
         apply_override(config, override)
@@ -250,6 +251,7 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         sources = whole["prepare"]["sources"]
         whole["prepare"]["sources"] = {name: merged(empty_source, source) for name, source in sources.items()}
         config = config_dict.ConfigDict(whole)
+        older.drop_stages(config)
         if config.data.dir == os.path.join(config.workdir, "data"):
             config.data.dir = ""  # derived from the folder: derive it again
         config.workdir = str(path.parent)

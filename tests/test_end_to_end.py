@@ -162,22 +162,6 @@ def test_sample_trace_and_tokenize_read_the_run(place, uninterrupted, tmp_path):
     assert [line.split()[0] for line in table.splitlines()] == ["source", "a", "b"]
 
 
-def test_a_run_judges_texts_for_the_stage_perplexity(place, uninterrupted):
-    """The same as the evaluation says: the first held-out documents, one by one, against val/a/bits_per_byte."""
-    from jaxlm.data import shards
-    from jaxlm.eval.scorer import bits_per_byte
-
-    score = bits_per_byte(str(place / "whole"))
-    known, foreign = "one two three four five six seven eight nine ten.", "Qx7 zzk %% jjwv qqp 0x9f"
-    assert score(known) < 0.7 * score(foreign)
-    data = shards.open_data(json.loads((place / "whole/config.json").read_text())["data"]["dir"])
-    stream, coder = data.stream("a", "val"), data.tokenizer()
-    texts = [coder.decode(stream.read(d.start, d.start + d.tokens - 1)) for d in data.documents("a", "val", 0, 2000)]
-    mean = sum(score(text) * len(text.encode()) for text in texts) / sum(len(text.encode()) for text in texts)
-    rows = [json.loads(line) for line in (place / "whole/metrics.jsonl").read_text().splitlines()]
-    assert mean == pytest.approx([r for r in rows if "val/a/bits_per_byte" in r][-1]["val/a/bits_per_byte"], rel=0.1)
-
-
 def test_more_steps_continue(place, uninterrupted):
     train(place, "more", train__steps=STEPS // 2, **LOSSES_ALONE)
     assert f"resuming at step {STEPS // 2}" in train(place, "more", **LOSSES_ALONE)

@@ -21,7 +21,7 @@ import tiny_hf
 import tiny_items
 import tiny_mangled
 import tiny_peft
-import zstandard
+from backports import zstd
 from safetensors.numpy import save_file
 
 from jaxlm import cli, config, config_files, tree
@@ -185,7 +185,7 @@ def _data(root):
     for place in (root / "texts", root / "texts/one"):
         (place / "t.jsonl").write_bytes(lines)
         (place / "t.jsonl.gz").write_bytes(gzip.compress(lines))
-        (place / "t.jsonl.zst").write_bytes(zstandard.compress(lines))
+        (place / "t.jsonl.zst").write_bytes(zstd.compress(lines))
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), place / "t.parquet")
         (place / "t.txt").write_text("\n\n".join(texts))
     (root / "texts/one/t.md").write_text("# Title\n\n" + "\n\n".join(texts))
@@ -254,7 +254,7 @@ def _items(root):
     (place / "gsm8k.jsonl").write_bytes(lines(tiny_items.gsm8k))
     (place / "mmlu.json").write_text(json.dumps([tiny_items.mmlu(rng).record for _ in range(20)]))
     (place / "arc.jsonl.gz").write_bytes(gzip.compress(lines(tiny_items.arc)))
-    (place / "hellaswag.jsonl.zst").write_bytes(zstandard.compress(lines(tiny_items.hellaswag)))
+    (place / "hellaswag.jsonl.zst").write_bytes(zstd.compress(lines(tiny_items.hellaswag)))
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist([tiny_items.sciq(rng).record for _ in range(20)]), place / "sciq.parquet"
     )

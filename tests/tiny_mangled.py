@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import struct
 
-import zstandard
+from backports import zstd
 
 DEEP = "[" * 100_000 + "]" * 100_000
 _HERE = "\x00here\x00"  # where DEEP will stand
@@ -37,11 +37,11 @@ def _content(path: pathlib.Path, draw, inside: bool = False):
     inside = _packed(path) and (inside or draw.random() < 0.5)
     raw = path.read_bytes()
     if inside:
-        raw = gzip.decompress(raw) if path.suffix == ".gz" else zstandard.ZstdDecompressor().decompress(raw, 1 << 24)
+        raw = gzip.decompress(raw) if path.suffix == ".gz" else zstd.ZstdDecompressor().decompress(raw, 1 << 24)
     content = bytearray(raw or b"{}")
     yield content
     if inside:
-        content = gzip.compress(content) if path.suffix == ".gz" else zstandard.compress(bytes(content))
+        content = gzip.compress(content) if path.suffix == ".gz" else zstd.compress(bytes(content))
     path.write_bytes(content)
 
 

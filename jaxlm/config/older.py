@@ -1,7 +1,7 @@
 """What keys of older versions meant. Every reader of a config file, a flag, a run's config.json or a ladder asks here.
 
 Until 26d2768, `eval.max_batches` batches of `eval.batch_size` rows limited the held-out text, 0 = all of it; and `seed` chose
-the held-out documents of the data, which `data.seed` does now.
+the held-out documents of the data, which `data.seed` does now. Until 506c14f, `jaxlm prepare` had a stage `perplexity`.
 """
 
 import dataclasses
@@ -12,14 +12,56 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm.config.schema import Config, EvalConfig
+from jaxlm.config.corpora import PrepareConfig
+from jaxlm.config.schema import Config, ConfigError, EvalConfig
 
 _BATCHES = "eval.max_batches"
 _INSTEAD = ("eval.max_mb", "eval.max_examples")
+# Stages of `prepare` that went, with the defaults of their settings. Finished documents that one of them made stay good.
+STAGES: dict[str, dict[str, object]] = {
+    "perplexity": {
+        "reference": "",
+        "model": "",
+        "pieces": "",
+        "scorer": "",
+        "min_bits_per_byte": 0.0,
+        "max_bits_per_byte": 0.0,
+        "chars": 4000,
+    }
+}
+_NO_STAGE = (
+    "the stage {} is gone, so nothing is prepared with it any more: put the stage `function` in its place, with a Python "
+    "function of yours (prepare.stages.function.path=FILE.py:FUNCTION)"
+)
+
+
+def add_stages(stages: config_dict.ConfigDict) -> None:
+    """Adds the sections of stages that went to `prepare.stages`, so that a config file may set their keys."""
+    for name, settings in STAGES.items():
+        stages[name] = config_dict.ConfigDict(settings)
+
+
+def drop_stages(config: config_dict.ConfigDict) -> None:
+    """Removes the sections of stages that went from `prepare.stages`, where their keys have the defaults."""
+    stages = config.get("prepare", {}).get("stages", {})
+    for name, settings in STAGES.items():
+        if name in stages and stages[name].to_dict() == settings:
+            del stages[name]
+
+
+def check_stages(prepare: PrepareConfig) -> None:
+    """Raises ConfigError if documents would be prepared by a stage that went."""
+    lines = (line for source in prepare.sources.values() for line in source.stages)
+    for name in {*prepare.stages, *(word for line in lines for word in line.split()[:1])} & STAGES.keys():
+        raise ConfigError(_NO_STAGE.format(name))
 
 
 def admit(config: config_dict.ConfigDict, key: str) -> None:
     """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of."""
+    for name in STAGES:
+        if key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages:
+            with config.unlocked():
+                add_stages(config.prepare.stages)
     if key not in (_BATCHES, *_INSTEAD):
         return
     with config.unlocked():

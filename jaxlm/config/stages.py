@@ -112,16 +112,9 @@ class ClassifierSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class PerplexitySettings:
-    reference: str = key(
-        "", "a folder of good text, 1 MB or more, from which byte n-grams are counted; quantiles beside it"
-    )
-    model: str = key("", "a KenLM .arpa or .binary")
-    pieces: str = key("", 'the SentencePiece model of that KenLM model; "" = words between spaces')
-    scorer: str = key("", 'MODULE:FUNCTION ARGUMENT; "jaxlm.eval.scorer:bits_per_byte RUN" is a jaxlm model')
-    min_bits_per_byte: float = key(0.0, "below: boilerplate of the reference; 0 = off")
-    max_bits_per_byte: float = key(0.0, "above: debris or foreign to the reference; 0 = off")
-    chars: int = key(4000, "looked at, from the beginning")
+class FunctionSettings:
+    path: str = key("", "FILE.py:FUNCTION or MODULE:FUNCTION; called with a document's text and its metadata (a dict)")
+    min_score: float = key(0.5, "a document with less goes; 0 = only note it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,8 +219,8 @@ class StagesConfig:
     classifier: ClassifierSettings = key(
         ClassifierSettings(), 'quality as two sets of examples show it; writes metadata["quality"]'
     )
-    perplexity: PerplexitySettings = key(
-        PerplexitySettings(), 'how a language model likes it (metadata["bits_per_byte"]); one of three'
+    function: FunctionSettings = key(
+        FunctionSettings(), 'a filter of your own: what it returns is metadata["score"]; True is 1, False 0'
     )
     toxicity: ToxicitySettings = key(ToxicitySettings(), "profane and abusive lines")
     code: CodeSettings = key(

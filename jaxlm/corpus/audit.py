@@ -117,11 +117,11 @@ def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Find
     for counts in sources:
         others = [other for other in (*sources, contrast) if other is not None and other is not counts]
         by_kind = collections.defaultdict(list)
-        for found in (_known_junk, _words, _repeated):
-            for finding in found(counts, others, contrast):
+        for find in (_known_junk, _words, _repeated):
+            for finding in find(counts, others, contrast):
                 by_kind[finding.kind, finding.is_junk].append(finding)
-        for found in by_kind.values():
-            findings += sorted(found, key=_worst_first)[:_PER_KIND]
+        for alike in by_kind.values():
+            findings += sorted(alike, key=_worst_first)[:_PER_KIND]
     return sorted(findings, key=_worst_first)
 
 
@@ -250,8 +250,8 @@ def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> 
                 continue
             shown.append((text, entry.count))
             pattern, why = "", "a passage that documents share"
-            if _is_habit(table, text, entry, counts, contrast) and (found := _furniture(text, entry, counts)):
-                why, pattern = found, _escape(text).replace("0", r"\d+")
+            if _is_habit(table, text, entry, counts, contrast) and (role := _furniture(text, entry, counts)):
+                why, pattern = role, _escape(text).replace("0", r"\d+")
                 pattern = rf"^\s*{pattern}\s*$" if kind == "line" else pattern
             severity = weight * min(1, len(text) / length)
             yield _finding(kind, text, pattern, why, counts, entry, concentration, severity)

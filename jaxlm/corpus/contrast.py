@@ -35,7 +35,7 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[tuple[str, str]]
 
     `html` holds the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
     """
-    spec = SourceSpec("target", path, "auto", "text", limit, (), (), "", "")
+    spec = SourceSpec("target", path, max_bytes=limit)
     units = split_source(spec, max(1 << 20, limit))
     stage = registry.make(registry.StageSpec("html", html), pathlib.Path())
 

@@ -52,9 +52,11 @@ class DocumentWriter:
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
     """Yields the documents of one file; holds one group at a time. Raises RunError if the file is damaged."""
+    row = 0
     for rows in _groups(path):
         for doc_id, text, meta in rows:
-            yield Document(text, doc_id, metadata=meta)
+            yield Document(text, doc_id, meta, row)
+            row += 1
 
 
 def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:

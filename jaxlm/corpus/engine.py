@@ -24,7 +24,7 @@ from loguru import logger
 
 from jaxlm import cgroups, console
 from jaxlm.config import ConfigError, RunError
-from jaxlm.corpus import counted
+from jaxlm.corpus import tally
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]
         def look() -> None:
             while not ended.wait(pause):
                 with contextlib.suppress(OSError):
-                    documents = counted.total(place)
+                    documents = tally.total_counted(place)
                     tell(_done(place), f"{console.count(documents)} documents" if documents > 1 else "")
 
         threading.Thread(target=look, daemon=True).start()

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import counted
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
@@ -27,7 +26,7 @@ from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
 from jaxlm.corpus.sources.units import read_unit
 from jaxlm.corpus.stage import Document, Remove, Stage
 from jaxlm.corpus.stages import registry
-from jaxlm.corpus.tally import FAILURES, StageTally, Tally
+from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
 _CHANGES = 2  # changed documents shown, a stage and task
 _CONTEXT = 60  # characters shown on either side of a change
@@ -131,9 +130,8 @@ class Books:
             # Before anything is cut and quoted: half a number is none to it, nor is one behind "\\n".
             if stage != "pii":
                 before, after = self._hidden(before), self._hidden(after)
-            at = next(
-                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-            )
+            different = (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
+            at = next(different, min(len(before), len(after)))
             cut = slice(max(0, at - _CONTEXT), at + 2 * _CONTEXT)
             shown = f"{after[cut]!r}" if stage == "pii" else f"{before[cut]!r} -> {after[cut]!r}"
             self._write(stage, "", shown, document.id, "")
@@ -178,22 +176,17 @@ def clean(folder: pathlib.Path, task: int) -> None:
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
     books = Books(folder, "clean", task, name, plan, next((stage for stage in chain if stage.name == "pii"), None))
-    tally = books.tally
+    tally, stats = books.tally, SourceStats()
     tally.stages = [StageTally(stage.name) for stage in chain]
-    settings = {
-        stage: plan.global_settings[stage] if stage in source.global_stages else None for stage in ("near", "lines")
-    }
-    signer = Signer(folder, task, priority=source.priority, exact="exact" in source.global_stages, **settings)
+    together = {stage: plan.global_settings[stage] for stage in source.global_stages}
+    signer = Signer(folder, task, source.priority, together)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
-    stats = SourceStats()
-    for document in counted.each(read_unit(unit, source.spec, stats), folder, "clean", task):
+    for document in counted(read_unit(unit, source.spec, stats), folder, "clean", task):
         tally.documents += 1
         tally.bytes += size(document.text)
-        document.metadata.setdefault("source", name)
         if _apply(document, chain, books):
             writer.add(document)
-            meta = document.metadata
-            signer.add(name, document.id, meta.get("site", ""), document.text, code=meta.get("format") == "code")
+            signer.add(document)
     tally.documents += sum(stats.skipped.values())
     tally.failed.update(stats.skipped)
     tally.repaired.update(stats.repaired)
@@ -252,26 +245,17 @@ def finish(folder: pathlib.Path, task: int) -> None:
     """Removes the duplicates and the repeated lines that the joins found among a task's documents."""
     plan = Plan.load(folder)
     name, _ = plan.units[task]
-    source = plan.sources[name]
+    chain: list[Stage] = []
+    for stage in plan.sources[name].global_stages:
+        if stage == "lines":
+            chain.append(_Lines(plan.global_settings[stage], folder, task))
+        else:
+            chain.append(_Copies(stage, plan, folder, task))
     books = Books(folder, "finish", task, name, plan)
-    counts = {stage: StageTally(stage) for stage in registry.GLOBAL_STAGES if stage in source.global_stages}
-    books.tally.stages = list(counts.values())
-    lost = {
-        stage: {
-            row: plan.name_of(keeper, keeper_id)
-            for row, keeper, keeper_id in _of_task(folder / f"{stage}.parquet", task, "keeper", "keeper_id")
-        }
-        for stage in ("exact", "near")
-        if stage in counts
-    }
-    going = collections.defaultdict(set)
-    if "lines" in counts:
-        for row, key in _of_task(folder / "lines.parquet", task, "key"):
-            going[row].add(key)
+    books.tally.stages = [StageTally(stage.name) for stage in chain]
     writer = DocumentWriter(plan.document_file(folder, task))
-    documents = read_documents(folder / "clean" / f"{task:06d}.parquet")
-    for row, document in enumerate(counted.each(documents, folder, "finish", task)):
-        if _finish_one(row, document, counts, lost, going, plan, books):
+    for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):
+        if _apply(document, chain, books):
             writer.add(document)
             books.tally.kept += 1
             books.tally.kept_bytes += size(document.text)
@@ -279,47 +263,43 @@ def finish(folder: pathlib.Path, task: int) -> None:
     books.close()
 
 
-def _finish_one(
-    row: int,
-    document: Document,
-    counts: dict[str, StageTally],
-    lost: dict[str, dict[int, str]],
-    going: dict[int, set[int]],
-    plan: Plan,
-    books: Books,
-) -> bool:
-    bytes_in = size(document.text)
-    for stage, tally in counts.items():
-        tally.documents_in += 1
-        tally.bytes_in += bytes_in
-        why = None
-        if row in lost.get(stage, ()):
-            why = Remove("duplicate" if stage == "exact" else "near duplicate", f"of {lost[stage][row]}")
-        elif stage == "lines" and row in going:
-            before, meta = document.text, document.metadata
-            document.text, count = lines.remove(
-                before,
-                meta.get("source", ""),
-                meta.get("site", ""),
-                plan.global_settings["lines"],
-                going[row],
-                headings=meta.get("format") == "markdown" or meta.get("from") == "html",
-            )
-            gone = 1 - len(document.text) / len(before)
-            if gone > plan.global_settings["lines"]["max_removed"] or not document.text.strip():
-                document.text, why = before, Remove("mostly repeated", f"{gone:.0%} of it stands in other documents")
-            else:
-                tally.edits["repeated line or paragraph"] += count
-                tally.changed += 1
-                books.changed(stage, document, before)
-                bytes_in = size(document.text)
-        if why is not None:
-            tally.removed[why.reason] += 1
-            books.removed(stage, document, why)
-            return False
-        tally.documents_out += 1
-        tally.bytes_out += bytes_in
-    return True
+class _Copies(Stage):
+    """Removes a task's documents that are a copy of one that stays (`exact`), or much like one (`near`)."""
+
+    def __init__(self, name: str, plan: Plan, folder: pathlib.Path, task: int):
+        self.name, self._reason = name, "duplicate" if name == "exact" else "near duplicate"
+        rows = _of_task(folder / f"{name}.parquet", task, "keeper", "keeper_id")
+        self._keepers = {row: plan.name_of(keeper, keeper_id) for row, keeper, keeper_id in rows}
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        keeper = self._keepers.get(document.row)
+        return keeper and Remove(self._reason, f"of {keeper}")
+
+
+class _Lines(Stage):
+    """Removes lines and paragraphs that come back in many documents, from a task's documents."""
+
+    name = "lines"
+
+    def __init__(self, settings: dict[str, typing.Any], folder: pathlib.Path, task: int):
+        super().__init__(settings, folder)
+        self._going = collections.defaultdict(set)
+        for row, key in _of_task(folder / "lines.parquet", task, "key"):
+            self._going[row].add(key)
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        going = self._going.get(document.row)
+        if not going:
+            return None
+        before, meta = document.text, document.metadata
+        headings = meta.get("format") == "markdown" or meta.get("from") == "html"
+        place = meta.get("source", ""), meta.get("site", "")
+        document.text, count = lines.remove(before, *place, self.settings, going, headings=headings)
+        gone = 1 - len(document.text) / len(before)
+        if gone > self.settings["max_removed"] or not document.text.strip():
+            return Remove("mostly repeated", f"{gone:.0%} of it stands in other documents")
+        edits["repeated line or paragraph"] += count
+        return None
 
 
 def _of_task(path: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:

@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm import cgroups, config_files, console, files
-from jaxlm.config import ConfigError, DataConfig, PrepareConfig
+from jaxlm.config import ConfigError, DataConfig, PrepareConfig, older
 from jaxlm.console import Say
 from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
-from jaxlm.corpus.dedup import exact, lines, near
+from jaxlm.corpus.dedup import lines, near
 from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.pipeline import Plan, SourcePlan
 from jaxlm.corpus.sources import survey
@@ -38,7 +38,7 @@ from jaxlm.corpus.sources.units import split_source
 from jaxlm.corpus.stages import registry
 
 _PACKAGES = (  # whose versions can change what is kept
-    *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumbers", "py3langid"),
+    *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumberslite", "py3langid"),
     *("pyarrow", "python-stdnum", "resiliparse", "scikit-learn"),
 )
 _HERE = __name__
@@ -71,16 +71,17 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = p
       RunError: tasks failed; the message names them.
     """
     root = pathlib.Path(data.dir)
-    if found := _finished(root, settings, data, log):
-        return found
+    if done := _finished(root, settings, data, log):
+        return done
+    older.check_stages(settings)
     _check_owner(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"config.data.dir={root} can't be made: {error.strerror}; name another folder") from None
     with files.lock(root, "is writing", "data.dir"):
-        if found := _finished(root, settings, data, log):
-            return found
+        if done := _finished(root, settings, data, log):
+            return done
         return _run(root, settings, engine, make_plan(settings, data, engine, log), log)
 
 
@@ -103,8 +104,8 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
     """
     if not (root / MANIFEST).is_file():
         return None
-    found = open_prepared(root)
-    built, planned = found.manifest["recipe"], source_plans(settings, data)
+    done = open_prepared(root)
+    built, planned = done.manifest["recipe"], source_plans(settings, data)
     wanted = make_recipe(settings, planned, ())
     for name, source in planned.items():
         key = f"files of {name}"
@@ -117,15 +118,16 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
         for spec in source.stages:
             if not spec.inputs:
                 wanted[f"inputs of {name}/{spec.name}"] = built.get(f"inputs of {name}/{spec.name}", "")
-    if built.get("packages") != wanted.get("packages"):
-        log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
-        wanted["packages"] = built.get("packages")
+    was, now = built.get("packages") or {}, wanted.get("packages") or {}
+    if any(was[package] != now[package] for package in was.keys() & now.keys()):
+        log(f"{root} was prepared with other versions of libraries: {was}")
+    wanted["packages"] = built.get("packages")
     wanted["code"] = built.get("code")  # finished data stays what it is
     built = recipes.with_newer_settings(built, wanted, **_defaults())
     recipes.check_same(built, wanted, made=f"{root} was prepared", manifest=root / MANIFEST, again="prepare it again")
     shutil.rmtree(root / "work", ignore_errors=True)  # left where the end was cut short
     log(f"{root} is prepared already")
-    return found
+    return done
 
 
 def _defaults() -> dict[str, typing.Any]:
@@ -183,10 +185,7 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
     planned = {}
     for name, source in settings.sources.items():
         document_stages, together = _stages(source.stages, settings.stages, f"config.prepare.sources.{name}.stages")
-        keys = ("path", "format", "text_key", "max_bytes", "exclude", "licences")
-        own = {key: getattr(source, key) for key in keys}
-        spec = SourceSpec(name=name, tfds_dir=data.tfds_dir, hub_dir=data.hub_dir, **own)
-        planned[name] = SourcePlan(spec, document_stages, together, source.priority)
+        planned[name] = SourcePlan(SourceSpec.of(name, source, data), document_stages, together, source.priority)
     return planned
 
 
@@ -201,14 +200,14 @@ def _stages(
             raise ConfigError(f"{config_key}: {spec.name} is there twice")
         if spec.name in registry.DOCUMENT_STAGES:
             registry.typed_settings(spec)
-        elif spec.settings != defaults[spec.name]:
+        elif spec.name in registry.GLOBAL_STAGES and spec.settings != defaults[spec.name]:
             raise ConfigError(
                 f"{config_key}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
             )
     together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
         raise ConfigError(f"{config_key}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
-    of_documents = (spec for spec in specs if spec.name in registry.DOCUMENT_STAGES)
+    of_documents = (spec for spec in specs if spec.name not in registry.GLOBAL_STAGES)
     return tuple(dataclasses.replace(spec, inputs=registry.digest(spec)) for spec in of_documents), together
 
 
@@ -363,7 +362,7 @@ def find_exact(folder: pathlib.Path, task: int) -> None:
     """Runs the phase `exact`: finds exact duplicates."""
     plan = Plan.load(folder)
     with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
-        exact.find(connection, plain)
+        near.find_copies(connection, plain)
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:

@@ -50,21 +50,21 @@ def with_newer_settings(
             return was
         return was | {k: v for k, v in now.items() if k not in was and k in defaults and defaults[k] == v}
 
-    result = dict(built)
+    recipe = dict(built)
     for key in built.keys() & wanted.keys():
         was, now = built[key], wanted[key]
         kind, _, name = key.partition(" ")
         if key.startswith("stages of ") and isinstance(was, list):
-            asked = dict(line for line in now if isinstance(line, list))
-            result[key] = [
-                [line[0], filled(line[1], asked.get(line[0]), stages.get(line[0], {}))]
+            stages_now = dict(line for line in now if isinstance(line, list))
+            recipe[key] = [
+                [line[0], filled(line[1], stages_now.get(line[0]), stages.get(line[0], {}))]
                 if isinstance(line, list)
                 else line
                 for line in was
             ]
         elif kind in ("source", "stage"):
-            result[key] = filled(was, now, source if kind == "source" else stages.get(name, {}))
-    return result
+            recipe[key] = filled(was, now, source if kind == "source" else stages.get(name, {}))
+    return recipe
 
 
 def _differing(was: object, now: object) -> tuple[object, object]:

@@ -5,6 +5,8 @@ import dataclasses
 import pathlib
 import typing
 
+Settings = typing.Any  # a dataclass of config/stages.py
+
 
 @dataclasses.dataclass(slots=True)
 class Document:
@@ -14,11 +16,13 @@ class Document:
       text: the text that the stages clean.
       id: the id, which leads back to the place that the text was read from (see `jaxlm.corpus.sources`).
       metadata: what the source knows about the document; `Stage.apply` lists the keys.
+      row: its number in the file of prepared documents that it was read from.
     """
 
     text: str
     id: str
     metadata: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    row: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +41,21 @@ class Remove:
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
-    A subclass defines `apply`; its settings are a dataclass of `config/stages.py`. The effect of `apply` must depend only on
-    the document and the settings, so that the order of documents and the number of workers don't matter.
+    A subclass defines `apply`; the keys of its settings stand in `config/stages.py`. The
+    effect of `apply` must depend only on the document and the settings, so that the order of documents and the number of
+    workers don't matter.
     """
 
     inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
     name: str  # as in the config; set by `stages.registry.make`
 
-    def __init__(self, settings: typing.Any, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         """`folder` is the one that `build` was given; it is empty unless `build` wrote there."""
         self.settings = settings
         self.folder = folder
 
     @classmethod
-    def build(cls, settings: typing.Any, folder: pathlib.Path) -> list[str] | None:
+    def build(cls, settings: Settings, folder: pathlib.Path) -> list[str] | None:
         """Makes files that all workers read, such as an index or a trained classifier. Runs once, before the tasks.
 
         The files must be deterministic. By default it does nothing. Returns lines to show, if there are any.

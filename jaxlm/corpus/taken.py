@@ -87,13 +87,13 @@ class Taken:
 
     def lines(self) -> list[str]:
         """Returns the lines for users."""
-        taken = f"{self.documents:,} of {self.of:,} documents of {self.source} ({self.documents / max(self.of, 1):.0%})"
         cut = f"{self.text:.0%} of the text that came to it" if self.text >= MUCH else ""
-        if not self.reason:
-            taken, cut = cut, f"of {self.source}"
-        line = f"{self.stage} took {taken}{f', {cut}' if cut and self.reason else f' {cut}' if cut else ''}"
         if self.reason:
-            line += f"; {self.count:,} by {self.reason!r}"
+            share = f"{self.documents / max(self.of, 1):.0%}"
+            line = f"{self.stage} took {self.documents:,} of {self.of:,} documents of {self.source} ({share})"
+            line += f", {cut}" * bool(cut) + f"; {self.count:,} by {self.reason!r}"
+        else:
+            line = f"{self.stage} took {cut} of {self.source}"
         if self.examples:
             line += f", such as {', '.join(self.examples)}"
         return [line, *([f"  to keep them: {' '.join(self.keep)}"] if self.keep else [])]
@@ -110,30 +110,21 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
     shown = collections.defaultdict(list)
     for example in conclude.examples(root):
         shown[example["source"], example["stage"], example["reason"]].append(example)
-    found = []
+    taken = []
     for name, source in manifest["sources"].items():
+        documents = source["read"]["documents"]
         for stage in source["stages"]:
             removed = collections.Counter(stage["removed"])
             gone = stage["bytes_in"] - stage["bytes_out"] if stage["name"] != "html" else 0
             text = gone / stage["bytes_in"] if gone > _FEW_BYTES else 0.0
-            if removed.total() <= MUCH * source["read"]["documents"] and text <= MUCH:
+            if removed.total() <= MUCH * documents and text <= MUCH:
                 continue
             reason, count = (removed.most_common(1) or [("", 0)])[0]
-            examples = shown[name, stage["name"], reason]
-            found.append(
-                Taken(
-                    name,
-                    stage["name"],
-                    removed.total(),
-                    source["read"]["documents"],
-                    text,
-                    reason,
-                    count,
-                    tuple(_named(example, i == 0) for i, example in enumerate(examples[:_EXAMPLES])),
-                    _keep(name, stage["name"], removed, shown, manifest, stages[name]),
-                )
-            )
-    return found
+            examples = shown[name, stage["name"], reason][:_EXAMPLES]
+            named = tuple(_named(example, i == 0) for i, example in enumerate(examples))
+            keep = _keep(name, stage["name"], removed, shown, manifest, stages[name])
+            taken.append(Taken(name, stage["name"], removed.total(), documents, text, reason, count, named, keep))
+    return taken
 
 
 def _named(example: Mapping[str, str], whole: bool) -> str:
@@ -155,7 +146,8 @@ def _keep(
         return ()  # of copies one stays
     main = [reason for reason, count in removed.most_common() if count >= _MAIN * removed.total()]
     if stage == "language" and main[:1] == ["other language"]:
-        settings = next((s for n, s in _settings(manifest, source) if n == stage), {})
+        lines = manifest["recipe"][f"stages of {source}"]
+        settings = next((line[1] for line in lines if isinstance(line, list) and line[0] == stage), {})
         codes = [match[0] for example in shown[source, stage, main[0]] if (match := _LANGUAGE.match(example["detail"]))]
         most = [code for code, _ in collections.Counter(codes).most_common()]
         wanted = dict.fromkeys([*settings.get("languages", ()), *most])
@@ -168,7 +160,3 @@ def _keep(
         return tuple(f"--config.prepare.stages.{stage}.{key}" for key in keys)
     left = [line for line in stages if line.split()[0] != stage]
     return (f'--config.prepare.sources.{source}.stages="{tuple(left)}"',)
-
-
-def _settings(manifest: Mapping[str, typing.Any], source: str) -> list[tuple[str, dict]]:
-    return [entry for entry in manifest["recipe"][f"stages of {source}"] if isinstance(entry, list)]

@@ -1,14 +1,20 @@
 """Counts a source's documents. Every document read is kept, removed by a stage, or failed, which `Tally.check` checks."""
 
 import collections
+import contextlib
 import dataclasses
+import pathlib
+import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm.config import RunError
 
 Counts = collections.Counter
 FAILURES = 20  # told by name, a source
+_EVERY_S = 1.0  # a task tells its count
+
+T = typing.TypeVar("T")
 
 
 def stage_order(sources: Sequence[Sequence[str]]) -> list[str]:
@@ -47,12 +53,7 @@ class StageTally:
 
     def add(self, other: "StageTally") -> None:
         """Adds the counts of another task."""
-        for field in dataclasses.fields(self)[1:]:
-            value = getattr(other, field.name)
-            if isinstance(value, dict):
-                getattr(self, field.name).update(value)
-            else:
-                setattr(self, field.name, getattr(self, field.name) + value)
+        _add(self, other, [field.name for field in dataclasses.fields(self)[1:]])
 
 
 @dataclasses.dataclass
@@ -81,20 +82,13 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         """Adds the counts of another task of the same source."""
-        self.documents += other.documents
-        self.bytes += other.bytes
-        self.failed.update(other.failed)
-        self.repaired.update(other.repaired)
+        _add(self, other, ("documents", "bytes", "failed", "repaired", "kept", "kept_bytes"))
         self.no_field = self.no_field or other.no_field
         self.failures = (self.failures + other.failures)[:FAILURES]
-        self.kept += other.kept
-        self.kept_bytes += other.kept_bytes
-        names = [stage.name for stage in self.stages]
+        stages = {stage.name: stage for stage in self.stages}
         for stage in other.stages:
-            if stage.name not in names:
-                self.stages.append(StageTally(stage.name))
-                names.append(stage.name)
-            self.stages[names.index(stage.name)].add(stage)
+            stages.setdefault(stage.name, StageTally(stage.name)).add(stage)
+        self.stages = list(stages.values())
 
     def check(self, source: str) -> None:
         """Raises RunError if a document is neither kept, removed nor failed."""
@@ -107,11 +101,10 @@ class Tally:
 
     def to_dict(self) -> dict[str, typing.Any]:
         """Returns the counts as JSON values, without the seconds."""
-        stages = [
-            {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)} for stage in self.stages
-        ]
+        stages = [dict(vars(stage)) for stage in self.stages]
         for stage in stages:
             del stage["seconds"]
+            stage |= {name: dict(sorted(stage[name].items())) for name in ("removed", "edits")}
         return {
             "read": {
                 "documents": self.documents,
@@ -120,8 +113,41 @@ class Tally:
                 "failures": self.failures,
                 "repaired": dict(sorted(self.repaired.items())),
             },
-            "stages": [
-                stage | {name: dict(sorted(stage[name].items())) for name in ("removed", "edits")} for stage in stages
-            ],
+            "stages": stages,
             "kept": {"documents": self.kept, "bytes": self.kept_bytes},
         }
+
+
+def _add(counts: StageTally | Tally, others: StageTally | Tally, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(others, name)
+        if isinstance(value, Counts):
+            getattr(counts, name).update(value)
+        else:
+            setattr(counts, name, getattr(counts, name) + value)
+
+
+def counted(documents: Iterable[T], folder: pathlib.Path, phase: str, task: int) -> Iterator[T]:
+    """Yields the documents of a task, and writes their number into a file for `total_counted`, once a second."""
+    path, number, due = folder / "tasks" / phase / f"count-{task:05d}", 0, 0.0
+
+    def note() -> None:
+        with contextlib.suppress(OSError):  # a count is not worth a task
+            path.write_text(str(number))
+
+    for document in documents:
+        yield document
+        number += 1
+        if time.monotonic() >= due:
+            note()
+            due = time.monotonic() + _EVERY_S
+    note()
+
+
+def total_counted(place: pathlib.Path) -> int:
+    """Returns how many documents the tasks of the phase in this folder have read so far."""
+    total = 0
+    for path in place.glob("count-*"):
+        with contextlib.suppress(OSError, ValueError):  # it is being written
+            total += int(path.read_text())
+    return total

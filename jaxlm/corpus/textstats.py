@@ -165,8 +165,8 @@ def quantiles(lengths: np.ndarray) -> dict[str, int]:
     if not len(lengths):
         return {}
     values = np.quantile(lengths, _QUANTILES)
-    found = {f"p{round(100 * q)}": round(float(v)) for q, v in zip(_QUANTILES, values, strict=True)}
-    return {**found, "mean": round(float(lengths.mean()))}
+    values_at = {f"p{round(100 * q)}": round(float(v)) for q, v in zip(_QUANTILES, values, strict=True)}
+    return {**values_at, "mean": round(float(lengths.mean()))}
 
 
 def readability(passages: Sequence[str]) -> dict[str, float]:
@@ -176,12 +176,12 @@ def readability(passages: Sequence[str]) -> dict[str, float]:
     """
     n_words = n_chars = n_sentences = n_syllables = 0
     for text in passages:
-        found = [word for word in words_lib.split(text) if word[0].isalpha()]
-        n_words += len(found)
-        joined = " ".join(found).lower()
-        n_chars += len(joined) - max(0, len(found) - 1)
+        plain = [word for word in words_lib.split(text) if word[0].isalpha()]
+        n_words += len(plain)
+        joined = " ".join(plain).lower()
+        n_chars += len(joined) - max(0, len(plain) - 1)
         n_syllables += len(_VOWELS.findall(joined)) - len(_SILENT.findall(joined))
-        n_sentences += max(1, len(_SENTENCE.findall(text.rstrip()))) if found else 0
+        n_sentences += max(1, len(_SENTENCE.findall(text.rstrip()))) if plain else 0
     if not n_words:
         return {"words_per_sentence": 0.0, "chars_per_word": 0.0, "flesch": 0.0}
     per_sentence = n_words / n_sentences
@@ -225,8 +225,3 @@ def _line_format(line: str) -> str | None:
         if _LINE_FORMATS[kind].match(line):
             return kind
     return None
-
-
-def shares(ids: np.ndarray, size: int) -> np.ndarray:
-    """Returns the share of each number below `size` among the ids, float[size]; zeros if there are no ids."""
-    return np.bincount(ids, minlength=size)[:size] / max(len(ids), 1)

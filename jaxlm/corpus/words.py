@@ -1,4 +1,4 @@
-"""Splits text into words and sentences by regular expressions, for our stages and (by `stages.word_tokenizer`) datatrove's.
+"""Splits text into words and sentences by regular expressions, for our stages and (by `stages.heuristics`) datatrove's.
 
 datatrove's tokenizer of English is spaCy. These expressions follow its rules where the filters' verdicts depend on them
 (numbers, contractions, dots, dashes; every other mark alone), at about 100 times its speed. Every Chinese or Japanese

@@ -4,10 +4,10 @@ import difflib
 import functools
 import importlib
 import math
+import types
 from collections.abc import Callable, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.config.stages import PiiSettings
 
 Plugin = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # (prompts, texts) -> the score of each text
 
@@ -42,7 +42,7 @@ def personal(text: str) -> list[str]:
 def _personal() -> Callable[[str], list[str]]:
     from jaxlm.corpus.stages import pii  # here, because its libraries take a while to import
 
-    return functools.partial(pii.found, settings=PiiSettings(_KINDS, _REGIONS, ()))
+    return functools.partial(pii.found, settings=types.SimpleNamespace(kinds=_KINDS, regions=_REGIONS, keep_emails=()))
 
 
 def recalled(text: str, continuation: str) -> float:

@@ -37,11 +37,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
     with working("reading text to compare with"):
         like = contrast.counts(counts, config.prepare.target, config.prepare.stages["html"])
-    found = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]
-    shown = found[: args.top or None]
+    ranked = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]
+    shown = ranked[: args.top or None]
     lost = max(counted.lost for each in counts for counted in each.tables)
     say(
-        f"{len(found)} findings" + (f", the worst {len(shown)} shown" if len(shown) < len(found) else "")
+        f"{len(ranked)} findings" + (f", the worst {len(shown)} shown" if len(shown) < len(ranked) else "")
         + f"; {time.monotonic() - began:.1f} s; " + (f"counts may be up to {lost} too low" if lost else "counts are exact")
     )  # fmt: skip
     if args.json:
@@ -83,11 +83,11 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
         for split in shards.SPLITS:
             stream = data.stream(source, split)
             for start in range(0, stream.tokens, _WINDOW_TOKENS):
-                found = data.documents(source, split, start, min(stream.tokens, start + _WINDOW_TOKENS))
-                found = [document for document in found if document.start >= start]
-                tokens = stream.read(found[0].start, found[-1].start + found[-1].tokens) if found else ()
-                for document in found:
-                    at = document.start - found[0].start
+                whole = data.documents(source, split, start, min(stream.tokens, start + _WINDOW_TOKENS))
+                whole = [document for document in whole if document.start >= start]
+                tokens = stream.read(whole[0].start, whole[-1].start + whole[-1].tokens) if whole else ()
+                for document in whole:
+                    at = document.start - whole[0].start
                     yield document.doc_id, tokenizer.decode(tokens[at : at + document.tokens - 1])
 
     return read
@@ -96,11 +96,9 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
 def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
     """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
     d = config.data
-    common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
-    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "exclude": (), "licences": ()}
-    specs = [SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
-    for name, s in config.prepare.sources.items() if not specs else ():
-        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.exclude, s.licences, **common))
+    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "tfds_dir": d.tfds_dir}
+    specs = [SourceSpec(name, s.path, **plain, hub_dir=d.hub_dir) for name, s in d.sources.items() if s.path]
+    specs = specs or [SourceSpec.of(name, source, d) for name, source in config.prepare.sources.items()]
     return [
         dataclasses.replace(s, max_bytes=min(n for n in (s.max_bytes, max_bytes) if n)) if max_bytes else s
         for s in specs

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm import console, files
-from jaxlm.config import Config
+from jaxlm.config import Config, PrepareConfig
 from jaxlm.corpus import audit, conclude, contrast, documents, engine, prepare
 from jaxlm.data import shards
 from jaxlm.report import data as report
@@ -43,41 +43,39 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
     known = files.json_there(path)
     if about.items() <= known.items():
         return known
-    found = about | make()
+    made = about | make()
     try:
-        files.write_atomically(path, (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode())
+        files.write_atomically(path, (json.dumps(made, ensure_ascii=False, indent=1) + "\n").encode())
     except OSError as error:  # finished data may lie on a disk that can't be written
         console.say(f"{path} can't be written: {error.strerror}")
-    return found
+    return made
 
 
 def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
-    names = [name for name in documents.find(done.path) if _kept(done, name)]
-    weights = {name: source.weight for name, source in config.prepare.sources.items() if name in names}
-    megabytes, target = config.prepare.report_mb, config.prepare.target
+    kept = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
+    paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in kept}
     with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
-        junk = pool.submit(_junk, done.path, names, megabytes, target, config.prepare.stages["html"])
-        compared = pool.submit(_mismatch, done.path, names, megabytes, target, config.prepare.stages["html"], weights)
+        junk = pool.submit(_junk, paths, config.prepare)
+        compared = pool.submit(_mismatch, paths, config.prepare)
         return {"junk": junk.result(), "mismatch": compared.result()}
 
 
-def _junk(root: pathlib.Path, names: list[str], megabytes: float, target: str, html: dict) -> list[dict]:
-    sampled = documents.find(root)
-    counts = [audit.scan(name, sample(sampled[name], int(megabytes * 1e6))) for name in names]
-    found = audit.rank(counts, contrast.counts(counts, target, html))
-    return [finding.to_row() for finding in found[:_JUNK_ROWS]]
+def _junk(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> list[dict]:
+    counts = [audit.scan(name, sample(of_source, int(settings.report_mb * 1e6))) for name, of_source in paths.items()]
+    ranked = audit.rank(counts, contrast.counts(counts, settings.target, settings.stages["html"]))
+    return [finding.to_row() for finding in ranked[:_JUNK_ROWS]]
 
 
-def _mismatch(
-    root: pathlib.Path, names: list[str], megabytes: float, target: str, html: dict, weights: dict[str, float]
-) -> dict | None:
-    if len(names) < 2 and not target:
+def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> dict | None:
+    if len(paths) < 2 and not settings.target:
         return None
     from jaxlm.corpus import mismatch  # scikit-learn is slow to import
 
-    limit, sampled = int(megabytes * 1e6), documents.find(root)
-    texts = {name: (text for _, text in sample(sampled[name], limit)) for name in names}
-    like = (text for _, text in contrast.target_texts(target, limit, html)) if target else None
+    limit = int(settings.report_mb * 1e6)
+    texts = {name: (text for _, text in sample(of_source, limit)) for name, of_source in paths.items()}
+    target = contrast.target_texts(settings.target, limit, settings.stages["html"]) if settings.target else None
+    like = (text for _, text in target) if target else None
+    weights = {name: source.weight for name, source in settings.sources.items() if name in paths}
     return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
 
 
@@ -87,14 +85,14 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
 
 
-def write_with(config: Config, done: prepare.Prepared, found: dict[str, typing.Any]) -> pathlib.Path:
-    """Writes DATA/report.html as `write` does, with `found` instead of what `inspect` finds, which takes long."""
+def write_with(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes DATA/report.html as `write` does, with `inspected` instead of what `inspect` finds, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
     summary["clusters"] = files.json_there(root / "clusters.json") or None
     if (files.json_there(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:
         summary["tokenizer_fit"] = files.json_there(root / FIT).get("sources")
-    summary |= found
+    summary |= inspected
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
     report.write(root / page.NAME, summary)
     return root / page.NAME
@@ -105,7 +103,3 @@ def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
     chosen = paths[:: -(-len(paths) // _SAMPLED_FILES)] if paths else []
     for path in chosen:
         yield from documents.within(documents.read_texts([path]), max(1, limit // len(chosen)))
-
-
-def _kept(done: prepare.Prepared, name: str) -> int:
-    return done.manifest["sources"].get(name, {"kept": {"documents": 0}})["kept"]["documents"]

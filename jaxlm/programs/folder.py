@@ -32,9 +32,9 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
       ConfigError: nothing there can be read, there is no such preset, or the data directory would lie in the folder.
     """
     args.told = []
-    found = config_files.find(args.config) if args.config else None
-    documents = found is not None and found.kind == "documents"
-    if not documents or any((found.path / name).is_file() for name in _MADE):
+    named = config_files.find(args.config) if args.config else None
+    documents = named is not None and named.kind == "documents"
+    if not documents or any((named.path / name).is_file() for name in _MADE):
         if args.preset or args.out:
             raise ConfigError(
                 "--preset and --out go with a folder of documents: jaxlm prepare DIR; a config has its own"
@@ -51,9 +51,9 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     if not seen.files:
         raise ConfigError("; ".join(survey.unread_lines(path, seen.unread)) or f"{path} holds no documents")
     made.unlock()
-    made.data.dir = args.out or _out(found.path)
+    made.data.dir = args.out or _out(named.path)
     stages = make(made)
-    together = len(seen.files) > 1 and not found.path.is_dir()  # a glob
+    together = len(seen.files) > 1 and not named.path.is_dir()  # a glob
     source = config_files.module(config_files.find_config("base")).source
     for kind in ["auto"] if together else seen.files:
         name = "documents" if together else kind
@@ -61,7 +61,7 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     made.lock()
     for override in overrides:
         config_files.apply_override(made, override)
-    _check(made.data.dir, found.path, args.out)
+    _check(made.data.dir, named.path, args.out)
     others = ", ".join(name for name in presets.PRESETS if name != args.preset)
     holds = ", ".join(
         f"{n:,} {_KINDS.get(kind, kind)} file{'s' * (n > 1)} ({megabytes(seen.sizes[kind])})"

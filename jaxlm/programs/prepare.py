@@ -37,12 +37,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> None:
     """Names the stages that took much, and what would keep it."""
-    found = taken.much(
+    much = taken.much(
         done.manifest, done.path, {name: source.stages for name, source in config.prepare.sources.items()}
     )
-    for line in (line for took in found for line in took.lines()):
+    for line in (line for took in much for line in took.lines()):
         say(line)
-    if any(took.keep for took in found):
+    if any(took.keep for took in much):
         more = "; --preset=docs leaves manuals, tables and code alone" if preset == "web" else ""
         say(f"  (with another data directory, or after deleting {done.path / prepare.MANIFEST}{more})")
 

@@ -7,7 +7,7 @@
     examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
     clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
     junk           rows of `corpus.audit` (`Finding.to_row`)
-    mismatch       `corpus.comparison.Report.to_dict`
+    mismatch       `corpus.mismatch.Report.to_dict`
     tokenizer_fit  rows, one a source
     manifest       sha256, config
     run            the folder of the run that trains on the data; "" = none
@@ -18,6 +18,7 @@ import collections
 import json
 import pathlib
 import typing
+from collections.abc import Callable
 
 from jaxlm.console import count, share, size
 from jaxlm.corpus.tally import stage_order
@@ -50,31 +51,29 @@ def _lead(path: pathlib.Path, summary: dict) -> Markup:
         parts.append(tag("p", "Made for the ", link, ", whose page is there once it has ended."))
     if summary.get("left_out"):
         parts.append(tag("p", "Left out: ", summary["left_out"], ".", class_="dim"))
-    return join([*parts, _tiles(summary)])
+    return join([*parts, _tiles(summary["sources"])])
 
 
-def _tiles(summary: dict) -> Markup:
-    sources = summary["sources"].values()
+def _tiles(sources: dict[str, dict]) -> Markup:
     read, kept = _total(sources, "read"), _total(sources, "kept")
     removed: collections.Counter[str] = collections.Counter()
-    for source in sources:
-        removed.update({stage["name"]: sum(stage["removed"].values()) for stage in source["stages"]})
+    for stage in (stage for source in sources.values() for stage in source["stages"]):
+        removed[stage["name"]] += sum(stage["removed"].values())
     tiles = [
-        (count(len(summary["sources"])), "sources"),
+        (count(len(sources)), "sources"),
         (count(read[0]), f"documents read, {size(read[1])}"),
         (count(kept[0]), f"kept, {share(kept[0], read[0])}"),
         (size(kept[1]), f"kept, {share(kept[1], read[1])} of the bytes"),
+        *((count(n), f"removed by {name}") for name, n in removed.most_common(2) if n),
     ]
-    tiles += [(count(n), f"removed by {name}") for name, n in removed.most_common(2) if n]
     return tag(
         "div", *(tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles), class_="tiles"
     )
 
 
-def _total(sources: typing.Iterable[dict], key: str) -> tuple[int, int]:
+def _total(sources: dict[str, dict], key: str) -> tuple[int, int]:
     """Documents and bytes of "read" or "kept" over all sources."""
-    sources = list(sources)
-    return sum(s[key]["documents"] for s in sources), sum(s[key]["bytes"] for s in sources)
+    return tuple(sum(source[key][unit] for source in sources.values()) for unit in ("documents", "bytes"))
 
 
 def _stages(sources: dict[str, dict]) -> list[str]:
@@ -98,79 +97,67 @@ def _funnel(sources: dict[str, dict]) -> Markup:
 
 
 def _all_stages(sources: dict[str, dict]) -> Markup:
-    documents, volume = _total(sources.values(), "read")
-    whole, rows = documents, []
-    failed = sum(sum(s["read"]["failed"].values()) for s in sources.values())
-
-    def row(name: str, gone: int, kind: str) -> None:
-        bar = page.bar(
-            [(documents / (whole or 1), "kept"), (gone / (whole or 1), kind)], f"{name}: {count(gone)} removed"
-        )
-        rows.append(
-            (
-                name,
-                cell(bar, kind="text"),
-                count(gone) if rows else "",
-                share(gone, whole) if rows else "",
-                count(documents),
-                size(volume),
-            )
-        )
-
-    row("read", 0, "gone")
-    documents -= failed
-    row("failed", failed, "failed")
+    whole, volume = _total(sources, "read")
+    failed = sum(sum(source["read"]["failed"].values()) for source in sources.values())
+    losses = [("read", 0, 0, "gone"), ("failed", failed, 0, "failed")]
     for name in _stages(sources):
-        found = [stage for source in sources.values() for stage in source["stages"] if stage["name"] == name]
-        gone = sum(sum(stage["removed"].values()) for stage in found)
-        documents -= gone
-        volume -= sum(stage["bytes_in"] - stage["bytes_out"] for stage in found)
-        row(name, gone, "gone")
+        of_stage = [stage for source in sources.values() for stage in source["stages"] if stage["name"] == name]
+        losses.append(
+            (name, *(sum(_taken(stage, unit) for stage in of_stage) for unit in ("documents", "bytes")), "gone")
+        )
+    rows, documents = [], whole
+    for name, gone, gone_bytes, kind in losses:
+        documents, volume = documents - gone, volume - gone_bytes
+        parts = [(documents / (whole or 1), "kept"), (gone / (whole or 1), kind)]
+        bar = cell(page.bar(parts, f"{name}: {count(gone)} removed"), kind="text")
+        removed = (count(gone), share(gone, whole)) if rows else ("", "")
+        rows.append((name, bar, *removed, count(documents), size(volume)))
     return table(("", "documents", "removed", "of all", "left", "bytes left"), rows, "All sources by stage")
 
 
-def _matrix(sources: dict[str, dict], unit: str, write_number: typing.Callable[[float], str]) -> Markup:
+def _matrix(sources: dict[str, dict], unit: str, write_number: Callable[[float], str]) -> Markup:
     """Sources by stages: what each took in documents or bytes, shaded by its share of what the source had."""
     names, rows = _stages(sources), []
+    failed = ["failed"] if unit == "documents" else []
     for source_name, source in sources.items():
         whole, kept = source["read"][unit], source["kept"][unit]
         taken = {stage["name"]: _taken(stage, unit) for stage in source["stages"]}
-        cells = [_shaded(taken[name], whole, write_number) if name in taken else cell("") for name in names]
-        if unit == "documents":
-            cells.insert(0, _shaded(sum(source["read"]["failed"].values()), whole, write_number))
+        taken["failed"] = sum(source["read"]["failed"].values())
+        cells = [_shaded(taken[name], whole, write_number) if name in taken else "" for name in failed + names]
         first = tag("span", source_name, title=source.get("path"))
         rows.append((first, write_number(whole), *cells, write_number(kept), share(kept, whole)))
-    head = ("source", "read", *(["failed"] if unit == "documents" else []), *names, "kept", "")
-    return table(head, rows, f"{unit} by source and stage")
+    return table(("source", "read", *failed, *names, "kept", ""), rows, f"{unit} by source and stage")
 
 
 def _taken(stage: dict, unit: str) -> int:
     return sum(stage["removed"].values()) if unit == "documents" else stage["bytes_in"] - stage["bytes_out"]
 
 
-def _shaded(number: float, whole: float, write_number: typing.Callable[[float], str]) -> Markup:
+def _shaded(number: float, whole: float, write_number: Callable[[float], str]) -> Markup:
     if not number:
         return cell("0", kind="zero")
     return cell(tag("span", write_number(number), title=share(number, whole)), number / whole if whole else 0.0)
 
 
 def _reasons(sources: dict[str, dict]) -> Markup:
-    rows = []
+    rows, failures = [], []
     for name, source in sources.items():
-        reasons = [("failed", reason, n) for reason, n in source["read"]["failed"].items()]
-        reasons += [(stage["name"], reason, n) for stage in source["stages"] for reason, n in stage["removed"].items()]
-        rows += [
-            (name, stage, reason, count(n), share(n, source["read"]["documents"])) for stage, reason, n in reasons if n
-        ]
-    rows = [(name, cell(stage, kind="text"), cell(reason, kind="text"), *rest) for name, stage, reason, *rest in rows]
-    failures = [(name, line) for name, source in sources.items() for line in source["read"].get("failures", ())]
+        removed = [("failed", source["read"]["failed"])]
+        removed += [(stage["name"], stage["removed"]) for stage in source["stages"]]
+        for stage, reason, n in ((stage, *item) for stage, reasons in removed for item in reasons.items()):
+            if n:
+                row = (_words(stage), _words(reason), count(n), share(n, source["read"]["documents"]))
+                rows.append((name, *row))
+        failures += [(name, _words(line)) for line in source["read"].get("failures", ())]
     shown = [details(f"Reasons ({len(rows)})", table(("source", "stage", "reason", "documents", ""), rows, "Reasons"))]
     if failures:
-        lines = [(name, cell(line, kind="text")) for name, line in failures]
-        shown.append(
-            details(f"Records that failed ({len(lines)} named)", table(("source", "record"), lines, "Failures"))
-        )
+        records = table(("source", "record"), failures, "Failures")
+        shown.append(details(f"Records that failed ({len(failures)} named)", records))
     return join(shown)
+
+
+def _words(content: object) -> Markup:
+    return cell(content, kind="text")
 
 
 def _edits(sources: dict[str, dict]) -> Markup:
@@ -186,8 +173,8 @@ def _edits(sources: dict[str, dict]) -> Markup:
     used = [name for name in sources if any(name in by_source for by_source in totals.values())]
     rows = []
     for (name, edit), by_source in totals.items():
-        numbers = [cell(count(by_source[s]) if s in by_source else "") for s in used]
-        rows.append((name, cell(edit, kind="text"), count(sum(by_source.values())), *numbers))
+        numbers = (count(by_source[source]) if source in by_source else "" for source in used)
+        rows.append((name, _words(edit), count(sum(by_source.values())), *numbers))
     return table(("stage", "edit", "all", *used), rows, "Edits by stage and source")
 
 
@@ -199,50 +186,48 @@ def _examples(examples: list[dict]) -> Markup:
     parts = [tag("p", "Read some of each: a filter that takes what you would keep is the wrong filter.")]
     for stage, reasons in groups.items():
         inner = [
-            details(
-                join([reason or "changed: before -> after", " ", tag("span", len(found), class_="dim")]),
-                *map(_example, found),
-            )
-            for reason, found in reasons.items()
+            _folded(reason or "changed: before -> after", len(alike), *map(_example, alike))
+            for reason, alike in reasons.items()
         ]
-        total = sum(map(len, reasons.values()))
-        parts.append(details(join([tag("b", stage), " ", tag("span", total, class_="dim")]), *inner))
+        parts.append(_folded(tag("b", stage), sum(map(len, reasons.values())), *inner))
     return join(parts)
 
 
+def _folded(title: object, number: int, *children: Markup) -> Markup:
+    return details(join([title, " ", tag("span", number, class_="dim")]), *children)
+
+
 def _example(example: dict) -> Markup:
-    about = tag("div", tag("b", example["source"]), " ", tag("code", example["id"], class_="id"))
+    about = tag("div", tag("b", example["source"]), " ", _id(example["id"]))
     detail = tag("div", example["detail"], class_="dim") if example["detail"] else ""
     return tag("div", about, detail, tag("pre", example["excerpt"]) if example["excerpt"] else "", class_="example")
+
+
+def _id(text: str) -> Markup:
+    return tag("code", text, class_="id")
 
 
 def _clusters(clusters: dict) -> Markup:
     """How many groups of duplicates of each size there are, and the largest."""
     sizes = sorted((int(n), how_many) for n, how_many in clusters["sizes"].items())
-    bins: dict[str, int] = {}
+    if not sizes:
+        return tag("p", "No two documents are alike.")
+    bins: collections.Counter[str] = collections.Counter()
     for n, how_many in sizes:
         low = 1 << (n.bit_length() - 1)
-        name = str(n) if n < 4 else f"{low} to {2 * low - 1}"
-        bins[name] = bins.get(name, 0) + how_many
-    if not bins:
-        return tag("p", "No two documents are alike.")
-    copies = sum((n - 1) * how_many for n, how_many in sizes)
+        bins[str(n) if n < 4 else f"{low} to {2 * low - 1}"] += how_many
+    copies = count(sum((n - 1) * how_many for n, how_many in sizes))
     parts = [
-        tag(
-            "p", f"{count(sum(bins.values()))} groups of like documents, {count(copies)} copies. By size of the group:"
-        ),
+        tag("p", f"{count(bins.total())} groups of like documents, {copies} copies. By size of the group:"),
         page.columns([(name, n, count(n)) for name, n in bins.items()], "Groups by size"),
     ]
     for cluster in clusters.get("largest", ()):
-        members = [
-            tag("div", tag("code", member, class_="id"), tag("b", " kept") if member == cluster["kept"] else "")
-            for member in cluster["members"]
-        ]
-        more = cluster["size"] - len(cluster["members"])
-        if more > 0:
-            members.append(tag("div", f"and {count(more)} more", class_="dim"))
-        head = [f"{count(cluster['size'])} documents like ", tag("code", cluster["kept"], class_="id")]
-        parts.append(details(join(head), tag("div", *members, class_="example")))
+        kept, named = cluster["kept"], cluster["members"]
+        members = [tag("div", _id(member), tag("b", " kept") if member == kept else "") for member in named]
+        if cluster["size"] > len(named):
+            members.append(tag("div", f"and {count(cluster['size'] - len(named))} more", class_="dim"))
+        head = join([f"{count(cluster['size'])} documents like ", _id(kept)])
+        parts.append(details(head, tag("div", *members, class_="example")))
     return join(parts)
 
 
@@ -253,9 +238,10 @@ def _junk(rows: list[dict]) -> Markup:
     own = [_junk_row(row) for row in rows if not row["junk"]]
     about = "Strings that a source repeats and nobody would write. Score 0 to 100: how surely it is junk, times how much of "
     about += "the source it is in. “Only here” 100%: no other source has it."
-    parts = (
-        [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")] if junk else [tag("p", "Nothing looks like junk.")]
-    )
+    if not junk:
+        parts = [tag("p", "Nothing looks like junk.")]
+    else:
+        parts = [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")]
     if junk[_JUNK_ROWS:]:
         parts.append(details(f"{len(junk) - _JUNK_ROWS} more", table(head, junk[_JUNK_ROWS:], "More junk")))
     if own:
@@ -266,20 +252,19 @@ def _junk(rows: list[dict]) -> Markup:
 
 def _junk_row(row: dict) -> tuple:
     examples = [
-        tag("div", tag("code", example["document"], class_="id"), tag("pre", example["text"]), class_="example")
+        tag("div", _id(example["document"]), tag("pre", example["text"]), class_="example")
         for example in row["examples"]
     ]
     pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim") if row["junk"] else ""
     return (
-        tag("code", row["text"]),
-        cell(row["why"], kind="text"),
-        cell(row["source"], kind="text"),
-        page.value(float(row["score"])),
-        count(row["count"]),
-        count(row["documents"]),
-        share(row["share_of_documents"], 1),
-        share(row["concentration"], 1),
-        cell(details("examples", pattern, *examples), kind="text"),
+        *(tag("code", row["text"]), _words(row["why"]), _words(row["source"]), page.value(float(row["score"]))),
+        *(
+            count(row["count"]),
+            count(row["documents"]),
+            share(row["share_of_documents"], 1),
+            share(row["concentration"], 1),
+        ),
+        _words(details("examples", pattern, *examples)),
     )
 
 
@@ -291,7 +276,5 @@ def _tokenizer_fit(rows: list[dict]) -> Markup:
 
 def _manifest(manifest: dict) -> Markup:
     config = json.dumps(manifest.get("config", {}), indent=1, ensure_ascii=False, default=str)
-    about = tag(
-        "p", "sha256 of the manifest ", tag("code", manifest["sha256"], class_="id"), ": equal results, equal hash."
-    )
+    about = tag("p", "sha256 of the manifest ", _id(manifest["sha256"]), ": equal results, equal hash.")
     return join([about, details("Config", tag("pre", config))])

@@ -12,7 +12,7 @@ TARGET = "target"
 
 
 def render(report: dict[str, typing.Any]) -> Markup:
-    """Returns the content of the section, given the dict that `corpus.comparison.Report.to_dict` returns."""
+    """Returns the content of the section, given the dict that `corpus.mismatch.Report.to_dict` returns."""
     parts = [_advice(report["advice"])]
     if report["mixture"]:
         parts.append(_mixture(report["mixture"]))
@@ -21,9 +21,7 @@ def render(report: dict[str, typing.Any]) -> Markup:
 
 
 def _advice(advice: dict[str, dict]) -> Markup:
-    rows = [
-        (name, cell(one["action"], kind="text"), cell(one["sentence"], kind="text")) for name, one in advice.items()
-    ]
+    rows = [(name, *(cell(said[key], kind="text") for key in ("action", "sentence"))) for name, said in advice.items()]
     about = tag("p", "What to try in a pilot. It comes from words alone, which say nothing of truth or worth.")
     return join([about, table(("source", "try", "why"), rows, "Advice")])
 
@@ -33,18 +31,14 @@ def _mixture(mixture: dict) -> Markup:
     rows = []
     for name, now in mixture["now"].items():
         nearest = mixture["nearest"][name]
-        bars = [
-            page.bar([(part / top, kind)], f"{name}: {share(part, 1)}")
-            for part, kind in ((now, "gone"), (nearest, "kept"))
-        ]
-        rows.append((name, share(now, 1), share(nearest, 1), cell(join(bars))))
-    about = (
-        f"Shares of words now and in the mixture of these sources that is nearest to the target: {mixture['js_now']:.3f} bits "
-        f"from it now, {mixture['js_nearest']:.3f} then."
-    )
+        parts = ((now, "gone"), (nearest, "kept"))
+        bars = join(page.bar([(part / top, kind)], f"{name}: {share(part, 1)}") for part, kind in parts)
+        rows.append((name, share(now, 1), share(nearest, 1), cell(bars)))
+    about = "Shares of words now and in the mixture of these sources that is nearest to the target: "
+    about += f"{mixture['js_now']:.3f} bits from it now, {mixture['js_nearest']:.3f} then."
     keys = page.keys({"gone": "now", "kept": "nearest"})
-    head = ("source", "now", "nearest", "")
-    return join([tag("h3", "Nearest mixture"), tag("p", about, *keys), table(head, rows, "Mixture")])
+    rows_of_sources = table(("source", "now", "nearest", ""), rows, "Mixture")
+    return join([tag("h3", "Nearest mixture"), tag("p", about, *keys), rows_of_sources])
 
 
 def _distances(report: dict) -> Markup:
@@ -82,8 +76,8 @@ def _distances(report: dict) -> Markup:
 def _map(names: list[str], pairs: dict[frozenset, dict], render_pair: Callable[[dict], Markup], label: str) -> Markup:
     rows = []
     for a in names:
-        found = [pairs.get(frozenset((a, b))) if a != b else None for b in names]
-        rows.append((a, *(render_pair(pair) if pair else cell("·", kind="zero") for pair in found)))
+        of_row = (pairs.get(frozenset((a, b))) for b in names)  # none of a source with itself
+        rows.append((a, *(render_pair(pair) if pair else cell("·", kind="zero") for pair in of_row)))
     return table(("", *names), rows, label)
 
 

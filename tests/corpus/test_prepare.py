@@ -19,7 +19,7 @@ import pytest
 
 from jaxlm import config as config_lib
 from jaxlm import config_files, console, files, screen
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import ConfigError, RunError, older
 from jaxlm.configs import base
 from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
 from jaxlm.corpus.stage import Document, Remove
@@ -264,6 +264,41 @@ def test_a_changed_file_of_a_stage_is_another_recipe(corpus, tmp_path):
         run(corpus, tmp_path / "d", stage)
 
 
+def test_documents_of_a_stage_that_went_open_and_are_not_made_anew(corpus, done, tmp_path):
+    """The stage `perplexity`, in a source's line and in keys of its own, as folders of older versions name it."""
+    shutil.copytree(done.path, tmp_path / "d")
+    manifest = json.loads((tmp_path / "d" / prepare.MANIFEST).read_text())
+    settings = older.STAGES["perplexity"] | {"reference": "good/", "max_bits_per_byte": 4.0}
+    manifest["recipe"]["stages of web"].insert(1, ["perplexity", settings])
+    manifest["recipe"]["inputs of web/perplexity"] = "0123456789abcdef"
+    (tmp_path / "d" / prepare.MANIFEST).write_text(json.dumps(manifest))
+    names = "'pii','exact','near','lines')"
+    line = f"prepare.sources.web.stages=('unicode','perplexity reference=good/ max_bits_per_byte=4.0',{names}"
+    keys = (
+        "prepare.stages.perplexity.reference=good/",
+        "prepare.stages.perplexity.max_bits_per_byte=4.0",
+        f"prepare.sources.web.stages=('unicode','perplexity',{names}",
+    )
+    for overrides in ((line,), keys):
+        assert run(corpus, tmp_path / "d", *overrides).manifest == manifest
+        with pytest.raises(ConfigError, match=r"stage perplexity is gone.* put the stage `function` in its place"):
+            run(corpus, tmp_path / "new", *overrides)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigError, match=r"min_bits_per_byte=0\.1"):
+        run(corpus, tmp_path / "d", line.replace("max_bits", "min_bits_per_byte=0.1 max_bits"))
+    with pytest.raises(ConfigError, match="no setting 'model_file=x'; did you mean 'model'"):
+        run(corpus, tmp_path / "d", line.replace("max_bits", "model_file=x max_bits"))
+
+
+def test_a_config_file_may_set_keys_of_a_stage_that_went(corpus, tmp_path):
+    text = (corpus / "config.py").read_text()
+    (tmp_path / "config.py").write_text(
+        text.replace("    return c", "    c.prepare.stages.perplexity.chars = 9\n    return c")
+    )
+    assert config_files.load(str(tmp_path / "config.py")).prepare.stages.perplexity.chars == 9
+    assert "perplexity" not in config_files.load(str(corpus / "config.py")).prepare.stages
+
+
 def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tmp_path, monkeypatch):
     """Stopped after its documents were in place, then another recipe the same, then the first again."""
 
@@ -356,7 +391,7 @@ def test_empty_folders_of_a_first_run_that_was_killed_at_once_are_no_obstacle(co
 def test_many_tasks_are_looked_at_less_often(tmp_path, monkeypatch, tasks, looks):
     seen = threading.Event()
     monkeypatch.setattr(engine, "_LOOK_S", 0.01)
-    monkeypatch.setattr(engine.counted, "total", lambda place: seen.set() or 0)
+    monkeypatch.setattr(engine.tally, "total_counted", lambda place: seen.set() or 0)
     with engine._shown(tmp_path, "clean", tasks):
         assert seen.wait(5.0 if looks else 0.3) == looks
 

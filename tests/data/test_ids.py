@@ -13,7 +13,7 @@ import tiny_data
 from jaxlm import config, config_files
 from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.eval import core, humaneval, redteam, samples, scorer
+from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
 from jaxlm.serve import conversation, guide, refusals, requests
 
@@ -24,7 +24,6 @@ ALLOWED = {
     "jaxlm/data/imported.py": "the tokenizers themselves",
     "jaxlm/data/tokenizer.py": "the tokenizer itself",
     "jaxlm/data/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
-    "jaxlm/corpus/stages/perplexity.py": "pieces of a KenLM model's own SentencePiece, as words for n-grams",
     "jaxlm/eval/lm_eval_model.py": "what follows a context that `document` opened: a continuation, the rest of a text",
     "jaxlm/serve/guide.py": "how llguidance cuts text that a grammar leaves no choice about, behind a prompt",
     "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
@@ -149,26 +148,6 @@ def from_the_check_of_prompts(coder, data, tmp_path, monkeypatch):
     with pytest.raises(Fed) as fed:
         samples.make(settings, 0, model, data, tmp_path)
     return fed.value.rows
-
-
-def from_the_scorer(coder, data, tmp_path, monkeypatch):
-    rows = []
-
-    class Scores:
-        tokenizer = coder
-
-        def score(self, requests):
-            rows.extend([*context, *scored] for context, scored in requests)
-            return [types.SimpleNamespace(logp=-1.0)]
-
-    given = types.SimpleNamespace(data=data, tokenizer=coder)
-    monkeypatch.setattr(scorer.model, "restore", lambda *_: given)
-    monkeypatch.setattr(scorer.likelihood, "of_restored", lambda *_: Scores())
-    (tmp_path / "config.json").write_text(config.to_json(config.resolve(config_files.load("base", ["data.path=x"]))))
-    score = scorer.bits_per_byte(str(tmp_path))
-    for text in TEXTS:
-        score(text)
-    return rows
 
 
 def from_a_text_of_ones_own(coder, data, tmp_path, monkeypatch):
@@ -341,7 +320,6 @@ CALLERS = {
     "jaxlm/train/scorer.py": (),  # needs a reward model: tests/programs/test_scorer.py
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
-    "jaxlm/eval/scorer.py": (from_the_scorer,),
     "jaxlm/eval/text.py": (from_a_text_of_ones_own,),
     "jaxlm/serve/conversation.py": (from_a_talk, from_a_talk_in_plain_text),
     "jaxlm/serve/requests.py": (

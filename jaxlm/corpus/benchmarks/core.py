@@ -50,10 +50,10 @@ def kind(record: dict) -> type[Row] | None:
 
 def row(record: dict) -> Row:
     """Returns a record as a row. Raises ValueError: a field is missing or has another type, in words."""
-    found = kind(record)
-    if found is None:
+    row_type = kind(record)
+    if row_type is None:
         raise ValueError(f"it has the fields {', '.join(record)}, which are no row of CORE")
-    taken = {field.name: record[field.name] for field in dataclasses.fields(found)}
+    taken = {field.name: record[field.name] for field in dataclasses.fields(row_type)}
     for name, value in taken.items():
         if name in ("choices", "context_options"):
             if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
@@ -64,7 +64,7 @@ def row(record: dict) -> Row:
             raise ValueError(f"{name} is no text")
     if "gold" in taken and (type(taken["gold"]) is not int or not 0 <= taken["gold"] < options):
         raise ValueError(f"gold is {taken['gold']!r}, of {options} options")
-    return found(**taken)
+    return row_type(**taken)
 
 
 def rows(path: str) -> list[Row]:
@@ -73,14 +73,16 @@ def rows(path: str) -> list[Row]:
     Raises:
       ConfigError: the file can't be read, holds no row, or a row is none of CORE or not of the first one's type.
     """
-    found: list[Row] = []
+    checked: list[Row] = []
     for number, record in reading.records(path):
         try:
-            found.append(row(record))
+            checked.append(row(record))
         except ValueError as error:
             raise ConfigError(f"{path}:{number} is no row of CORE: {error}") from None
-        if type(found[-1]) is not type(found[0]):
-            raise ConfigError(f"{path}:{number} is {type(found[-1]).__name__}, the first row {type(found[0]).__name__}")
-    if not found:
+        if type(checked[-1]) is not type(checked[0]):
+            raise ConfigError(
+                f"{path}:{number} is {type(checked[-1]).__name__}, the first row {type(checked[0]).__name__}"
+            )
+    if not checked:
         raise ConfigError(f"{path} holds no row")
-    return found
+    return checked

@@ -117,8 +117,8 @@ def _problems(record: dict) -> collections.abc.Iterator[Texts]:
 
 def _paragraphs(record: dict) -> collections.abc.Iterator[Texts]:
     for paragraph in record["paragraphs"]:
-        for asked in paragraph["qas"]:
-            yield (asked["question"],), tuple(_strings(asked, "answers.text"))
+        for question in paragraph["qas"]:
+            yield (question["question"],), tuple(_strings(question, "answers.text"))
 
 
 _ABCD = ("A", "B", "C", "D")
@@ -192,7 +192,7 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
     Raises:
       ConfigError: a line is not of that form; `key` is the config's key.
     """
-    found = {}
+    layouts = {}
     for line in lines:
         form = re.fullmatch(r"([^:>]+):([^:>]+)(?:>([^:>]+))?", line)
         if not form:
@@ -200,8 +200,8 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
                 f"{key}: {line!r} is not of the form FILE:QUESTION>ANSWER, as in 'riddles*.jsonl:riddle>key+hint'"
             )
         question, answers = (tuple(part.strip() for part in (form[i] or "").split("+") if part.strip()) for i in (2, 3))
-        found[form[1].strip()] = Layout(f"{key.rpartition('.')[2]} {line}", question, question, answers)
-    return found
+        layouts[form[1].strip()] = Layout(f"{key.rpartition('.')[2]} {line}", question, question, answers)
+    return layouts
 
 
 def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
@@ -215,7 +215,7 @@ def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list
       ConfigError: the file can't be read, a record fits no layout, or there is no item.
     """
     own = next((fields[p] for p in fields if fnmatch.fnmatch(pathlib.PurePath(path).name, p)), None)
-    found, layouts = [], {}
+    items_of_file, layouts = [], {}
     for number, record in reading.records(path):
         layout = next(
             (each for each in (LAYOUTS if own is None else (own,)) if all(_has(record, f) for f in each.needs)), None
@@ -231,13 +231,13 @@ def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list
             ) from None
         of_record = next((str(record[key]) for key in _IDS if isinstance(record.get(key), str | int)), str(number - 1))
         for i, (questions, answers) in enumerate(texts):
-            asked = tuple(text for text in map(_asked, questions) if text)
-            if asked or answers:
+            bare = tuple(text for text in map(_asked, questions) if text)
+            if bare or answers:
                 of_item = f"{of_record}/{i}" if len(texts) > 1 else of_record
-                found.append(Item(reading.name(path), of_item, asked, answers))
-    if not found:
+                items_of_file.append(Item(reading.name(path), of_item, bare, answers))
+    if not items_of_file:
         raise ConfigError(f"{path} holds no item of a benchmark")
-    return found, list(layouts)
+    return items_of_file, list(layouts)
 
 
 _IDS = ("task_id", "id", "ind", "idx", "question_id", "qid", "query_id", "example_id", "unique_id", "key", "source_id")

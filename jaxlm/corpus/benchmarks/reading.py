@@ -31,7 +31,7 @@ def files(paths: tuple[str, ...], key: str) -> list[str]:
     Raises:
       ConfigError: a path has no files.
     """
-    found: list[str] = []
+    listed: list[str] = []
     for path in paths:
         pattern = path if not os.path.exists(path) else glob.escape(path) + "/**" * os.path.isdir(path)
         inside = glob.glob(pattern, recursive=True)
@@ -41,8 +41,8 @@ def files(paths: tuple[str, ...], key: str) -> list[str]:
             raise ConfigError(f"{key}: there is no file or folder {path!r}")
         if not inner:
             raise ConfigError(f"{key}: {path!r} has no file that ends in {', '.join(SUFFIXES)}")
-        found += [file for file in inner if file not in found]
-    return found
+        listed += [file for file in inner if file not in listed]
+    return listed
 
 
 def name(path: str) -> str:
@@ -92,10 +92,10 @@ def _whole(text: bytes) -> list | None:
     if text.lstrip().startswith(b"["):
         return files_lib.json_of(text, list)
     try:
-        found = files_lib.json_of(text, object)
+        whole = files_lib.json_of(text, object)
     except ValueError:
         return None
-    return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), list) else [found]
+    return whole["data"] if isinstance(whole, dict) and isinstance(whole.get("data"), list) else [whole]
 
 
 def _parsed(line: bytes) -> object:

@@ -19,8 +19,8 @@ from jaxlm.corpus.dedup.sql import best_ranked, quoted
 
 def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
     """Yields (hash, True if it is a paragraph) for each line and paragraph that may be removed from a text, each once."""
-    found = (_key(line, source, site, settings) for line, prose in _marked(text) if prose)
-    yield from dict.fromkeys(key for key in found if key)
+    keyed = (_key(line, source, site, settings) for line, prose in _marked(text) if prose)
+    yield from dict.fromkeys(key for key in keyed if key)
 
 
 def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] | None:

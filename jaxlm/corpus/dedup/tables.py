@@ -5,6 +5,8 @@
 """
 
 import pathlib
+import typing
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 
 from jaxlm.corpus.dedup import lines as repeats
 from jaxlm.corpus.dedup import signatures
+from jaxlm.corpus.stage import Document
 
 ROW_BITS = 32
 
@@ -25,50 +28,42 @@ class Signer:
       folder: where `sign/`, `sketch/` and `lines/` are made.
       task: the number of the task.
       priority: the priority of the source; of two duplicates the one with the higher priority stays.
-      exact: True if the source takes part in the stage `exact`.
-      near, lines: the settings of these stages; None if the source leaves the stage out.
+      stages: the stages `exact`, `near` and `lines` that the source takes part in -> their settings.
     """
 
-    def __init__(
-        self, folder: pathlib.Path, task: int, *, priority: int, exact: bool, near: dict | None, lines: dict | None
-    ):
+    def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping[str, typing.Any]]):
         self._task, self._priority = task, priority
-        self._exact, self._near, self._lines = exact, near, lines
+        self._exact, self._near, self._lines = "exact" in stages, stages.get("near"), stages.get("lines")
         for name in ("sign", "sketch", "lines"):
             (folder / name).mkdir(exist_ok=True)
-        bands = near["bands"] if near else 0
+        self._bands = self._near["bands"] if self._near else 0
         fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "site", "h0", "h1", "sketch_start")]
-        fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())] + [
-            (f"b{i}", pa.uint64()) for i in range(bands)
-        ]
+        fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())]
+        fields += [(f"b{i}", pa.uint64()) for i in range(self._bands)]
         self._sign = Columns(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields))
         schema = pa.schema([("doc", pa.uint64()), ("key", pa.uint64()), ("paragraph", pa.bool_())])
         self._repeats = Columns(folder / "lines" / f"{task:06d}.parquet", schema)
         self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
         self._row = self._place = 0
 
-    def add(self, source: str, doc_id: str, site: str, text: str, *, code: bool = False) -> None:
-        """Takes the next document; rows count from 0. If `code`, no line of the text counts as boilerplate."""
+    def add(self, document: Document) -> None:
+        """Takes the next document; rows count from 0. No line of source code counts as boilerplate."""
+        text, source, site = document.text, document.metadata["source"], document.metadata.get("site", "")
         doc = self._task << ROW_BITS | self._row
         self._row += 1
         h0, h1 = signatures.normalised_hash(text)
         words = signatures.word_hashes(text)
         # Higher priority first, then the longer text, then by content.
         rank = (127 - self._priority) << 56 | (0xFFFFFF - min(len(words), 0xFFFFFF)) << 32 | h0 >> 32
-        bands, sketch = (), np.empty(0, np.uint32)
-        if self._near:
-            shingles = signatures.shingles(words, self._near["ngram"])
-            if len(shingles):
-                bands = signatures.band_hashes(shingles, self._near["bands"], self._near["rows"]).tolist()
-                sketch = signatures.sketch(shingles)
-                self._sketches.write(sketch.tobytes())
-        none = (None,) * (self._near["bands"] - len(bands)) if self._near else ()
-        tie, site_hash = signatures.hash64(f"{source}\0{doc_id}"), signatures.hash64(f"{source}\0{site}")
-        self._sign.add(
-            (doc, rank, tie, site_hash, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none)
-        )
+        bands, sketch = [None] * self._bands, np.empty(0, np.uint32)
+        if self._near and len(shingles := signatures.shingles(words, self._near["ngram"])):
+            bands = signatures.band_hashes(shingles, self._bands, self._near["rows"]).tolist()
+            sketch = signatures.sketch(shingles)
+            self._sketches.write(sketch.tobytes())
+        tie, site_hash = signatures.hash64(f"{source}\0{document.id}"), signatures.hash64(f"{source}\0{site}")
+        self._sign.add((doc, rank, tie, site_hash, h0, h1, self._place, len(sketch), self._exact, document.id, *bands))
         self._place += len(sketch)
-        if self._lines and not code:
+        if self._lines and document.metadata.get("format") != "code":
             for key, paragraph in repeats.keys(text, source, site, self._lines):
                 self._repeats.add((doc, key, paragraph))
 

@@ -1,11 +1,14 @@
 """What all readers of sources share: the specification, the statistics, units of work, and bytes -> text."""
 
-import collections.abc
 import dataclasses
 import re
 import typing
 import urllib.parse
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
+from jaxlm.config import DataConfig, PrepareSourceConfig
+from jaxlm.corpus.sources import languages
 from jaxlm.corpus.stage import Document
 
 # A line, page or WARC record beyond this is left out, so that memory has a bound.
@@ -35,13 +38,19 @@ class SourceSpec:
 
     name: str
     path: str
-    format: str
-    text_key: str
-    max_bytes: int
-    exclude: tuple[str, ...]
-    licences: tuple[str, ...]
-    tfds_dir: str
-    hub_dir: str
+    format: str = "auto"
+    text_key: str = "text"
+    max_bytes: int = 0
+    exclude: tuple[str, ...] = ()
+    licences: tuple[str, ...] = ()
+    tfds_dir: str = ""
+    hub_dir: str = ""
+
+    @classmethod
+    def of(cls, name: str, source: PrepareSourceConfig, data: DataConfig) -> "SourceSpec":
+        """Returns a source of `prepare.sources`."""
+        own = (source.path, source.format, source.text_key, source.max_bytes, source.exclude, source.licences)
+        return cls(name, *own, data.tfds_dir, data.hub_dir)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +101,8 @@ class SourceStats:
 
     documents: int = 0
     bytes: int = 0
-    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    repaired: dict[str, int] = dataclasses.field(default_factory=dict)
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
+    repaired: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: list[str] = dataclasses.field(default_factory=list)
     no_field: str = ""
 
@@ -105,27 +114,10 @@ class SourceStats:
         """Counts a record that is kept in a changed form."""
         self._note(self.repaired, reason, doc_id, 1)
 
-    def merge(self, other: "SourceStats") -> None:
-        """Adds the counts of another unit of the source.
-
-        Merge in the order of units, so that the examples are always the same.
-        """
-        self.documents += other.documents
-        self.bytes += other.bytes
-        self.no_field = self.no_field or other.no_field
-        for mine, theirs in ((self.skipped, other.skipped), (self.repaired, other.repaired)):
-            for reason, count in theirs.items():
-                mine[reason] = mine.get(reason, 0) + count
-        for example in other.examples:
-            self._show(example, example.partition(": ")[2])
-
-    def _note(self, counts: dict[str, int], reason: str, doc_id: str, count: int) -> None:
-        counts[reason] = counts.get(reason, 0) + count
-        self._show(f"{doc_id}: {reason}", reason)
-
-    def _show(self, example: str, reason: str) -> None:
+    def _note(self, counts: Counter[str], reason: str, doc_id: str, count: int) -> None:
+        counts[reason] += count
         if sum(shown.endswith(f": {reason}") for shown in self.examples) < _EXAMPLES:
-            self.examples.append(example)
+            self.examples.append(f"{doc_id}: {reason}")
 
     def summary(self) -> str:
         """Returns the counts in one line for users."""
@@ -144,8 +136,17 @@ class Reader(typing.Protocol):
 
     GRAIN: int
 
-    def read(self, part: Part, spec: SourceSpec, stats: SourceStats) -> typing.Iterator[Document]:
+    def read(self, part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
         """Yields the documents of a part in order. Skips a broken record, counts it in `stats` and goes on."""
+
+
+_TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")
+_FOREIGN_WORD = re.compile(rb"[\xc0-\xff]{3}|(?<![A-Za-z])[\xc0-\xff]{2}(?![A-Za-z])")  # as another alphabet looks
+_COMMON_1252 = (  # signs of typography, and letters of French, German, Italian, Portuguese, Scandinavian and Spanish
+    "\u20ac\u2026\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u2122\xa0\xa3\xa7\xa9\xab\xad\xae\xb0\xb1\xb5\xb7\xbb\xbc\xbd\xbe\xd7"
+    "\u0152\u0153\xc0\xc4\xc5\xc6\xc7\xc9\xd1\xd6\xd8\xdc\xdf\xe0\xe1\xe2\xe3\xe4\xe5\xe6\xe7\xe8\xe9\xea\xeb\xec\xed\xee\xef"
+    "\xf1\xf2\xf3\xf4\xf5\xf6\xf8\xf9\xfa\xfb\xfc"
+).encode("cp1252")
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
@@ -184,17 +185,6 @@ def _western(raw: bytes) -> str | None:
     return raw.decode("cp1252")
 
 
-_TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")
-_FOREIGN_WORD = re.compile(rb"[\xc0-\xff]{3}|(?<![A-Za-z])[\xc0-\xff]{2}(?![A-Za-z])")  # as another alphabet looks
-
-
-_COMMON_1252 = (  # signs of typography, and letters of French, German, Italian, Portuguese, Scandinavian and Spanish
-    "\u20ac\u2026\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u2122\xa0\xa3\xa7\xa9\xab\xad\xae\xb0\xb1\xb5\xb7\xbb\xbc\xbd\xbe\xd7"
-    "\u0152\u0153\xc0\xc4\xc5\xc6\xc7\xc9\xd1\xd6\xd8\xdc\xdf\xe0\xe1\xe2\xe3\xe4\xe5\xe6\xe7\xe8\xe9\xea\xeb\xec\xed\xee\xef"
-    "\xf1\xf2\xf3\xf4\xf5\xf6\xf8\xf9\xfa\xfb\xfc"
-).encode("cp1252")
-
-
 def site_of(url: str) -> str:
     """Returns the host of a URL without `www.`; "" if it has none."""
     try:
@@ -217,9 +207,9 @@ FIELDS = frozenset(field for fields in _FIELDS.values() for field in fields)
 _DOCUMENT_FORMATS = ("text", "html", "markdown", "code")
 
 
-def known_metadata(record: collections.abc.Mapping[str, typing.Any]) -> dict[str, str]:
+def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
     """Returns the fields of a record that become a document's metadata, as strings. A list (of licences) becomes `A OR B`."""
-    found = {}
+    metadata = {}
     for key, fields in _FIELDS.items():
         for field in fields:
             value = record.get(field)
@@ -227,8 +217,28 @@ def known_metadata(record: collections.abc.Mapping[str, typing.Any]) -> dict[str
                 value = " OR ".join(str(item) for item in value)
             value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             if value is not None and not isinstance(value, dict) and (text := str(value)).strip():
-                found[key] = text
+                metadata[key] = text
                 break
-    if found.get("format") not in _DOCUMENT_FORMATS:
-        found.pop("format", None)
-    return found
+    if metadata.get("format") not in _DOCUMENT_FORMATS:
+        metadata.pop("format", None)
+    return metadata
+
+
+def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
+    """Returns a row as a document.
+
+    Its format is the row's own field `format`; else html if `text_key` holds "html", code if the row's path is a source
+    file's, and text otherwise.
+    """
+    metadata = known_metadata(row)
+    if "format" not in metadata:
+        language = languages.of_file(metadata["path"]) if "path" in metadata else ""
+        if language:
+            metadata["language"] = language
+        metadata["format"] = "html" if "html" in text_key.lower() else "code" if language else "text"
+    return Document(text=text, id=doc_id, metadata=metadata)
+
+
+def no_text(key: str) -> str:
+    """Returns the reason for which a row without text is skipped."""
+    return f"no text in field '{key}'"

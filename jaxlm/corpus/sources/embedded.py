@@ -139,7 +139,7 @@ def _package_files(package: str) -> list[tuple[str, pathlib.Path]]:
 
 def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     """(dotted module name, path) of the Python files under `root`."""
-    found, folders = [], [root]
+    modules, folders = [], [root]
     while folders:
         for path in folders.pop().iterdir():
             if path.is_dir():
@@ -148,8 +148,8 @@ def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
             elif path.suffix == ".py" and not path.stem.endswith("_test") and not path.stem.startswith("test_"):
                 parts = path.relative_to(root).with_suffix("").parts
                 parts = parts[:-1] if parts[-1] == "__init__" and (package or len(parts) > 1) else parts
-                found.append((".".join(([package] if package else []) + list(parts)), path))
-    return found
+                modules.append((".".join(([package] if package else []) + list(parts)), path))
+    return modules
 
 
 def _by_hash(files: Iterable[tuple[str, pathlib.Path]]) -> list[tuple[str, pathlib.Path]]:

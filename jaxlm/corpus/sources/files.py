@@ -93,7 +93,7 @@ def find(
         raise ConfigError(
             f"source '{path}': no such file or folder; give a path, a glob, a URL, embedded:NAME, tfds:NAME or hub:NAME"
         )
-    found = []
+    listed = []
     for name, info in infos.items():
         if exclude and excluded(name.removeprefix(base), exclude):
             continue
@@ -102,12 +102,12 @@ def find(
                 others["link to nothing"] += 1
             continue
         if forced or format_of(name, formats):
-            found.append(Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size")))
+            listed.append(Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size")))
         elif others is not None:
             others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
-    if not found:
+    if not listed:
         raise ConfigError(f"source '{path}' has no file ending in {suffixes}")
-    return sorted(found, key=lambda file: file.name)
+    return sorted(listed, key=lambda file: file.name)
 
 
 def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:

@@ -41,12 +41,12 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 def head_metadata(text: str) -> dict[str, str]:
     """Returns the page's title, and its url and site if the page names its canonical URL."""
-    found, head = {}, text[:_HEAD_CHARS]
+    metadata, head = {}, text[:_HEAD_CHARS]
     if (title := _TITLE.search(head)) and (words := html.unescape(title[1]).split()):
-        found["title"] = " ".join(words)
+        metadata["title"] = " ".join(words)
     if (link := _CANONICAL.search(head)) and (site := base.site_of(url := html.unescape(link[1]))):
-        found |= {"url": url, "site": site}
-    return found
+        metadata |= {"url": url, "site": site}
+    return metadata
 
 
 def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> str:

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import files, rows
+from jaxlm.corpus.sources import base, files
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -30,9 +30,9 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
     Raises ConfigError if there is no such dataset, configuration or split.
     """
     repo, config, split = _parse(spec.path)
-    found = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)
-    if all(files.format_of(file.name, _FORMATS) for file in found):
-        return [part for file in found for part in files.cut(file, files.format_of(file.name, _FORMATS), task_bytes)]
+    listed = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)
+    if all(files.format_of(file.name, _FORMATS) for file in listed):
+        return [part for file in listed for part in files.cut(file, files.format_of(file.name, _FORMATS), task_bytes)]
     count = _stream(spec).num_shards
     return [Part("hub", _shard_name(spec, i, count), spec.path, i, i + 1, task_bytes) for i in range(count)]
 
@@ -45,9 +45,9 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     for number, row in enumerate(stream.shard(stream.num_shards, part.start)):
         text, doc_id = row.get(spec.text_key), f"{part.name}:{number}"
         if isinstance(text, str):
-            yield rows.document(text, doc_id, row, spec.text_key)
+            yield base.document_of_row(text, doc_id, row, spec.text_key)
         elif spec.text_key in row:
-            stats.skip(rows.no_text(spec.text_key), doc_id)
+            stats.skip(base.no_text(spec.text_key), doc_id)
         else:
             fields = ", ".join(sorted(row)[:10])
             raise ConfigError(f"{spec.path} has no field '{spec.text_key}'; its fields are {fields}: set text_key")
@@ -80,18 +80,18 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
         name for name in there if name != "data" and not name.startswith(".") and not _SPLIT_IN_NAME.match(f"{name}/")
     ]
     if there and not folders and (config or len(there) > 1):
-        told = f"no configuration '{config}'" if config else "several configurations"
-        raise ConfigError(f"source '{spec.path}': {told} in {root}; there are {', '.join(there)}")
+        problem = f"no configuration '{config}'" if config else "several configurations"
+        raise ConfigError(f"source '{spec.path}': {problem} in {root}; there are {', '.join(there)}")
     prefix = f"{folders[0]}/" if folders else ""
-    found = files.find(files.url_of(fs, f"{root}/{prefix}".rstrip("/")), *_FORMATS)
-    splits = [match[1] if (match := _SPLIT_IN_NAME.search(file.name)) else "" for file in found]
+    listed = files.find(files.url_of(fs, f"{root}/{prefix}".rstrip("/")), *_FORMATS)
+    splits = [match[1] if (match := _SPLIT_IN_NAME.search(file.name)) else "" for file in listed]
     wanted = "" if split == "train" and split not in splits else split  # files that name no split are for training
-    found = [file for file, of in zip(found, splits, strict=True) if of == wanted]
-    if not found:
+    listed = [file for file, of in zip(listed, splits, strict=True) if of == wanted]
+    if not listed:
         raise ConfigError(
             f"source '{spec.path}': no split '{split}' in {root}; there are {', '.join(sorted(set(splits)))}"
         )
-    return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in found]
+    return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in listed]
 
 
 def _datasets() -> types.ModuleType:
@@ -115,14 +115,14 @@ def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.
         ) from None
     if split not in by_split:
         raise ConfigError(f"source '{spec.path}': no split '{split}'; there are {', '.join(map(str, by_split))}")
-    urls, found = sorted(by_split[split]), []
+    urls, listed = sorted(by_split[split]), []
     fs, _ = files.filesystem(urls[0])
     for folder in sorted({posixpath.dirname(url) for url in urls}):
         fs.ls(folder)  # one request a folder: `info` below answers from what it learnt
     for url in urls:
         name = _REVISION.sub("", url).removeprefix(repo).lstrip("/")
-        found.append(files.Found(f"{repo}/{name}", url, fs.info(url)["size"]))
-    return found
+        listed.append(files.Found(f"{repo}/{name}", url, fs.info(url)["size"]))
+    return listed
 
 
 def _stream(spec: SourceSpec) -> "datasets.IterableDataset":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from jaxlm.corpus.sources import base, rows, streams
+from jaxlm.corpus.sources import base, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -35,13 +35,13 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         if record is None:
             stats.skip("malformed JSON line", doc_id)
         elif not isinstance(record, dict) or not isinstance(record.get(key), str):
-            stats.skip(rows.no_text(key), doc_id)
+            stats.skip(base.no_text(key), doc_id)
             if isinstance(record, dict):
                 has_field = has_field or key in record
                 fields.update(record if len(fields) < _SHOWN_FIELDS else ())
         else:
             has_field = True
-            yield rows.document(record[key], doc_id, record, key)
+            yield base.document_of_row(record[key], doc_id, record, key)
     if fields and not has_field and not stats.no_field:
         shown = ", ".join(sorted(fields)[:_SHOWN_FIELDS])
         stats.no_field = f"{part.url} has no text in field '{key}'; its fields are {shown}: set text_key"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm.corpus.sources import base, rows, streams
+from jaxlm.corpus.sources import base, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -34,7 +34,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             about = table.metadata.row_group(group)
             if part.start <= _first_byte(about) and (part.stop < 0 or _first_byte(about) < part.stop):
                 if fault:
-                    stats.skip(rows.no_text(spec.text_key), f"{part.name}:{row}", about.num_rows)
+                    stats.skip(base.no_text(spec.text_key), f"{part.name}:{row}", about.num_rows)
                 else:
                     yield from _read_group(table, group, row, columns, part, spec, stats)
             row += about.num_rows
@@ -73,10 +73,10 @@ def _read_group(
                 text = record.pop(spec.text_key)
                 row += 1
                 if text is None:
-                    stats.skip(rows.no_text(spec.text_key), doc_id)
+                    stats.skip(base.no_text(spec.text_key), doc_id)
                 else:
                     text = base.to_text(text, doc_id, stats) if isinstance(text, bytes) else text
-                    yield rows.document(text, doc_id, record, spec.text_key)
+                    yield base.document_of_row(text, doc_id, record, spec.text_key)
     except (pa.ArrowException, OSError) as e:
         _raise_if_not_the_data(e)
         stats.skip(f"damaged parquet row group ({str(e).splitlines()[0]})", f"{part.name}:{row}", end - row)

@@ -31,7 +31,7 @@ def iterate_documents(
       ConfigError: the source does not exist, has no such field or gave no document.
     """
     stats = SourceStats() if stats is None else stats
-    wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, (), (), tfds_dir or "", "")
+    wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, tfds_dir=tfds_dir or "")
     whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)
     yield from ((document.id, document.text) for document in read_unit(whole, wanted, stats))
     if not stats.documents:

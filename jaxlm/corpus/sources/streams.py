@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import fsspec.core
-import zstandard
+from backports import zstd
 
 from jaxlm.corpus.sources import base
 from jaxlm.corpus.sources.base import Part
@@ -25,7 +25,7 @@ TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
 
 
 class _Gzip:
-    """zlib's decompressor of one gzip member, with the interface of bz2's and lzma's decompressors."""
+    """zlib's decompressor of one gzip member, with the interface of the decompressors of bz2, lzma and zstd."""
 
     def __init__(self):
         self._member = zlib.decompressobj(31)
@@ -45,50 +45,16 @@ class _Gzip:
         return self._member.unused_data
 
 
-class _Zstd:
-    """zstandard's decompressor of one frame, with the interface of bz2's and lzma's decompressors.
-
-    zstandard has no limit on output, so the input goes in by pieces, and the output may pass `max_length` by one
-    piece's: a block of zstd has 3 bytes or more and gives up to 128 KiB, so that a piece gives 8 MiB at most.
-    """
-
-    _PIECE_BYTES = 192
-
-    def __init__(self):
-        self._member = zstandard.ZstdDecompressor().decompressobj()
-        self._data, self._at = b"", 0
-        self.needs_input = True
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        self._data, self._at = self._data[self._at :] + data, 0
-        out, size = [], 0
-        while size < max_length and self._at < len(self._data) and not self.eof:
-            piece = self._data[self._at : self._at + self._PIECE_BYTES]
-            self._at += len(piece)
-            out.append(self._member.decompress(piece))
-            size += len(out[-1])
-        self.needs_input = self._at == len(self._data)
-        return b"".join(out)
-
-    @property
-    def eof(self) -> bool:
-        return self._member.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._member.unused_data + self._data[self._at :]
-
-
-Decompressor = _Gzip | _Zstd | bz2.BZ2Decompressor | lzma.LZMADecompressor
+Decompressor = _Gzip | zstd.ZstdDecompressor | bz2.BZ2Decompressor | lzma.LZMADecompressor
 # Suffix -> name, a new decompressor of one member, what a member begins with.
 COMPRESSIONS: dict[str, tuple[str, Callable[[], Decompressor], re.Pattern[bytes]]] = {
     ".gz": ("gzip", _Gzip, re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
-    ".zst": ("zstd", _Zstd, re.compile(rb"\x28\xb5\x2f\xfd")),
+    ".zst": ("zstd", zstd.ZstdDecompressor, re.compile(rb"\x28\xb5\x2f\xfd")),
     ".bz2": ("bzip2", bz2.BZ2Decompressor, re.compile(rb"BZh[1-9]1AY&SY")),
     ".xz": ("xz", lzma.LZMADecompressor, re.compile(rb"\xfd7zXZ\0")),
 }
 _LONGEST_BEGINNING = 10
-_ERRORS = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError)  # bzip2 raises OSError
+_ERRORS = (zlib.error, zstd.ZstdError, lzma.LZMAError, OSError)  # bzip2 raises OSError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,20 +37,20 @@ def survey(path: str, exclude: tuple[str, ...]) -> Survey:
     if fs.isfile(root):
         name, size = files.format_of(root, formats) or ("code" if languages.of_file(root) else ""), fs.size(root)
         return Survey({name: 1}, {name: size}, {}) if name else Survey({}, {}, {_suffix(root): 1})
-    found: dict[str, list[files.Found]] = collections.defaultdict(list)
+    by_format: dict[str, list[files.Found]] = collections.defaultdict(list)
     unread, no_code = collections.Counter(), collections.Counter()
     with contextlib.suppress(ConfigError):
         for file in files.find(path, *formats, others=unread, exclude=exclude):
-            found[files.format_of(file.name, formats)].append(file)
+            by_format[files.format_of(file.name, formats)].append(file)
     if fs.isdir(root):
         with contextlib.suppress(ConfigError):
-            found["code"] = code.find(path, exclude, no_code)
+            by_format["code"] = code.find(path, exclude, no_code)
         unread &= no_code
-    if not any(b"<mediawiki" in _head(file) for file in found["mediawiki"]):
-        unread[".xml"] += len(found.pop("mediawiki"))
-    sizes = {name: sum(file.size or 0 for file in listed) for name, listed in found.items() if listed}
+    if not any(b"<mediawiki" in _head(file) for file in by_format["mediawiki"]):
+        unread[".xml"] += len(by_format.pop("mediawiki"))
+    sizes = {name: sum(file.size or 0 for file in listed) for name, listed in by_format.items() if listed}
     order = sorted(sizes, key=lambda name: -sizes[name])
-    return Survey({name: len(found[name]) for name in order}, {name: sizes[name] for name in order}, dict(+unread))
+    return Survey({name: len(by_format[name]) for name in order}, {name: sizes[name] for name in order}, dict(+unread))
 
 
 def _suffix(name: str) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import base, rows
+from jaxlm.corpus.sources import base
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -38,7 +38,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             text = base.to_text(text, doc_id, stats)
         row = {field: example[field] for field in base.FIELDS & set(example) - {key}}
         row = {field: value for field, value in row.items() if isinstance(value, bytes | str)}
-        yield rows.document(text, doc_id, row, key)
+        yield base.document_of_row(text, doc_id, row, key)
 
 
 def _parse(path: str) -> tuple[str, str, str]:

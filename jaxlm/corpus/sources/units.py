@@ -82,10 +82,10 @@ def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[st
         known = ["auto", *registry.FORMATS]
         raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
     formats = choices.get(spec.format, (spec.format,))
-    found = files.find(spec.path, *formats, others=others, exclude=spec.exclude)
+    listed = files.find(spec.path, *formats, others=others, exclude=spec.exclude)
     return [
         part
-        for file in found
+        for file in listed
         for part in files.cut(file, files.format_of(file.name, formats) or spec.format, task_bytes)
     ]
 

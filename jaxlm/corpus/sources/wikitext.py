@@ -22,18 +22,18 @@ _FENCED = ("pre", "source", "syntaxhighlight")
 _VERBATIM = {"math": "$", "chem": "$", "ce": "$", "code": "`", "tt": "`", "kbd": "`", "samp": "`"}
 # Templates that stand for words of the sentence: name -> which of their positional parameters are said.
 _SPOKEN: dict[str, Callable[[list[str]], str]] = {
-    **dict.fromkeys(("lang", "transl", "transliteration"), lambda given: given[-1] if len(given) > 1 else ""),
+    **dict.fromkeys(("lang", "transl", "transliteration"), lambda words: words[-1] if len(words) > 1 else ""),
     **dict.fromkeys(
         ("nowrap", "nobr", "mvar", "math", "em", "strong", "small", "big", "abbr", "code", "tt", "mono"),
-        lambda given: given[0],
+        lambda words: words[0],
     ),
-    **dict.fromkeys(("convert", "cvt"), lambda given: " ".join(given[:2])),
-    **dict.fromkeys(("ndash", "spnd", "snd", "spaced ndash"), lambda given: " \u2013 "),
-    **dict.fromkeys(("mdash", "spaced mdash"), lambda given: " \u2014 "),
-    **dict.fromkeys(("nbsp", "spaces"), lambda given: " "),
-    "frac": lambda given: "/".join(given),
-    "=": lambda given: "=",
-    "!": lambda given: "|",
+    **dict.fromkeys(("convert", "cvt"), lambda words: " ".join(words[:2])),
+    **dict.fromkeys(("ndash", "spnd", "snd", "spaced ndash"), lambda words: " \u2013 "),
+    **dict.fromkeys(("mdash", "spaced mdash"), lambda words: " \u2014 "),
+    **dict.fromkeys(("nbsp", "spaces"), lambda words: " "),
+    "frac": lambda words: "/".join(words),
+    "=": lambda words: "=",
+    "!": lambda words: "|",
 }
 _LITERAL_TAG = re.compile(r"<(nowiki|pre|source|syntaxhighlight|math|chem|ce|code|templatedata)\b", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -121,8 +121,8 @@ class _Renderer:
 
     def _template(self, node: nodes.Template) -> str:
         say = _SPOKEN.get(str(node.name).strip().lower())
-        given = [self.render(param.value.nodes).strip() for param in node.params if not param.showkey] if say else []
-        return say(given or [""]) if say else ""
+        words = [self.render(param.value.nodes).strip() for param in node.params if not param.showkey] if say else []
+        return say(words or [""]) if say else ""
 
     def _link(self, node: nodes.Wikilink) -> str:
         title = str(node.title).strip()

@@ -16,9 +16,8 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError
-from jaxlm.config.stages import ClassifierSettings
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 N_FEATURES = 1 << 18
 MIN_EXAMPLES = 10  # of each kind
@@ -31,12 +30,12 @@ class Classifier(Stage):
 
     inputs = ("good", "bad", "model")
 
-    def __init__(self, settings: ClassifierSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._score = load(settings.model or folder)
 
     @classmethod
-    def build(cls, settings: ClassifierSettings, folder: pathlib.Path) -> None:
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         s, config_key = settings, "prepare.stages.classifier"
         if s.model:
             load(s.model)

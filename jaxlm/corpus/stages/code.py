@@ -86,12 +86,12 @@ def generated(text: str) -> str:
 
 def data(text: str) -> list[str]:
     """Returns the long literals: tables of numbers or strings, escaped bytes, base64, hexadecimal."""
-    found = []
+    literals = []
     for match in _DATA.finditer(text):
         blob = match["blob"]
         if blob is None or (len(set(blob)) >= _BLOB_CHARS and any(map(str.isdigit, blob))):
-            found.append(match.group())
-    return found
+            literals.append(match.group())
+    return literals
 
 
 def syntax_error(text: str, language: str) -> str:

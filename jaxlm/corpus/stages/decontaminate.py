@@ -19,12 +19,10 @@ import unicodedata
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.config.stages import DecontaminateSettings
 from jaxlm.corpus.benchmarks import layouts, reading
 from jaxlm.corpus.benchmarks.layouts import Item
 from jaxlm.corpus.dedup.signatures import mix
-from jaxlm.corpus.stage import Document, Remove, Stage
-from jaxlm.corpus.stages import licences
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 __all__ = ["Decontaminate", "normalise"]
 
@@ -38,7 +36,7 @@ class Decontaminate(Stage):
     inputs = ("paths",)
 
     @classmethod
-    def build(cls, settings: DecontaminateSettings, folder: pathlib.Path) -> list[str]:
+    def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
         """Writes the index of `settings.paths` to `folder`. Returns a line for each file: its items, and those indexed.
 
         Raises:
@@ -65,14 +63,14 @@ class Decontaminate(Stage):
             lines.append(f"{path}: {len(items):,} items, {count:,} indexed ({'; '.join(of_layouts)})")
         return lines
 
-    def __init__(self, settings: DecontaminateSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._index = _Index(folder, _sizes(settings))
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         """See `Stage.apply`. The detail names the item and the words that it shares with the document."""
-        found = self._index.find(document.text)
-        return found and Remove(f"contains {found[0]}", f"{found[1]}: {found[2]}")
+        leak = self._index.find(document.text)
+        return leak and Remove(f"contains {leak[0]}", f"{leak[1]}: {leak[2]}")
 
 
 # Text to words.
@@ -123,7 +121,7 @@ was way we were what when where which while who whom whose why will with would y
 _POWERS = {k: np.uint64(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
 
 
-def _sizes(settings: DecontaminateSettings) -> list[int]:
+def _sizes(settings: Settings) -> list[int]:
     return sorted({n for n in (settings.min_words, *_SIZES) if n < settings.ngram} | {settings.ngram})
 
 
@@ -161,7 +159,7 @@ def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> n
     return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
 
 
-def _segments(item: Item, settings: DecontaminateSettings) -> collections.abc.Iterator[tuple[list[str], int]]:
+def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
     """Yields the texts that tell an item, as words. Each comes with the length from which on half of it is a leak."""
     for rewrite in (str, _squeezed):
         answers = [normalise(rewrite(answer)) for answer in item.answers]
@@ -183,7 +181,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 
 
 def _texts(
-    items: list[Item], settings: DecontaminateSettings
+    items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
     """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text)).
 
@@ -201,7 +199,7 @@ def _texts(
     return texts, tells
 
 
-def _write_index(items: list[Item], settings: DecontaminateSettings, folder: pathlib.Path) -> np.ndarray:
+def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
     """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
 
     Returns for each item True if any of its texts can be found.
@@ -229,7 +227,7 @@ def _write_index(items: list[Item], settings: DecontaminateSettings, folder: pat
     group_G = np.cumsum(first_G) - 1
     first_of_item_G = first_G | (np.diff(item_S[place_G[:, 0]], prepend=-1) != 0)
     own_G = np.bincount(group_G, first_of_item_G, minlength=1)[group_G] <= settings.max_items
-    for notice in licences.NOTICES:
+    for notice in NOTICES:
         x_W = x_V[[ids.get(word, 0) for word in normalise(notice)]]
         own_G &= ~np.isin(key_G, np.concatenate(_hashes(x_W, sizes)))
     key_G, place_G = key_G[own_G], place_G[own_G]
@@ -254,9 +252,9 @@ def _write_index(items: list[Item], settings: DecontaminateSettings, folder: pat
         np.save(folder / f"{name}.npy", array)
     (folder / "words.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     (folder / "items.json").write_text(json.dumps([[item.benchmark, item.id] for item in items]), encoding="utf-8")
-    found = {words for words, need in zip(texts, need_S, strict=True) if need < _NEVER}
+    findable = {words for words, need in zip(texts, need_S, strict=True) if need < _NEVER}
     indexed = np.zeros(len(items), bool)
-    indexed[[number for number, words in tells if words in found]] = True
+    indexed[[number for number, words in tells if words in findable]] = True
     return indexed
 
 
@@ -302,9 +300,51 @@ class _Index:
         key = np.minimum(np.searchsorted(self.keys, hash_W[maybe]), len(self.keys) - 1)
         known = np.flatnonzero(self.keys[key] == hash_W[maybe]) if len(maybe) else maybe
         starts = np.cumsum([0, *map(len, hashes)])
-        found = [
+        places = [
             (segment, place, at - starts[np.searchsorted(starts, at, "right") - 1])
             for at, k in zip(maybe[known], key[known], strict=True)
             for segment, place in self.places[self.starts[k] : self.starts[k + 1]]
         ]
-        return np.array(found, np.int64).reshape(-1, 3)
+        return np.array(places, np.int64).reshape(-1, 3)
+
+
+# Licence notices that stand in many files. Words that a benchmark item shares with these are no leak of it.
+NOTICES = (
+    # MIT
+    """Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+    documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+    rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+    persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice and
+    this permission notice shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED
+    "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+    MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS
+    BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.""",
+    # BSD
+    """Redistribution and use in source and binary forms, with or without modification, are permitted provided that the
+    following conditions are met: 1. Redistributions of source code must retain the above copyright notice, this list of
+    conditions and the following disclaimer. 2. Redistributions in binary form must reproduce the above copyright notice,
+    this list of conditions and the following disclaimer in the documentation and/or other materials provided with the
+    distribution. 3. Neither the name of the copyright holder nor the names of its contributors may be used to endorse or
+    promote products derived from this software without specific prior written permission. THIS SOFTWARE IS PROVIDED BY THE
+    COPYRIGHT HOLDERS AND CONTRIBUTORS "AS IS" AND ANY EXPRESS OR IMPLIED WARRANTIES, INCLUDING, BUT NOT LIMITED TO, THE
+    IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A PARTICULAR PURPOSE ARE DISCLAIMED. IN NO EVENT SHALL THE
+    COPYRIGHT HOLDER OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL, SPECIAL, EXEMPLARY, OR CONSEQUENTIAL
+    DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR SERVICES; LOSS OF USE, DATA, OR PROFITS; OR
+    BUSINESS INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY, WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT
+    (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF THIS SOFTWARE, EVEN IF ADVISED OF THE
+    POSSIBILITY OF SUCH DAMAGE.""",
+    # Apache 2.0
+    """Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with the
+    License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0 Unless required by applicable
+    law or agreed to in writing, software distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the License for the specific language governing
+    permissions and limitations under the License.""",
+    # GPL
+    """This program is free software; you can redistribute it and/or modify it under the terms of the GNU General Public
+    License as published by the Free Software Foundation; either version 2 of the License, or (at your option) any later
+    version. This program is distributed in the hope that it will be useful, but WITHOUT ANY WARRANTY; without even the
+    implied warranty of MERCHANTABILITY or FITNESS FOR A PARTICULAR PURPOSE. See the GNU General Public License for more
+    details. You should have received a copy of the GNU General Public License along with this program; if not, see
+    https://www.gnu.org/licenses/""",
+)

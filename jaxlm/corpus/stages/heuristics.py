@@ -11,14 +11,15 @@ Documents of the format "code" pass: rules for prose say nothing about them.
 """
 
 import collections
+import functools
 import pathlib
 import re
+import typing
 
 import numpy as np
 
-from jaxlm.config.stages import C4Settings, FineWebSettings, GopherQualitySettings, GopherRepetitionSettings
 from jaxlm.corpus import words
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 
 class _Prose(Stage):
@@ -32,7 +33,7 @@ class _Prose(Stage):
 class GopherQuality(_Prose):
     """Removes documents whose number and length of words, marks, bullets or stop words lie outside the limits of prose."""
 
-    def __init__(self, settings: GopherQualitySettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.utils.text import PUNCTUATION_SET
 
         super().__init__(settings, folder)
@@ -50,35 +51,27 @@ class GopherQuality(_Prose):
                 n_plain_chars += count * len(word)
                 if word.isalpha() or any(map(str.isalpha, word)):
                     n_alphabetic += count
-        if s.min_words and n_plain < s.min_words:
+        if n_plain < s.min_words:
             return Remove("gopher_short_doc", f"words={n_plain}, min_words={s.min_words}")
         if s.max_words and n_plain > s.max_words:
             return Remove("gopher_long_doc", f"words={n_plain}, max_words={s.max_words}")
         mean = n_plain_chars / max(n_plain, 1)
-        if s.min_mean_word_length and mean < s.min_mean_word_length:
+        if mean < s.min_mean_word_length:
             return Remove("gopher_below_avg_threshold", f"letters a word={mean:.2f}, min={s.min_mean_word_length}")
         if s.max_mean_word_length and mean > s.max_mean_word_length:
             return Remove("gopher_above_avg_threshold", f"letters a word={mean:.2f}, max={s.max_mean_word_length}")
         return self._marks(text, n_words) or self._kinds_of_words(counts, n_words, n_alphabetic)
 
     def _marks(self, text: str, n_words: int) -> Remove | None:
-        s = self.settings
-        lines = text.splitlines()
+        s, lines = self.settings, text.splitlines()
+        ellipses = text.count("...") + text.count("…")
+        bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+        open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines) if ellipses else 0
         for reason, count, of, limit in (
             ("gopher_too_many_hashes", text.count("#"), n_words, s.max_symbols_per_word),
-            ("gopher_too_many_ellipsis", text.count("...") + text.count("…"), n_words, s.max_symbols_per_word),
-            (
-                "gopher_too_many_bullets",
-                sum(line.lstrip().startswith(("•", "-")) for line in lines),
-                len(lines),
-                s.max_bullet_lines,
-            ),
-            (
-                "gopher_too_many_end_ellipsis",
-                sum(line.rstrip().endswith(("...", "…")) for line in lines) if "..." in text or "…" in text else 0,
-                len(lines),
-                s.max_ellipsis_lines,
-            ),
+            ("gopher_too_many_ellipsis", ellipses, n_words, s.max_symbols_per_word),
+            ("gopher_too_many_bullets", bullets, len(lines), s.max_bullet_lines),
+            ("gopher_too_many_end_ellipsis", open_ends, len(lines), s.max_ellipsis_lines),
         ):
             if limit and count / max(of, 1) > limit:
                 return Remove(reason, f"{count} of {of}, max={limit}")
@@ -86,10 +79,10 @@ class GopherQuality(_Prose):
 
     def _kinds_of_words(self, counts: collections.Counter[str], n_words: int, n_alphabetic: int) -> Remove | None:
         s = self.settings
-        if s.min_alphabetic_words and n_alphabetic / max(n_words, 1) < s.min_alphabetic_words:
+        if n_alphabetic / max(n_words, 1) < s.min_alphabetic_words:
             return Remove("gopher_below_alpha_threshold", f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}")
-        if s.min_stop_words and (found := sum(word in counts for word in self._stop_words)) < s.min_stop_words:
-            return Remove("gopher_enough_stop_words", f"stop words={found}, min_stop_words={s.min_stop_words}")
+        if (n_stop := sum(map(counts.__contains__, self._stop_words))) < s.min_stop_words:
+            return Remove("gopher_enough_stop_words", f"stop words={n_stop}, min_stop_words={s.min_stop_words}")
         return None
 
 
@@ -99,7 +92,7 @@ class GopherRepetition(_Prose):
     Two n-grams are the same if all their words are; datatrove also takes "1 23" and "12 3" for the same.
     """
 
-    def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
         super().__init__(settings, folder)
@@ -229,7 +222,7 @@ class _Grams:
 class C4(_Prose):
     """Removes the lines that C4's rules name, and documents with too little left. Other lines keep their form."""
 
-    def __init__(self, settings: C4Settings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters import c4_filters
 
         super().__init__(settings, folder)
@@ -287,13 +280,20 @@ class C4(_Prose):
         return "", line
 
 
+# datatrove's reason -> the setting behind it
+_FINEWEB_LIMITS = {
+    "line_punct_ratio": "min_punctuated_lines",
+    "short_line_ratio": "max_short_lines",
+    "char_dup_ratio": "max_repeated_line_chars",
+    "list_ratio": "max_newlines_per_word",
+}
+
+
 class FineWeb(_Prose):
     """Removes lists, menus and debris of pages: documents whose lines seldom end in punctuation, are short, or repeat."""
 
-    def __init__(self, settings: FineWebSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters import FineWebQualityFilter
-
-        from jaxlm.corpus.stages.word_tokenizer import TOKENIZER
 
         super().__init__(settings, folder)
         self._filter = FineWebQualityFilter(
@@ -302,15 +302,31 @@ class FineWeb(_Prose):
             short_line_length=settings.short_line_chars,
             char_duplicates_ratio=settings.max_repeated_line_chars,
             new_line_ratio=settings.max_newlines_per_word,
-            language=TOKENIZER,
+            language=tokenizer(),
         )
-        self._limits = {
-            "line_punct_ratio": f"min_punctuated_lines={settings.min_punctuated_lines}",
-            "short_line_ratio": f"max_short_lines={settings.max_short_lines}",
-            "char_dup_ratio": f"max_repeated_line_chars={settings.max_repeated_line_chars}",
-            "list_ratio": f"max_newlines_per_word={settings.max_newlines_per_word}",
-        }
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         verdict = self._filter.filter(document)
-        return None if verdict is True else Remove(verdict[1], self._limits.get(verdict[1], ""))
+        if verdict is True:
+            return None
+        key = _FINEWEB_LIMITS.get(verdict[1])
+        return Remove(verdict[1], f"{key}={getattr(self.settings, key)}" if key else "")
+
+
+@functools.cache
+def tokenizer() -> typing.Any:
+    """Returns a tokenizer for datatrove's filters that gives the words and sentences of `jaxlm.corpus.words`."""
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class Tokenizer(WordTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return words.split(text)
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            return [text[a:b].strip() for a, b in self.span_tokenize(text)]
+
+        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            ends = words.sentence_ends(text)
+            return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    return Tokenizer()

@@ -219,8 +219,8 @@ def _densest(body, comments: bool):
 
 def _root(body, words: frozenset[bytes]):
     """Returns the element that holds all the text, if the page is of a known kind."""
-    found = _find(body, words, _ROOTS)  # an element before those inside it
-    return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
+    roots = _find(body, words, _ROOTS)  # an element before those inside it
+    return roots[0] if roots and all(roots[0].contains(other) for other in roots[1:]) else None
 
 
 def _isolate(root, body) -> None:

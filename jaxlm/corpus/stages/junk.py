@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
-from jaxlm.config.stages import JunkSettings
 from jaxlm.corpus.audit_patterns import GROUPS
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 _LEVELS = ("match", "line", "document")
 
@@ -22,7 +21,7 @@ _LEVELS = ("match", "line", "document")
 class Junk(Stage):
     """Removes what the patterns match. Removes a document if nothing is left; the reason is the last pattern's name."""
 
-    def __init__(self, settings: JunkSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
         if settings.level not in _LEVELS:
             raise ConfigError(f"prepare.stages.junk.level={settings.level!r}: choose one of {', '.join(_LEVELS)}")
@@ -31,7 +30,7 @@ class Junk(Stage):
         self._own = {pattern: _compile(pattern) for pattern in settings.patterns if pattern not in GROUPS}
 
     @classmethod
-    def build(cls, settings: JunkSettings, folder: pathlib.Path) -> None:
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         """Checks the settings. Raises ConfigError for an unknown level, or a pattern that is no regular expression."""
         cls(settings, folder)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
-from jaxlm.config.stages import LanguageSettings
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 _FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
 _NONE = ("zxx", "und")  # what the models call a text without a language
@@ -38,12 +37,12 @@ class Language(Stage):
 
     inputs = ("model",)
 
-    def __init__(self, settings: LanguageSettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._classify = _fasttext(settings.model) if settings.model else _py3langid().classify
 
     @classmethod
-    def build(cls, settings: LanguageSettings, folder: pathlib.Path) -> None:
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         if settings.sample_chars < 100:
             raise ConfigError(f"prepare.stages.language.sample_chars={settings.sample_chars}: use 100 or more")
         if settings.model:

@@ -1,6 +1,6 @@
 """Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates, and only these get the slow checks: `phonenumbers`, a port of libphonenumber (phones),
+A cheap regex finds candidates, and only these get the slow checks: phonenumberslite, a port of libphonenumber (phones),
 `python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, the formats of detect-secrets (see `secrets`). Numbers that only look like
 personal data stay: versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
 """
@@ -16,8 +16,7 @@ from stdnum import iban, luhn
 from stdnum.us import ssn
 
 from jaxlm.config import ConfigError, nearest
-from jaxlm.config.stages import PiiSettings
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 from jaxlm.corpus.stages import secrets
 
 __all__ = ["Pii", "found"]
@@ -29,7 +28,7 @@ class Pii(Stage):
     """Replaces personal data by placeholders, and removes no document."""
 
     @classmethod
-    def build(cls, settings: PiiSettings, folder) -> None:
+    def build(cls, settings: Settings, folder) -> None:
         """Raises ConfigError if a kind, a region or a pattern of the settings is not one."""
         for kind in settings.kinds:
             if kind not in _KINDS:
@@ -56,7 +55,7 @@ class Pii(Stage):
         return None
 
 
-def found(text: str, settings: PiiSettings) -> list[str]:
+def found(text: str, settings: Settings) -> list[str]:
     """Returns the personal data in a text, of the settings' kinds."""
     spans = [span for kind in settings.kinds for span in _KINDS[kind](text, settings)]
     return [text[first:end] for first, end in spans]
@@ -73,7 +72,7 @@ def _replace(text: str, spans: Spans, placeholder: str) -> tuple[str, int]:
     return ("".join([*pieces, text[end:]]), count) if count else (text, 0)
 
 
-def _secrets(text: str, settings: PiiSettings) -> Spans:
+def _secrets(text: str, settings: Settings) -> Spans:
     return secrets.find(text)
 
 
@@ -98,7 +97,7 @@ _DOMAINS = (
 )
 
 
-def _emails(text: str, settings: PiiSettings) -> Spans:
+def _emails(text: str, settings: Settings) -> Spans:
     keep = _keep(settings.keep_emails)
     end = 0
     for at in _AT.finditer(text):
@@ -160,7 +159,7 @@ _IPV4 = re.compile(r"\d(?<![\w.+-]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\w-]|\.\w)")
 _IPV6 = re.compile(r"[23](?<![\w:.]\d)[0-9a-fA-F]{3}:(?:[0-9a-fA-F]{0,4}:){1,6}[0-9a-fA-F]{0,4}(?![\w:])")
 
 
-def _ips(text: str, settings: PiiSettings) -> Spans:
+def _ips(text: str, settings: Settings) -> Spans:
     for match in _IPV4.finditer(text):
         if _is_public(match[0]) and not _is_version(text, match):
             yield match.span()
@@ -208,7 +207,7 @@ _ISSUERS = (  # first digits from, to, numbers of digits (ISO/IEC 7812; what the
 )
 
 
-def _cards(text: str, settings: PiiSettings) -> Spans:
+def _cards(text: str, settings: Settings) -> Spans:
     for match in _CARD.finditer(text):
         number = re.sub(r"\D", "", match[0])
         issued = any(a <= int(number[: len(str(a))]) <= b and len(number) in n for a, b, n in _ISSUERS)
@@ -223,7 +222,7 @@ def _cards(text: str, settings: PiiSettings) -> Spans:
 _IBAN = re.compile(r"[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,4})?\b")
 
 
-def _ibans(text: str, settings: PiiSettings) -> Spans:
+def _ibans(text: str, settings: Settings) -> Spans:
     for match in _IBAN.finditer(text):
         if match.start() and (text[match.start() - 1].isalnum() or text[match.start() - 1] == "_"):
             continue
@@ -239,7 +238,7 @@ _SSN = re.compile(r"\d(?<![\w.,/-]\d)\d{2}(?:-\d{2}-| \d{2} |\d{2})\d{4}(?![\w/-
 _LABEL_SSN = re.compile(r"(?i)(?:\bssn|social security)\b[^\d\n]{0,20}\Z")
 
 
-def _ssns(text: str, settings: PiiSettings) -> Spans:
+def _ssns(text: str, settings: Settings) -> Spans:
     for match in _SSN.finditer(text):
         before = _before(text, match.start())
         digits = re.sub(r"\D", "", match[0])
@@ -262,7 +261,7 @@ _LABEL_CALL = re.compile(
 _DATE = re.compile(r"(?:1[89]|20)\d\d\s?[-/.\u2013]\s?\d\d?(?:\d\d)?\b|\d\d?[-/.]\d\d?[-/.](?:1[89]|20)\d\d")
 
 
-def _phones(text: str, settings: PiiSettings) -> Spans:
+def _phones(text: str, settings: Settings) -> Spans:
     spans = [m.span() for m in _INTERNATIONAL.finditer(text) if _is_international(text, m)]
     if any(phonenumbers.country_code_for_region(region) == 1 for region in settings.regions):
         spans += filter(None, (_north_american(text, match) for match in _NANP.finditer(text)))
@@ -323,7 +322,7 @@ def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
 
 
 # In this order: a token may hold what looks like an address, a card what looks like a phone.
-_KINDS: dict[str, collections.abc.Callable[[str, PiiSettings], Spans]] = {
+_KINDS: dict[str, collections.abc.Callable[[str, Settings], Spans]] = {
     "secret": _secrets,
     "email": _emails,
     "iban": _ibans,

@@ -4,7 +4,6 @@ To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and it
 """
 
 import ast
-import collections.abc
 import dataclasses
 import glob
 import hashlib
@@ -13,9 +12,10 @@ import json
 import math
 import pathlib
 import typing
+from collections.abc import Mapping
 
 from jaxlm import config as config_lib
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, older
 from jaxlm.config.stages import StagesConfig
 from jaxlm.corpus.stage import Stage
 
@@ -30,7 +30,7 @@ DOCUMENT_STAGES = {
     "c4": ("heuristics", "C4"),
     "fineweb": ("heuristics", "FineWeb"),
     "classifier": ("classifier", "Classifier"),
-    "perplexity": ("perplexity", "Perplexity"),
+    "function": ("function", "Function"),
     "toxicity": ("toxicity", "Toxicity"),
     "code": ("code", "Code"),
     "pii": ("pii", "Pii"),
@@ -62,7 +62,7 @@ class StageSpec:
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def parse(line: str, defaults: collections.abc.Mapping[str, dict], config_key: str) -> StageSpec:
+def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_key: str) -> StageSpec:
     """Parses a line `NAME key=value ...`. Settings that it leaves out come from `defaults[NAME]`.
 
     Raises:
@@ -70,22 +70,21 @@ def parse(line: str, defaults: collections.abc.Mapping[str, dict], config_key: s
     """
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
-    if name not in known:
+    if name not in known and name not in older.STAGES:
         raise ConfigError(f"{config_key}: no stage {name!r}; {config_lib.nearest(name, known)}")
-    settings = dict(defaults[name])
+    settings = dict(defaults[name] if name in defaults else older.STAGES[name])
     for word in words:
         key, equals, text = word.partition("=")
-        if key not in settings or not equals:
-            raise ConfigError(
-                f"{config_key}: stage {name} has no setting {word!r}; {config_lib.nearest(key, settings)}"
-                if key not in settings
-                else f"{config_key}: write {key}=VALUE after {name}"
-            )
+        if key not in settings:
+            near = config_lib.nearest(key, settings)
+            raise ConfigError(f"{config_key}: stage {name} has no setting {word!r}; {near}")
+        if not equals:
+            raise ConfigError(f"{config_key}: write {key}=VALUE after {name}")
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
-        settings[key] = (value,) if isinstance(value, str) and isinstance(defaults[name][key], tuple | list) else value
+        settings[key] = (value,) if isinstance(value, str) and isinstance(settings[key], tuple | list) else value
     return StageSpec(name, settings)
 
 
@@ -96,7 +95,7 @@ def stage_class(name: str) -> type[Stage]:
 
 
 def typed_settings(spec: StageSpec) -> typing.Any:
-    """Returns the settings as the stage's own dataclass. Raises ConfigError for a value of a wrong type or size."""
+    """Returns the settings as a dataclass. Raises ConfigError for a value of a wrong type or size."""
     typed = config_lib.build(type(getattr(StagesConfig(), spec.name)), spec.settings, f"prepare.stages.{spec.name}")
     check_ranges(spec.name, dataclasses.asdict(typed))
     return typed
@@ -106,7 +105,7 @@ _COUNTED_FROM_ONE = ("ngram", "bands", "rows", "min_documents")
 _MAY_PASS_ONE = ("per_word", "word_length", "per_byte", "mean_line_chars")  # all other floats are shares
 
 
-def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) -> None:
+def check_ranges(name: str, settings: Mapping[str, typing.Any]) -> None:
     """Raises ConfigError if a number can't work for the stage `name`, such as a negative number or a share above 1."""
     for key, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -123,18 +122,17 @@ def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) 
 
 def digest(spec: StageSpec) -> str:
     """Returns a digest of the local files that the settings name; "" if they name none. URLs are not read."""
-    found, hasher = False, hashlib.sha256()
-    for key in stage_class(spec.name).inputs:
+    content = b""
+    for key in stage_class(spec.name).inputs if spec.name in DOCUMENT_STAGES else ():
         value = spec.settings[key]
         for path in [value] if isinstance(value, str) else value:
             for file in _files(path) if path else ():
-                hasher.update(f"{key}\0{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
-                found = True
-    return hasher.hexdigest()[:16] if found else ""
+                content += f"{key}\0{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest()
+    return hashlib.sha256(content).hexdigest()[:16] if content else ""
 
 
 def _files(path: str) -> list[pathlib.Path]:
-    place = pathlib.Path(path).expanduser()
+    place = pathlib.Path(path.partition(".py:")[0] + ".py" if ".py:" in path else path).expanduser()
     if place.is_dir():
         return sorted(file for file in place.rglob("*") if file.is_file())
     return [place] if place.is_file() else sorted(map(pathlib.Path, glob.glob(str(place), recursive=True)))

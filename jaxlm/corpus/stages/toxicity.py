@@ -16,8 +16,7 @@ import ahocorasick
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.config.stages import ToxicitySettings
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
 _words = re.compile(r"\b\w\w+\b").findall  # as the model was trained
@@ -28,12 +27,12 @@ class Toxicity(Stage):
 
     inputs = ("words",)
 
-    def __init__(self, settings: ToxicitySettings, folder: pathlib.Path):
+    def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._list = _automaton(settings.words) if settings.words else None
 
     @classmethod
-    def build(cls, settings: ToxicitySettings, folder: pathlib.Path) -> None:
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         if settings.words:
             _automaton(settings.words)
         if settings.min_score < 1:

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from jaxlm.corpus.dedup import exact, lines, near
+from jaxlm.corpus.dedup import lines, near
 from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.dedup.tables import Signer
+from jaxlm.corpus.stage import Document
 
 NEAR = {"threshold": 0.6, "ngram": 5, "bands": 20, "rows": 5}
 LINES = {"min_documents": 3, "min_share": 0.3, "min_chars": 20, "min_paragraph_chars": 200}
@@ -58,12 +59,12 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
     folder.mkdir()
     for task, documents in enumerate(tasks):
         priority = priorities[task] if priorities else 0
-        signer = Signer(folder, task, priority=priority, exact=True, near=near_settings, lines=LINES)
+        signer = Signer(folder, task, priority, {"exact": {}, "near": near_settings, "lines": LINES})
         for doc_id, body in documents:
-            signer.add("s", doc_id, "", body)
+            signer.add(Document(body, doc_id, {"source": "s"}))
         signer.finish()
     with connect(folder, 0.25, 2) as connection:
-        exact.find(connection, folder)
+        near.find_copies(connection, folder)
         for band in range(near_settings["bands"]):
             near.find_pairs(connection, folder, band, near_settings["threshold"])
         near.resolve(connection, folder)
@@ -89,7 +90,7 @@ def test_exact_copies_go_whatever_their_case_and_spacing(tmp_path):
 
 def test_copies_are_seen_across_batches(tmp_path, monkeypatch):
     """With one group over several batches, and groups that end where a batch does."""
-    monkeypatch.setattr(exact, "_BATCH", 2048)
+    monkeypatch.setattr(near, "_SORTED_ROWS", 2048)
     gone, _ = deduplicate(tmp_path / "d", [[(f"{name}{i}", f"the text {name}") for i in range(3000)] for name in "abc"])
     keepers = set(gone["exact"].values())
     assert sorted(keeper[0] for keeper in keepers) == ["a", "b", "c"]
@@ -218,9 +219,9 @@ def test_boilerplate_lines_go_from_all_and_copied_paragraphs_stay_once(tmp_path)
 
 def test_code_has_no_boilerplate_and_fences_are_paired(tmp_path):
     line = "from __future__ import annotations"
-    signer = Signer(tmp_path, 0, priority=0, exact=False, near=None, lines=LINES)
+    signer = Signer(tmp_path, 0, 0, {"lines": LINES})
     for i in range(4):
-        signer.add("s", f"{i}.py", "", f"{line}\n{text(i)}", code=True)
+        signer.add(Document(f"{line}\n{text(i)}", f"{i}.py", {"source": "s", "format": "code"}))
     signer.finish()
     assert not pq.read_table(tmp_path / "lines" / "000000.parquet").num_rows
     page = f"````\n```\n{line}\n```\n{line}\n````\n~~~ sh\n{line}\n~~~\n{line}"

@@ -27,7 +27,7 @@ def read_source():
 
 
 def make_spec(path, **keys):
-    spec = SourceSpec("web", str(path), "auto", "text", 0, (), (), "", "")
+    spec = SourceSpec("web", str(path))
     return dataclasses.replace(spec, **keys)
 
 

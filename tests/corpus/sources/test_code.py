@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxlm.corpus.sources import languages, licences
+from jaxlm.corpus.sources import code, languages
 
 MIT = "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining\na copy of this software"
 GPL = "GNU GENERAL PUBLIC LICENSE\n   Version 3, 29 June 2007\n ... GNU Affero General Public License, version 3"
@@ -84,7 +84,7 @@ def test_the_licence_filter_counts_what_it_drops(tree, read_source):
     ],
 )  # fmt: skip
 def test_licence_texts(text, spdx):
-    assert licences.of_licence_file(text) == spdx
+    assert code.licence_of_text(text) == spdx
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_licence_texts(text, spdx):
     ],
 )
 def test_expressions(expression, wanted, allowed):
-    assert licences.allowed(expression, wanted) is allowed
-    assert licences.of_header(f"#!/bin/sh\n# SPDX-License-Identifier: {expression}\nx") == expression
+    assert code.allowed(expression, wanted) is allowed
+    assert code.licence_of_header(f"#!/bin/sh\n# SPDX-License-Identifier: {expression}\nx") == expression
 
 
 def test_languages():

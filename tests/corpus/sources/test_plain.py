@@ -191,9 +191,6 @@ def test_a_file_without_the_field_costs_itself_alone(tmp_path):
     assert (
         stats.no_field == f"{tmp_path}/b.jsonl has no text in field 'text'; its fields are error, status: set text_key"
     )
-    merged = SourceStats()
-    merged.merge(stats)
-    assert merged == stats
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(
         ConfigError, match=r"gave no document .*; .*b.jsonl has no text .* its fields are error, status"

@@ -7,12 +7,13 @@ import random
 import tracemalloc
 
 import pytest
-import zstandard
+from backports import zstd
 
 from jaxlm.corpus.sources import base, streams
 from jaxlm.corpus.sources.base import Part
 
-COMPRESS = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress, ".bz2": bz2.compress,
+CHECKED = {zstd.CompressionParameter.checksum_flag: 1}
+COMPRESS = {".gz": gzip.compress, ".zst": lambda raw: zstd.compress(raw, options=CHECKED), ".bz2": bz2.compress,
             ".xz": lambda raw: lzma.compress(raw, preset=0)}  # fmt: skip
 
 

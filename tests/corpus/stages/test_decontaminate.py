@@ -16,7 +16,7 @@ from jaxlm.config import ConfigError
 from jaxlm.configs import base
 from jaxlm.corpus.benchmarks import layouts
 from jaxlm.corpus.stage import Document, Stage
-from jaxlm.corpus.stages import decontaminate, licences, registry
+from jaxlm.corpus.stages import decontaminate, registry
 
 QUESTIONS = [question(random.Random(i), 1 + i % 3) for i in range(150)]
 
@@ -116,7 +116,7 @@ def test_answers_that_are_long_count(tmp_path):
 
 
 BODY = "Compute the covered surface of this polygon, whose corners the caller lists clockwise as pairs of metres from a gate."
-LICENCE = "/* " + " ".join(licences.NOTICES[0].split()) + " */\n"
+LICENCE = "/* " + " ".join(decontaminate.NOTICES[0].split()) + " */\n"
 
 
 def test_licences_tables_and_instructions_stay(tmp_path):
@@ -129,7 +129,7 @@ def test_licences_tables_and_instructions_stay(tmp_path):
     records += [{"prompt": f"{instruction} {question(random.Random(i), 1)}"} for i in range(25)]
     stage = make_stage(tmp_path, records)
     assert flagged(stage, LICENCE + "int main() { return 0; }") is None
-    assert flagged(stage, "\n".join(licences.NOTICES)) is None
+    assert flagged(stage, "\n".join(decontaminate.NOTICES)) is None
     assert flagged(stage, table) is None
     assert flagged(stage, "0 " * 500) is None
     assert flagged(stage, f"Exam. {instruction} The river is long.") is None

@@ -10,15 +10,15 @@ import tiny_stage
 from datatrove.pipeline import filters
 
 from jaxlm.corpus.stage import Document
-from jaxlm.corpus.stages.word_tokenizer import TOKENIZER
+from jaxlm.corpus.stages import heuristics
 
 PROSE = pathlib.Path(__file__).parents[4] / "shared/data/text/prose.jsonl.gz"
 REFERENCE = {
-    "gopher_quality": filters.GopherQualityFilter(language=TOKENIZER),
-    "gopher_repetition": filters.GopherRepetitionFilter(language=TOKENIZER),
-    "c4": filters.C4QualityFilter(filter_no_terminal_punct=False, language=TOKENIZER),
-    "c4 terminal_punctuation=True": filters.C4QualityFilter(language=TOKENIZER),
-    "fineweb": filters.FineWebQualityFilter(language=TOKENIZER),
+    "gopher_quality": filters.GopherQualityFilter(language=heuristics.tokenizer()),
+    "gopher_repetition": filters.GopherRepetitionFilter(language=heuristics.tokenizer()),
+    "c4": filters.C4QualityFilter(filter_no_terminal_punct=False, language=heuristics.tokenizer()),
+    "c4 terminal_punctuation=True": filters.C4QualityFilter(language=heuristics.tokenizer()),
+    "fineweb": filters.FineWebQualityFilter(language=heuristics.tokenizer()),
 }
 STORY = (
     "The old harbour lies at the end of a narrow road that few people know. In the morning, boats come back with "
@@ -165,3 +165,33 @@ def test_fineweb_names_the_rule_and_its_limit():
     assert tiny_stage.apply(stage, "\n".join(f"Short line {i}." for i in range(40))).reason == "short_line_ratio"
     outcome = tiny_stage.apply(stage, STORY + "\n" + STORY)
     assert (outcome.reason, outcome.removed.detail) == ("char_dup_ratio", "max_repeated_line_chars=0.01")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ('He said "go." Then he left.', ['He said "go."', "Then he left."]),
+        ("Version 1.2.3 is out", ["Version 1.2.3 is out"]),
+        ("Wait... what", ["Wait...", "what"]),
+        ("猫がいる。犬もいる。", ["猫がいる。", "犬もいる。"]),
+        ("no end \n", ["no end"]),
+        ("", [""]),
+    ],
+)
+def test_sentences(text, sentences):
+    assert heuristics.tokenizer().sent_tokenize(text) == sentences
+    spans = heuristics.tokenizer().span_tokenize(text)
+    assert "".join(text[a:b] for a, b in spans) == text.rstrip()
+
+
+def test_words():
+    assert heuristics.tokenizer().word_tokenize("It costs 1,000.50 (or so).") == [
+        "It",
+        "costs",
+        "1,000.50",
+        "(",
+        "or",
+        "so",
+        ")",
+        ".",
+    ]

@@ -1,0 +1,44 @@
+"""A filter of the user's own: keeps the documents to which a Python function gives a high score."""
+
+import collections
+import importlib
+import pathlib
+from collections.abc import Callable
+
+from jaxlm import config_files
+from jaxlm.config import ConfigError
+from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+
+
+class Function(Stage):
+    """Writes what the function returns to metadata["score"], and removes documents below `min_score`."""
+
+    inputs = ("path",)
+
+    def __init__(self, settings: Settings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._function = _load(settings.path)
+
+    @classmethod
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+        _load(settings.path)
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        score = float(self._function(document.text, document.metadata))
+        document.metadata["score"] = round(score, 4)
+        if score < self.settings.min_score:
+            return Remove("low score", f"score={score:.3f}, min_score={self.settings.min_score}")
+        return None
+
+
+def _load(path: str) -> Callable[[str, dict], float]:
+    place, _, name = path.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            return getattr(config_files.module(pathlib.Path(place).expanduser()), name)
+        return getattr(importlib.import_module(place), name)
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(
+            f"prepare.stages.function.path={path!r}: {type(error).__name__}: {config_files.first_line(error)}; "
+            "write FILE.py:FUNCTION or MODULE:FUNCTION"
+        ) from error
