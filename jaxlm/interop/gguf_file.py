@@ -7,26 +7,26 @@ turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vecto
 import dataclasses
 import functools
 import importlib
+import math
 import pathlib
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig, RunError
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.console import Tell, told
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, reference, tokenizer_json
-from jaxlm.interop.leaves import Tensor, contiguous, tensors
+from jaxlm.interop import hf, tokenizer_json
+from jaxlm.interop.leaves import Content, Tensor, contiguous, read_ahead, tensors
 from jaxlm.models.layers import rope_of
 
 DTYPES = ("f16", "f32", "q8_0")
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _ROPE = "rope_freqs.weight"
-_NEAR = 0.03  # relative: 127 steps up to the largest of 32 numbers, so rounding moves them by 2.2% at most
-_Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", (32,))])
 
 
 def package() -> typing.Any:
@@ -105,12 +105,6 @@ class Layout:
             raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
         return coded
 
-    def undo(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        """Returns a tensor (float32) for what the file holds of it, in float32 and in the file's layout."""
-        if heads := self._heads(tensor):
-            value = value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-        return value.T if tensor.name.endswith(_TRANSPOSED) else value
-
     def _heads(self, tensor: Tensor) -> int:
         """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
         if architecture(self.config) != "llama":
@@ -120,140 +114,54 @@ class Layout:
 
 
 class GgufFile:
-    """A GGUF file. It is what `interop.check` calls Written. The arguments are as of `hf_folder.HfFolder`.
-
-    Attributes:
-      name: of the model, for readers.
-    """
-
-    scores = False  # GGUF has no place for a reward model's head
+    """A GGUF file. The arguments are as of `hf_folder.HfFolder`; `name` is the model's, for readers."""
 
     def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
-        self._path, self._config, self.name = path, config, name
-        self._layout = Layout(config, dtype)
-        self.bytes = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in map(self._layout.held, tensors(config)))
+        self._path, self._config, self._name = path, config, name
+        self._layout, self._factors = Layout(config, dtype), _rope_factors(config)
+        self.count = len(list(tensors(config))) + (self._factors is not None)
+        self.bytes = sum(math.prod(shape) * kind.itemsize for shape, kind in map(self._layout.held, tensors(config)))
 
-    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
         """Writes the file; see `HfFolder.write`."""
-        layout, writer = self._layout, package().GGUFWriter(self._path, architecture(self._config))
-        factors = _rope_factors(self._config)
+        layout, factors = self._layout, self._factors
+        writer = package().GGUFWriter(self._path, architecture(self._config))
         try:
-            _add_model(writer, layout, self.name)
+            _add_model(writer, layout, self._name)
             _add_tokenizer(writer, _ours(tokenizer))
             for tensor in tensors(self._config):
                 shape, item = layout.held(tensor)
-                nbytes = int(np.prod(shape)) * item.itemsize
+                nbytes = math.prod(shape) * item.itemsize
                 writer.add_tensor_info(layout.name_of(tensor), shape, item, nbytes, layout.kind(tensor))
             if factors is not None:
                 writer.add_tensor_info(_ROPE, factors.shape, factors.dtype, factors.nbytes)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for number, tensor in enumerate(tensors(self._config), 1):
-                writer.write_tensor_data(self.made(tensor, [read(leaf) for leaf in tensor.leaves]))
-                tick(number)
-            if factors is not None:
-                writer.write_tensor_data(factors)
+            for _, _, value in told(self.contents(read), tell):
+                writer.write_tensor_data(value)
         finally:
             writer.close()
 
-    def config(self) -> ModelConfig:
-        """Returns the model's config with what the file says of it. Raises KeyError if it lacks a setting."""
-        (fields, stored), c = self._header, self._config
-        arch = str(fields["general.architecture"])
-        names = {
-            "n_layers": "block_count",
-            "d_model": "embedding_length",
-            "d_ff": "feed_forward_length",
-            "n_heads": "attention.head_count",
-            "max_seq_len": "context_length",
-            "norm_eps": f"attention.layer_norm_{'' if arch == 'gpt2' else 'rms_'}epsilon",
-        }
-        if arch != "gpt2":
-            names |= {"n_kv_heads": "attention.head_count_kv", "head_dim": "attention.key_length"}
-            names |= {"vocab_size": "vocab_size"}
-        said = {ours: fields[f"{arch}.{theirs}"] for ours, theirs in names.items()}
-        said["tie_embeddings"] = "output.weight" not in stored
-        if arch == "gpt2":
-            heads = said["n_heads"]
-            said |= {"n_kv_heads": heads, "head_dim": said["d_model"] // heads, "family": arch}
-            return dataclasses.replace(c, **said, vocab_size=stored["token_embd.weight"].shape[0])
-        said |= {"family": "llama", "qk_norm": arch == "qwen3", "qkv_bias": arch == "qwen2"}
-        rope = {"theta": fields[f"{arch}.rope.freq_base"], "scaling": "llama3" if _ROPE in stored else "none"}
-        if f"{arch}.rope.scaling.type" in fields:
-            rope |= {"scaling": fields[f"{arch}.rope.scaling.type"], "factor": fields[f"{arch}.rope.scaling.factor"]}
-        return dataclasses.replace(c, **said, rope=dataclasses.replace(c.rope, **rope))
-
-    def reference(self) -> reference.Model:
-        """Returns the model that the file describes. Raises KeyError if it lacks a setting, RunError for wrong rope_freqs."""
-        fields, stored = self._header
-        factors = self.held(_ROPE) if _ROPE in stored else None
-        if factors is not None and not np.array_equal(factors, _rope_factors(self._config)):
-            raise RunError(f"what was written is not the run's: {_ROPE} differs; export again")
-        return reference.of_gguf(fields, stored, factors)
-
-    def name_of(self, tensor: Tensor) -> str:
-        """Returns GGUF's name of a tensor."""
-        return self._layout.name_of(tensor)
-
-    def made(self, tensor: Tensor, values: list[np.ndarray]) -> np.ndarray:
-        """Returns what the file must hold of a tensor for the values of its leaves: numbers, or the bytes of blocks."""
-        return self._layout.encode(tensor, tensor.from_leaves(values))
+    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
+        """Yields the tensors that the file must hold: numbers, or the bytes of blocks."""
+        for tensor, values in read_ahead(read, list(tensors(self._config))):
+            coded = self._layout.encode(tensor, tensor.from_leaves(values))
+            yield self._layout.name_of(tensor), tensor.leaves, coded
+        if self._factors is not None:
+            yield _ROPE, (), self._factors
 
     def held(self, name: str) -> np.ndarray:
-        """Returns what the file holds under a name: numbers, or the bytes of blocks. Raises RunError if it was cut short."""
-        stored = self._header[1][name]
-        block, size = package().GGML_QUANT_SIZES[stored.kind]
-        shape, item = stored.shape, np.dtype({"F32": np.float32, "F16": np.float16}.get(stored.kind.name, np.uint8))
-        if block > 1:
-            shape = (*shape[:-1], shape[-1] // block * size)
+        """Returns what the file holds under a name: numbers, or the bytes of blocks."""
+        shape, item, offset = self._stored[name]
         # Read, not mapped: the pages of a mapped file count as memory.
-        value = np.fromfile(self._path, item, int(np.prod(shape)), offset=stored.offset)
-        if value.size != np.prod(shape):
-            raise RunError(f"{self._path} ends in the middle of {name}: it was cut short; export again")
-        return value.reshape(shape)
-
-    def plain(self, name: str, held: np.ndarray) -> np.ndarray:
-        """Returns in float32 what the file holds under a name, in its own layout."""
-        stored = self._header[1][name]
-        if stored.kind.name != "Q8_0":
-            return held.astype(np.float32, copy=False)
-        blocks = held.view(_Q8_0)
-        value = blocks["values"].astype(np.float32)
-        value *= blocks["scale"][..., None]
-        return value.reshape(stored.shape)
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray], plain: np.ndarray) -> list[np.ndarray]:
-        """Returns leaves of the run in float32, as the file rounds them.
-
-        Blocks of q8_0 lie as the file's rows do, so `plain` is laid out as ours are, and must then be near the run's.
-        """
-        kind = self._layout.kind(tensor).name
-        if kind != "Q8_0":
-            item = {"F32": np.float32, "F16": np.float16}[kind]
-            return [value.astype(item, copy=False).astype(np.float32, copy=False) for value in values]
-        found = tensor.to_leaves(self._layout.undo(tensor, plain))
-        for leaf, value, near in zip(tensor.leaves, map(tensor.cut, values), map(tensor.cut, found), strict=True):
-            gap = np.linalg.norm((value - near).ravel())
-            if not gap <= _NEAR * np.linalg.norm(value.ravel()):
-                raise RunError(f"what was written is not the run's: q8_0 puts other numbers for {leaf}; report this")
-        return found
+        return np.fromfile(self._path, item, math.prod(shape), offset=offset).reshape(shape)
 
     @functools.cached_property
-    def _header(self) -> tuple[dict[str, typing.Any], dict[str, "_Stored"]]:
-        """The metadata but for the tokenizer's, and the tensors, both by their names."""
-        reader = package().GGUFReader(self._path)
-        fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-        shapes = {tensor.name: tuple(map(int, reversed(tensor.shape))) for tensor in reader.tensors}
-        return fields, {t.name: _Stored(shapes[t.name], t.tensor_type, int(t.data_offset)) for t in reader.tensors}
-
-
-class _Stored(typing.NamedTuple):
-    """A tensor by the file's own header: its shape, outermost first, its GGUF type, where it begins in bytes."""
-
-    shape: tuple[int, ...]
-    kind: typing.Any
-    offset: int
+    def _stored(self) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
+        """Name of a tensor -> (shape, type, the byte where it begins), by the file's own header."""
+        stored = package().GGUFReader(self._path).tensors
+        return {tensor.name: (tensor.data.shape, tensor.data.dtype, int(tensor.data_offset)) for tensor in stored}
 
 
 def _ours(tokenizer: Coder) -> Tokenizer:

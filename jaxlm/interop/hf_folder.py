@@ -1,7 +1,7 @@
 """Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back."""
 
-import dataclasses
 import json
+import math
 import pathlib
 import typing
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import ml_dtypes
 import numpy as np
 
-from jaxlm import files
 from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.console import Tell, told
 from jaxlm.data import chat, imported
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, hf_config, hf_weights, reference, shards, tokenizer_json
-from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.interop import hf, hf_weights, shards, tokenizer_json
+from jaxlm.interop.leaves import Content, read_ahead, tensors
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _SHARD_BYTES = 5_000_000_000  # as transformers cuts them
@@ -32,7 +32,7 @@ def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
 
 
 class HfFolder:
-    """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load. It is what `interop.check` calls Written.
+    """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
     Args:
       folder: where it is, or will be.
@@ -52,64 +52,35 @@ class HfFolder:
     ):
         self._folder, self._config, self._dtype, self.scores = folder, config, DTYPES[dtype], scores
         self._shard_bytes, self._files, self._tensors = shard_bytes, None, list(tensors(config, scores))
-        self.bytes = sum(int(np.prod(t.shape)) for t in self._tensors) * TYPES[self._dtype].itemsize
+        self.count = len(self._tensors)
+        self.bytes = sum(math.prod(t.shape) for t in self._tensors) * TYPES[self._dtype].itemsize
 
-    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
-        """Writes weights, config and tokenizer; no more than one tensor is in memory.
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
+        """Writes weights, config and tokenizer, one tensor at a time.
 
         Args:
           read: leaf -> its value.
-          tick: is told how many tensors were written so far.
+          tell: is told how many tensors were written so far.
         """
         write_json(self._folder / "config.json", self._config_json(tokenizer))
         write_json(self._folder / "generation_config.json", generation(tokenizer))
         write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
-
-        def values() -> Iterator[tuple[str, np.ndarray]]:
-            for number, tensor in enumerate(self._tensors, 1):
-                value = self.made(tensor, [read(leaf) for leaf in tensor.leaves])
-                tick(number)
-                yield tensor.name, value
-
         shapes = {tensor.name: tensor.shape for tensor in self._tensors}
         plan = shards.plan(shapes, TYPES[self._dtype].itemsize, self._shard_bytes)
-        shards.write(self._folder, plan, self._dtype, values())
+        values = ((name, value) for name, _, value in self.contents(read))
+        shards.write(self._folder, plan, self._dtype, told(values, tell))
 
-    def config(self) -> ModelConfig:
-        """Returns the model's config as config.json says it."""
-        keys, _ = hf_config.read(self._folder, scores=self.scores)
-        rope = {name.removeprefix("rope."): value for name, value in keys.items() if name.startswith("rope.")}
-        plain = {name: value for name, value in keys.items() if not name.startswith("rope.")}
-        return dataclasses.replace(self._config, **plain, rope=dataclasses.replace(self._config.rope, **rope))
-
-    def reference(self) -> reference.Model:
-        """Returns the model that config.json describes."""
-        return reference.of_hf(files.json_of((self._folder / "config.json").read_bytes()))
-
-    def name_of(self, tensor: Tensor) -> str:
-        """Returns what a tensor is called in the files."""
-        return tensor.name
-
-    def made(self, tensor: Tensor, values: list[np.ndarray]) -> np.ndarray:
-        """Returns a tensor, in the type of the files, for the values of its leaves."""
-        return tensor.from_leaves([self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)])
+    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
+        """Yields the tensors that the files must hold, in the type of the files."""
+        for tensor, values in read_ahead(read, self._tensors):
+            cast = [self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)]
+            yield tensor.name, tensor.leaves, tensor.from_leaves(cast)
 
     def held(self, name: str) -> np.ndarray:
         """Returns a tensor of the files."""
         if self._files is None:
             self._files = hf_weights.Files(self._folder)
         return self._files.tensor(name)
-
-    def plain(self, name: str, held: np.ndarray) -> np.ndarray:
-        """Returns a tensor of the files in float32."""
-        del name
-        return held.astype(np.float32, copy=False)
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray], plain: np.ndarray) -> list[np.ndarray]:
-        """Returns leaves of the run in float32, as the type of the files rounds them."""
-        del plain
-        cast = (self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True))
-        return [value.astype(np.float32, copy=False) for value in cast]
 
     def _cast(self, leaf: str, value: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):

@@ -1,17 +1,20 @@
 """Folders of Hugging Face PEFT: writes an adapter into one and reads it back; opens one as the origin of a run."""
 
 import dataclasses
+import functools
 import pathlib
 import typing
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import safetensors.numpy
 
 from jaxlm import tree
-from jaxlm.config import ConfigError, ModelConfig, RunError
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.console import Tell, told
 from jaxlm.data.coder import Coder
 from jaxlm.interop import hf_config, hf_folder, hf_weights, peft, peft_config
+from jaxlm.interop.leaves import Content
 from jaxlm.train import origin
 from jaxlm.train.origin import Origin
 
@@ -30,34 +33,37 @@ class PeftFolder:
     def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: peft.Adapted, base: peft.Base):
         self._folder, self._config, self._dtype = folder, config, hf_folder.TYPES[hf_folder.DTYPES[dtype]]
         self._adapted, self._base = adapted, base
-        self._written: dict[str, np.ndarray] = {}
-        self.bytes = sum(x.size for _, x in tree.named_leaves(adapted.variables)) * self._dtype.itemsize
+        leaves = tree.named_leaves(adapted.variables)
+        self.count = len(leaves)
+        self.bytes = sum(x.size for _, x in leaves) * self._dtype.itemsize
 
-    def write(self, read: peft.Read, tokenizer: Coder, tick: Callable[[int], None]) -> None:
+    def write(self, read: peft.Read, tokenizer: Coder, tell: Tell) -> None:
         """Writes the adapter, and the tokenizer that it was trained with.
 
         Args:
           read: leaf of the base -> its value.
-          tick: is told when it is written.
+          tell: is told how many tensors are made.
         """
-        content, tensors = peft.to_peft(self._adapted, self._config, read, self._base)
-        self._written = {name: self._cast(name, value) for name, value in tensors.items()}
-        safetensors.numpy.save_file(self._written, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
+        content, _ = peft.to_peft(self._adapted, self._config, read, self._base)
+        tensors = {name: value for name, _, value in told(self.contents(read), tell)}
+        safetensors.numpy.save_file(tensors, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
         hf_folder.write_json(self._folder / peft_config.CONFIG, content)
         hf_folder.write_json(self._folder / "generation_config.json", hf_folder.generation(tokenizer))
         hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
-        tick(1)
 
-    def held(self) -> tuple[dict[str, typing.Any], dict[str, np.ndarray]]:
-        """Returns (the content of adapter_config.json, name -> tensor, float32), read back from the disk.
+    def contents(self, read: peft.Read) -> Iterator[Content]:
+        """Yields the tensors that adapter_model.safetensors must hold."""
+        _, tensors = peft.to_peft(self._adapted, self._config, read, self._base)
+        for name, value in tensors.items():
+            yield name, (), self._cast(name, value)
 
-        Raises RunError if a tensor is not what was written.
-        """
-        content, tensors = read_files(self._folder)
-        for name, value in self._written.items():
-            if name not in tensors or tensors[name].tobytes() != value.tobytes():
-                raise RunError(f"what was written is not the run's: {name} differs; export again")
-        return content, {name: value.astype(np.float32) for name, value in tensors.items()}
+    def held(self, name: str) -> np.ndarray:
+        """Returns what adapter_model.safetensors holds under a name."""
+        return self._tensors[name]
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, np.ndarray]:
+        return read_files(self._folder)[1]
 
     def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):

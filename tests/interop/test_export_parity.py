@@ -53,7 +53,7 @@ def exported(folder, coder, to, dtype, **overrides):
     params = tiny.random_params(models.build(cfg, "xla"))
     values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}
     about = {"run": "tiny", "step": 7}
-    given = export.Source(values.__getitem__, cfg, coder, "tiny", about, lambda verdict: "# card\n")
+    given = export.Source(values.__getitem__, cfg, coder, "tiny", about, "# card\n")
     return cfg, params, export.export(given, to, dtype, folder / "out").place
 
 
@@ -280,7 +280,7 @@ def test_transformers_agrees_on_the_reward_model(tmp_path, coders, case):
     model = models.build(cfg, "xla")
     params, head_D = tiny.random_params(model), np.random.default_rng(1).normal(0, 1, cfg.d_model).astype(np.float32)
     values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)} | {leaves.SCORE: head_D}
-    given = export.Source(values.__getitem__, cfg, coder, "tiny", {}, lambda verdict: "# card\n", scores=True)
+    given = export.Source(values.__getitem__, cfg, coder, "tiny", {}, "# card\n", scores=True)
     place = export.export(given, "hf", "f32", tmp_path / "out").place
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(place).eval()
     tokenizer = getattr(transformers, hf_folder.tokenizer_class(cfg, coder)).from_pretrained(place)
