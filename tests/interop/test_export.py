@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny_data
 import tiny_models as tiny
+import tiny_peft
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import export, gguf_file, hf_folder, leaves
+from jaxlm.interop import export, gguf_file, hf_folder, leaves, peft_config, peft_folder
 
 CASES = {
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
@@ -155,6 +156,26 @@ def test_damaged_factors_of_the_rotary_frequencies_are_found(tokenizer, tmp_path
     assert factors.max() == 4
     path.write_bytes(path.read_bytes().replace(factors.tobytes(), np.ones_like(factors).tobytes()))
     with pytest.raises(RunError, match=r"rope_freqs\.weight differs"):
+        export.check(made, given.read, lambda done: None)
+
+
+def test_an_adapter_is_read_back_to_the_bit(tokenizer, tmp_path):
+    given = source(tokenizer)
+    params = tree.nested((name, given.read(name)) for tensor in leaves.tensors(given.config) for name in tensor.leaves)
+    adapted = tiny_peft.adapted(params, (1, 2))
+    given = dataclasses.replace(given, adapted=adapted, base=("base", "7"))
+    for dtype in export.TARGETS["peft"]:
+        out = tmp_path / dtype
+        done = export.export(given, "peft", dtype, out)
+        content, tensors = peft_folder.read_files(out)
+        assert (content["revision"], len(tensors)) == ("7", done.tensors)
+        assert {"README.md", "tokenizer.json", "generation_config.json"} <= {path.name for path in out.iterdir()}
+    made = peft_folder.PeftFolder(tmp_path / "f32", given.config, "f32", adapted, given.base)
+    path = tmp_path / "f32" / peft_config.WEIGHTS
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"what was written is not the run's: base_model.* differs"):
         export.check(made, given.read, lambda done: None)
 
 
