@@ -24,7 +24,7 @@ _TEXTS, _SWITCHES = ("family", "rope.scaling"), ("tie_embeddings", "bias", "qkv_
 _NUMBERS = ("norm_eps", *(f"rope.{name}" for name in ("theta", "factor", "low_freq_factor", "high_freq_factor")))
 # What config.json may leave out, as transformers fills it in.
 _HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
 _TABLES = ("lm_head.weight", "embed_tokens.weight", "wte.weight")  # the ends of the names of the head and the embedding
 _PIECE = 4096  # rows of two tables that are compared at a time
@@ -55,8 +55,8 @@ def remarks(folder: pathlib.Path) -> list[str]:
     Raises the same errors as `read`.
     """
     lines = _settled(folder, False)[2]
-    if (folder / _SINGLE).is_file() and (folder / _INDEX).is_file():
-        lines.append(f"{folder} has {_SINGLE} and {_INDEX}: the first is read, as transformers does")
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        lines.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
     if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
         lines.append(
             f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
@@ -69,9 +69,9 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
     Raises ConfigError if there are none, or one is missing.
     """
-    index = folder / _INDEX
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
+    index = folder / INDEX
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     if index.is_file():
         try:
             names = sorted(set(files.json_of(index.read_bytes())["weight_map"].values()))
@@ -79,7 +79,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         except files.MANGLED:
             raise ConfigError(f"{index} is damaged: copy it again") from None
         if missing := [path.name for path in places if not path.is_file()]:
-            raise ConfigError(f"{folder} lacks {missing[0]}, which {_INDEX} names: copy it again")
+            raise ConfigError(f"{folder} lacks {missing[0]}, which {INDEX} names: copy it again")
         return places
     other = next((path.name for pattern in _OTHERS for path in folder.glob(pattern)), "")
     if other:
@@ -88,7 +88,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         raise ConfigError(
             f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
         )
-    raise ConfigError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}")
+    raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
 def _has_own_head(folder: pathlib.Path) -> bool:

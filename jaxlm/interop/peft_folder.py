@@ -31,7 +31,7 @@ class PeftFolder:
     """
 
     def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: peft.Adapted, base: peft.Base):
-        self._folder, self._config, self._dtype = folder, config, hf_folder.TYPES[hf_folder.DTYPES[dtype]]
+        self._folder, self._config, self._dtype = folder, config, hf_folder.DTYPES[dtype]
         self._adapted, self._base = adapted, base
         leaves = tree.named_leaves(adapted.variables)
         self.count = len(leaves)
@@ -48,7 +48,6 @@ class PeftFolder:
         tensors = {name: value for name, _, value in told(self.contents(read), tell)}
         safetensors.numpy.save_file(tensors, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
         hf_folder.write_json(self._folder / peft_config.CONFIG, content)
-        hf_folder.write_json(self._folder / "generation_config.json", hf_folder.generation(tokenizer))
         hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
 
     def contents(self, read: peft.Read) -> Iterator[Content]:
