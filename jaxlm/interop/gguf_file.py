@@ -45,96 +45,33 @@ def architecture(config: ModelConfig) -> str:
     return name
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How the tensors of a model are named and stored.
+class GgufFile:
+    """A GGUF file: how the tensors of a model are named and stored in it.
 
-    Attributes:
+    Args:
+      path: where it is, or will be.
       config: the model's config.
       dtype: "f32", "f16" or "q8_0", of matrices.
+      name: the model's, for readers.
     """
 
-    config: ModelConfig
-    dtype: str
-
-    @functools.cached_property
-    def _table(self) -> typing.Any:
-        gguf = package()
-        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        return gguf.get_tensor_name_map(kinds[architecture(self.config)], self.config.n_layers)
-
-    def name_of(self, tensor: Tensor) -> str:
-        """Returns GGUF's name of a tensor."""
-        found = self._table.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
-        if found is None:
-            raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
-        return found
-
-    def kind(self, tensor: Tensor) -> typing.Any:
-        """Returns GGUF's type of a tensor. Vectors and positions are f32; rows that are no multiple of 32 can't be q8_0."""
-        types = package().GGMLQuantizationType
-        if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
-            return types.F32
-        if self.dtype == "q8_0" and self.shape(tensor)[-1] % 32:
-            return types.F16
-        return types[self.dtype.upper()]
-
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Returns the shape in which GGUF holds a tensor, outermost first."""
-        return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
-
-    def held(self, tensor: Tensor) -> tuple[tuple[int, ...], np.dtype]:
-        """Returns the shape and the type of what the file holds of a tensor: numbers, or bytes of blocks."""
-        kind, shape = self.kind(tensor), self.shape(tensor)
-        block, size = package().GGML_QUANT_SIZES[kind]
-        if block > 1:
-            return (*shape[:-1], shape[-1] // block * size), np.dtype(np.uint8)
-        return shape, np.dtype({"F32": np.float32, "F16": np.float16}[kind.name])
-
-    def encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        """Returns what the file holds of a tensor (float32): numbers, or the bytes of blocks.
-
-        Raises ConfigError if a number is too large for float16.
-        """
-        value = value.T if tensor.name.endswith(_TRANSPOSED) else value
-        if heads := self._heads(tensor):
-            value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-        with np.errstate(over="ignore"):
-            coded = package().quants.quantize(contiguous(value), self.kind(tensor))
-        if coded.dtype == np.float16 and not np.isfinite(coded).all():
-            raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
-        return coded
-
-    def _heads(self, tensor: Tensor) -> int:
-        """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
-        if architecture(self.config) != "llama":
-            return 0
-        heads = {"q_proj.weight": self.config.n_heads, "k_proj.weight": self.config.n_kv_heads}
-        return next((n for end, n in heads.items() if tensor.name.endswith(end)), 0)
-
-
-class GgufFile:
-    """A GGUF file. The arguments are as of `hf_folder.HfFolder`; `name` is the model's, for readers."""
-
     def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
-        self._path, self._config, self._name = path, config, name
-        self._layout, self._factors = Layout(config, dtype), _rope_factors(config)
-        self.count = len(list(tensors(config))) + (self._factors is not None)
-        self.bytes = sum(math.prod(shape) * kind.itemsize for shape, kind in map(self._layout.held, tensors(config)))
+        self._path, self._config, self._dtype, self._name = path, config, dtype, name
+        self._tensors, self._factors = list(tensors(config)), _rope_factors(config)
+        self.count = len(self._tensors) + (self._factors is not None)
+        self.bytes = sum(math.prod(self._byte_shape(tensor)) for tensor in self._tensors)
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
         """Writes the file; see `HfFolder.write`."""
-        layout, factors = self._layout, self._factors
         writer = package().GGUFWriter(self._path, architecture(self._config))
         try:
-            _add_model(writer, layout, self._name)
+            _add_model(writer, self._config, self._dtype, self._name)
             _add_tokenizer(writer, _ours(tokenizer))
-            for tensor in tensors(self._config):
-                shape, item = layout.held(tensor)
-                nbytes = math.prod(shape) * item.itemsize
-                writer.add_tensor_info(layout.name_of(tensor), shape, item, nbytes, layout.kind(tensor))
-            if factors is not None:
-                writer.add_tensor_info(_ROPE, factors.shape, factors.dtype, factors.nbytes)
+            for tensor in self._tensors:
+                shape = self._byte_shape(tensor)
+                writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._kind(tensor))
+            if self._factors is not None:
+                writer.add_tensor_info(_ROPE, self._factors.shape, self._factors.dtype, self._factors.nbytes)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
@@ -144,10 +81,12 @@ class GgufFile:
             writer.close()
 
     def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
-        """Yields the tensors that the file must hold: numbers, or the bytes of blocks."""
-        for tensor, values in read_ahead(read, list(tensors(self._config))):
-            coded = self._layout.encode(tensor, tensor.from_leaves(values))
-            yield self._layout.name_of(tensor), tensor.leaves, coded
+        """Yields the tensors that the file must hold: numbers, or the bytes of blocks.
+
+        Raises ConfigError if a number is too large for float16.
+        """
+        for tensor, values in read_ahead(read, self._tensors):
+            yield self._name_of(tensor), tensor.leaves, self._encode(tensor, tensor.from_leaves(values))
         if self._factors is not None:
             yield _ROPE, (), self._factors
 
@@ -162,6 +101,52 @@ class GgufFile:
         """Name of a tensor -> (shape, type, the byte where it begins), by the file's own header."""
         stored = package().GGUFReader(self._path).tensors
         return {tensor.name: (tensor.data.shape, tensor.data.dtype, int(tensor.data_offset)) for tensor in stored}
+
+    @functools.cached_property
+    def _names(self) -> typing.Any:
+        gguf = package()
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        return gguf.get_tensor_name_map(kinds[architecture(self._config)], self._config.n_layers)
+
+    def _name_of(self, tensor: Tensor) -> str:
+        name = self._names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
+        return name
+
+    def _kind(self, tensor: Tensor) -> typing.Any:
+        """Returns GGUF's type of a tensor. Vectors and positions are f32; rows that are no multiple of 32 can't be q8_0."""
+        types = package().GGMLQuantizationType
+        if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
+            return types.F32
+        if self._dtype == "q8_0" and _shape(tensor)[-1] % 32:
+            return types.F16
+        return types[self._dtype.upper()]
+
+    def _byte_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        return package().quants.quant_shape_to_byte_shape(_shape(tensor), self._kind(tensor))
+
+    def _encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
+        value = value.T if tensor.name.endswith(_TRANSPOSED) else value
+        if heads := self._heads(tensor):
+            value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+        with np.errstate(over="ignore"):
+            coded = package().quants.quantize(contiguous(value), self._kind(tensor))
+        if coded.dtype == np.float16 and not np.isfinite(coded).all():
+            raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
+        return coded
+
+    def _heads(self, tensor: Tensor) -> int:
+        """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
+        if architecture(self._config) != "llama":
+            return 0
+        heads = {"q_proj.weight": self._config.n_heads, "k_proj.weight": self._config.n_kv_heads}
+        return next((n for end, n in heads.items() if tensor.name.endswith(end)), 0)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape in which GGUF holds a tensor, outermost first."""
+    return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
 
 
 def _ours(tokenizer: Coder) -> Tokenizer:
@@ -181,12 +166,11 @@ def _rope_factors(config: ModelConfig) -> np.ndarray | None:
     return (rope_of(plain) / rope_of(config)).astype(np.float32)
 
 
-def _add_model(writer: typing.Any, layout: Layout, name: str) -> None:
-    gguf, c = package(), layout.config
-    kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> None:
+    gguf, kinds = package(), {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType[kinds[layout.dtype]])
+    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(c.max_seq_len)
     writer.add_embedding_length(c.d_model)
@@ -209,20 +193,20 @@ def _add_model(writer: typing.Any, layout: Layout, name: str) -> None:
 
 
 def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
-    held = tokenizer_json.pieces(tokenizer)
-    writer.add_tokenizer_model("llama" if held.is_bpe else "t5")
+    pieces = tokenizer_json.pieces(tokenizer)
+    writer.add_tokenizer_model("llama" if pieces.is_bpe else "t5")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list(held.texts)
-    writer.add_token_scores(held.scores)
-    writer.add_token_types(held.types)
-    writer.add_add_space_prefix(held.dummy_prefix)
-    writer.add_remove_extra_whitespaces(held.strips)
-    if held.charsmap:
-        writer.add_precompiled_charsmap(held.charsmap)
+    writer.add_token_list(pieces.texts)
+    writer.add_token_scores(pieces.scores)
+    writer.add_token_types(pieces.types)
+    writer.add_add_space_prefix(pieces.dummy_prefix)
+    writer.add_remove_extra_whitespaces(pieces.strips)
+    if pieces.charsmap:
+        writer.add_precompiled_charsmap(pieces.charsmap)
     # What a text is opened by is called BOS there; of ours it is EOS, once.
     writer.add_bos_token_id(tokenizer.opening[0])
     writer.add_eos_token_id(tokenizer.eos_id)
-    writer.add_unk_token_id(held.types.index(tokenizer_json.UNKNOWN))
+    writer.add_unk_token_id(pieces.types.index(tokenizer_json.UNKNOWN))
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     if chat.speaks(tokenizer):

@@ -73,7 +73,7 @@ def test_the_files_give_the_runs_numbers(source, tmp_path, case, to):
 
 
 def unpermuted(monkeypatch):
-    monkeypatch.setattr(gguf_file.Layout, "_heads", lambda self, tensor: 0)
+    monkeypatch.setattr(gguf_file.GgufFile, "_heads", lambda self, tensor: 0)
 
 
 def table(monkeypatch, change):
