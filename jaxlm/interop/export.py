@@ -18,7 +18,7 @@ from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.console import Tell, size, told, working
 from jaxlm.data import ids
 from jaxlm.data.coder import Coder
-from jaxlm.interop import gguf_file, hf_folder, hf_weights, peft, peft_folder
+from jaxlm.interop import gguf_file, hf_folder, hf_weights, peft
 from jaxlm.interop.hf_weights import MARK
 from jaxlm.interop.leaves import Content
 
@@ -108,7 +108,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
     file = f"{source.name}-{dtype}.gguf"
     with _replacing(out) as folder:
         if source.adapted:
-            written = peft_folder.PeftFolder(folder, source.config, dtype, source.adapted, source.base)
+            written = peft.PeftFolder(folder, source.config, dtype, source.adapted, source.base)
         elif to == "gguf":
             written = gguf_file.GgufFile(folder / file, source.config, dtype, source.name)
         else:

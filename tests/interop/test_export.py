@@ -12,7 +12,7 @@ import tiny_peft
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import export, gguf_file, hf_folder, leaves, peft_config, peft_folder
+from jaxlm.interop import export, gguf_file, hf_folder, leaves, peft, peft_config
 
 CASES = {
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
@@ -167,10 +167,10 @@ def test_an_adapter_is_read_back_to_the_bit(tokenizer, tmp_path):
     for dtype in export.TARGETS["peft"]:
         out = tmp_path / dtype
         done = export.export(given, "peft", dtype, out)
-        content, tensors = peft_folder.read_files(out)
+        content, tensors = peft.read_files(out)
         assert (content["revision"], len(tensors)) == ("7", done.tensors)
         assert {"README.md", "tokenizer.json", "generation_config.json"} <= {path.name for path in out.iterdir()}
-    made = peft_folder.PeftFolder(tmp_path / "f32", given.config, "f32", adapted, given.base)
+    made = peft.PeftFolder(tmp_path / "f32", given.config, "f32", adapted, given.base)
     path = tmp_path / "f32" / peft_config.WEIGHTS
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
