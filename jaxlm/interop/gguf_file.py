@@ -20,7 +20,7 @@ from jaxlm.console import Tell, told
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, tokenizer_json
+from jaxlm.interop import hf_config, tokenizer_json
 from jaxlm.interop.leaves import Content, Tensor, contiguous, read_ahead, tensors
 from jaxlm.models.layers import rope_of
 
@@ -39,7 +39,7 @@ def package() -> typing.Any:
 
 def architecture(config: ModelConfig) -> str:
     """Returns GGUF's name of a model's architecture. Raises ConfigError if it has none, or if readers would ignore a part."""
-    name = str(hf.hf_config(config)["model_type"])
+    name = str(hf_config.content(config)["model_type"])
     if name == "llama" and config.bias:
         raise ConfigError("GGUF's readers ignore the biases of a llama model (model.bias=True): export with --to=hf")
     return name

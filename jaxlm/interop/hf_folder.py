@@ -21,7 +21,7 @@ from jaxlm.console import Tell, told
 from jaxlm.data import chat, imported
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, hf_config, hf_weights, tokenizer_json
+from jaxlm.interop import hf_config, hf_weights, tokenizer_json
 from jaxlm.interop.leaves import Content, Tensor, read_ahead, tensors
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
@@ -34,7 +34,7 @@ def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
 
     AutoTokenizer of transformers 5 takes every qwen2 model for one with Qwen's own tokenizer, whatever the folder says.
     """
-    other = isinstance(tokenizer, Tokenizer) and hf.hf_config(config)["model_type"] == "qwen2"
+    other = isinstance(tokenizer, Tokenizer) and hf_config.content(config)["model_type"] == "qwen2"
     return "PreTrainedTokenizerFast" if other else "AutoTokenizer"
 
 
@@ -127,9 +127,9 @@ class HfFolder:
         return struct.pack("<Q", len(text)) + text
 
     def _config_json(self, tokenizer: Coder) -> dict[str, typing.Any]:
-        opening, config, dtype = tokenizer.opening, hf.hf_config(self._config), DTYPES[self._dtype].name
+        opening, config, dtype = tokenizer.opening, hf_config.content(self._config), DTYPES[self._dtype].name
         if self._scores:
-            config |= hf.scoring(config) | {"pad_token_id": _pad_id(tokenizer)}
+            config |= hf_config.scoring(config) | {"pad_token_id": _pad_id(tokenizer)}
         return config | {
             "bos_token_id": opening[0] if opening else None,
             "eos_token_id": tokenizer.eos_id,

@@ -12,7 +12,7 @@ from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
 from jaxlm.data import coder
-from jaxlm.interop import card, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
+from jaxlm.interop import card, export, gguf_file, hf_config, hf_folder, inherit, leaves, peft, readers
 from jaxlm.programs import model_card
 from jaxlm.train import origin
 
@@ -26,7 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.to == "gguf":
         gguf_file.architecture(config.model)
         gguf_file.package()
-    hf.hf_config(config.model)
+    hf_config.content(config.model)
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
     _check_kind(config, found, args.to)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError
-from jaxlm.interop import card, hf, leaves, peft, peft_config, readers
+from jaxlm.interop import card, hf_config, leaves, peft, peft_config, readers
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
@@ -77,7 +77,7 @@ def logits_of(config, read, content, tensors, prompt_PxD=None):
         tensor.name: tensor.from_leaves([read(leaf) for leaf in tensor.leaves]) for tensor in leaves.tensors(config)
     }
     adapted = {name: reader.adapted(content, tensors, name, value) for name, value in base.items()}
-    return reader.of_hf(hf.hf_config(config)).logits(adapted, TOKENS, prompt_PxD)
+    return reader.of_hf(hf_config.content(config)).logits(adapted, TOKENS, prompt_PxD)
 
 
 def gap(a, b) -> float:
