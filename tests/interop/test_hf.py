@@ -15,8 +15,8 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.interop import hf_config, leaves
+from jaxlm.models.families import SwiGLU
 from jaxlm.models.layers import Attention, RMSNorm, TokenInfo, rope_of
-from jaxlm.models.llama import SwiGLU
 from jaxlm.ops.rope import rope_tables
 
 if typing.TYPE_CHECKING:
