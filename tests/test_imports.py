@@ -182,11 +182,11 @@ def test_the_command_draws_the_graph(checkout):
 
 
 def test_the_command_says_what_is_wrong(checkout):
-    (checkout / "jaxlm/ops/rope.py").write_text("from jaxlm.models import families")
+    (checkout / "jaxlm/ops/rope.py").write_text("from jaxlm.models import llama")
     code, said = graph_of(checkout, f"--svg={checkout / 'graph.svg'}")
     assert code == 1
-    assert "circle of modules: jaxlm/models/families.py -> jaxlm/ops/rope.py -> jaxlm/models/families.py" in said
-    assert "jaxlm/ops/rope.py (floor 1) imports jaxlm/models/families.py (floor 2): up" in said
+    assert "circle of modules: jaxlm/models/llama.py -> jaxlm/ops/rope.py -> jaxlm/models/llama.py" in said
+    assert "jaxlm/ops/rope.py (floor 1) imports jaxlm/models/llama.py (floor 2): up" in said
     assert 'class="line bad"' in (checkout / "graph.svg").read_text()
 
 
