@@ -54,13 +54,13 @@ def hugging_face(config: ModelConfig, params: dict, prompts: list[list[int]], ne
     import torch
     import transformers
 
-    from jaxlm.interop import hf
+    from jaxlm.interop import hf_config, leaves
 
     torch.set_num_threads(threads)
-    fields = hf.hf_config(config)
+    fields = hf_config.content(config)
     kind = getattr(transformers, fields.pop("architectures")[0])
     peer = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
-    state = {name: torch.from_numpy(value.copy()) for name, value in hf.params_to_hf(params, config).items()}
+    state = {name: torch.from_numpy(value.copy()) for name, value in leaves.params_to_hf(params, config).items()}
     peer.load_state_dict(state, strict=False)
     ids = torch.tensor(prompts)
     settings = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}

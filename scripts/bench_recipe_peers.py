@@ -111,7 +111,7 @@ def child(work: Fields) -> None:
     import torch
     import transformers
 
-    from jaxlm.interop import hf
+    from jaxlm.interop import hf_config
 
     run = Run(**{field.name: work[field.name] for field in dataclasses.fields(Run)})
     data, folder, steps = shards.open_data(work["data"]), pathlib.Path(work["folder"]), arms_lib.steps_of(run.tokens)
@@ -120,7 +120,7 @@ def child(work: Fields) -> None:
         config_files.load("base", ["workdir=unused", "data.dir=unused", *arms_lib.words(keys)])
     ).model
     torch.manual_seed(run.seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**hf.hf_config(model_config)))
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**hf_config.content(model_config)))
     mine = PEERS[run.arm] == NANOCHAT
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "trainer"),

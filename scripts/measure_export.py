@@ -63,9 +63,7 @@ def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
         raise SystemExit(f"{' '.join(command)} ended with status {status}")
     size = sum(path.stat().st_size for path in out.iterdir())
     shutil.rmtree(out)
-    found = {
-        key: value for key, value in json.loads(said.splitlines()[-1]).items() if key.endswith("_s") or key == "moved"
-    }
+    found = {key: value for key, value in json.loads(said.splitlines()[-1]).items() if key.endswith("_s")}
     cpu = round(usage.ru_utime + usage.ru_stime)
     return found | {"cpu_s": cpu, "peak_gb": round(usage.ru_maxrss * 1024 / 1e9, 2), "gb": round(size / 1e9, 2)}
 

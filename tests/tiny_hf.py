@@ -8,7 +8,7 @@ import safetensors.numpy
 import tiny_models as tiny
 
 from jaxlm import models, tree
-from jaxlm.interop import hf, leaves
+from jaxlm.interop import hf_config, hf_weights, leaves
 
 TEXTS = (
     "the cat sat on the mat and the dog ran after it.\n\tdef f(x):\n    return x + 12345\n",
@@ -75,11 +75,11 @@ def weights(folder: pathlib.Path, files: int = 1, dtype=None, **model) -> tuple:
     """Writes weights and config.json of a random tiny model; returns (its config, its parameters)."""
     config = tiny.model_config(**model)
     params = tiny.random_params(models.build(config, "xla"))
-    state = hf.params_to_hf(params, config)
+    state = leaves.params_to_hf(params, config)
     if dtype is not None:
         state = {name: value.astype(dtype) for name, value in state.items()}
     save(folder, state, files)
-    (folder / "config.json").write_text(json.dumps(hf.hf_config(config) | {"eos_token_id": 0}))
+    (folder / "config.json").write_text(json.dumps(hf_config.content(config) | {"eos_token_id": 0}))
     return config, params
 
 
@@ -99,9 +99,9 @@ def save(folder: pathlib.Path, state: dict, files: int = 1) -> None:
 def params_of(state: dict, config) -> dict:
     """Our parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state dict.
 
-    The padding rows of the vocabulary become zero. Raises ConfigError as `hf.check_tensors` does.
+    The padding rows of the vocabulary become zero. Raises ConfigError as `hf_weights.check_tensors` does.
     """
-    hf.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
+    hf_weights.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
     params: list[tuple[str, np.ndarray]] = []
     for tensor in leaves.tensors(config):
         values = tensor.to_leaves(np.asarray(state[tensor.name], np.float32))

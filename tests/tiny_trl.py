@@ -10,7 +10,7 @@ import tiny_hf
 import tiny_models as tiny
 
 from jaxlm import models
-from jaxlm.interop import hf
+from jaxlm.interop import hf_config
 
 MODEL = tiny.model_config(vocab_size=512, max_seq_len=256, tie_embeddings=True)
 OURS = models.build(MODEL, "xla")
@@ -24,7 +24,7 @@ def theirs(kind: str = "LlamaForCausalLM", seed: int = 0):
 
     torch.manual_seed(seed)
     torch.set_num_threads(2)
-    fields = {k: v for k, v in hf.hf_config(MODEL).items() if k != "architectures"} | {"initializer_range": 0.3}
+    fields = {k: v for k, v in hf_config.content(MODEL).items() if k != "architectures"} | {"initializer_range": 0.3}
     settings = transformers.AutoConfig.for_model(**fields, num_labels=1, pad_token_id=1)
     settings._attn_implementation = "eager"
     return getattr(transformers, kind)(settings)

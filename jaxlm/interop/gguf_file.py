@@ -7,26 +7,26 @@ turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vecto
 import dataclasses
 import functools
 import importlib
+import math
 import pathlib
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig, RunError
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.console import Tell, told
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, reference, tokenizer_json
-from jaxlm.interop.leaves import Tensor, contiguous, tensors
+from jaxlm.interop import hf_config, tokenizer_json
+from jaxlm.interop.leaves import Content, Tensor, contiguous, read_ahead, tensors
 from jaxlm.models.layers import rope_of
 
 DTYPES = ("f16", "f32", "q8_0")
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _ROPE = "rope_freqs.weight"
-_NEAR = 0.03  # relative: 127 steps up to the largest of 32 numbers, so rounding moves them by 2.2% at most
-_Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", (32,))])
 
 
 def package() -> typing.Any:
@@ -39,221 +39,114 @@ def package() -> typing.Any:
 
 def architecture(config: ModelConfig) -> str:
     """Returns GGUF's name of a model's architecture. Raises ConfigError if it has none, or if readers would ignore a part."""
-    name = str(hf.hf_config(config)["model_type"])
+    name = str(hf_config.content(config)["model_type"])
     if name == "llama" and config.bias:
         raise ConfigError("GGUF's readers ignore the biases of a llama model (model.bias=True): export with --to=hf")
     return name
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How the tensors of a model are named and stored.
+class GgufFile:
+    """A GGUF file: how the tensors of a model are named and stored in it.
 
-    Attributes:
+    Args:
+      path: where it is, or will be.
       config: the model's config.
       dtype: "f32", "f16" or "q8_0", of matrices.
+      name: the model's, for readers.
     """
 
-    config: ModelConfig
-    dtype: str
+    def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
+        self._path, self._config, self._dtype, self._name = path, config, dtype, name
+        self._tensors, self._factors = list(tensors(config)), _rope_factors(config)
+        self.count = len(self._tensors) + (self._factors is not None)
+        self.bytes = sum(math.prod(self._byte_shape(tensor)) for tensor in self._tensors)
+
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
+        """Writes the file; see `HfFolder.write`."""
+        writer = package().GGUFWriter(self._path, architecture(self._config))
+        try:
+            _add_model(writer, self._config, self._dtype, self._name)
+            _add_tokenizer(writer, _ours(tokenizer))
+            for tensor in self._tensors:
+                shape = self._byte_shape(tensor)
+                writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._kind(tensor))
+            if self._factors is not None:
+                writer.add_tensor_info(_ROPE, self._factors.shape, self._factors.dtype, self._factors.nbytes)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for _, _, value in told(self.contents(read), tell):
+                writer.write_tensor_data(value)
+        finally:
+            writer.close()
+
+    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
+        """Yields the tensors that the file must hold: numbers, or the bytes of blocks.
+
+        Raises ConfigError if a number is too large for float16.
+        """
+        for tensor, values in read_ahead(read, self._tensors):
+            yield self._name_of(tensor), tensor.leaves, self._encode(tensor, tensor.from_leaves(values))
+        if self._factors is not None:
+            yield _ROPE, (), self._factors
+
+    def held(self, name: str) -> np.ndarray:
+        """Returns what the file holds under a name: numbers, or the bytes of blocks."""
+        shape, item, offset = self._stored[name]
+        # Read, not mapped: the pages of a mapped file count as memory.
+        return np.fromfile(self._path, item, math.prod(shape), offset=offset).reshape(shape)
 
     @functools.cached_property
-    def _table(self) -> typing.Any:
+    def _stored(self) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
+        """Name of a tensor -> (shape, type, the byte where it begins), by the file's own header."""
+        stored = package().GGUFReader(self._path).tensors
+        return {tensor.name: (tensor.data.shape, tensor.data.dtype, int(tensor.data_offset)) for tensor in stored}
+
+    @functools.cached_property
+    def _names(self) -> typing.Any:
         gguf = package()
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        return gguf.get_tensor_name_map(kinds[architecture(self.config)], self.config.n_layers)
+        return gguf.get_tensor_name_map(kinds[architecture(self._config)], self._config.n_layers)
 
-    def name_of(self, tensor: Tensor) -> str:
-        """Returns GGUF's name of a tensor."""
-        found = self._table.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
-        if found is None:
+    def _name_of(self, tensor: Tensor) -> str:
+        name = self._names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        if name is None:
             raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
-        return found
+        return name
 
-    def kind(self, tensor: Tensor) -> typing.Any:
+    def _kind(self, tensor: Tensor) -> typing.Any:
         """Returns GGUF's type of a tensor. Vectors and positions are f32; rows that are no multiple of 32 can't be q8_0."""
         types = package().GGMLQuantizationType
         if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
             return types.F32
-        if self.dtype == "q8_0" and self.shape(tensor)[-1] % 32:
+        if self._dtype == "q8_0" and _shape(tensor)[-1] % 32:
             return types.F16
-        return types[self.dtype.upper()]
+        return types[self._dtype.upper()]
 
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Returns the shape in which GGUF holds a tensor, outermost first."""
-        return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
+    def _byte_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        return package().quants.quant_shape_to_byte_shape(_shape(tensor), self._kind(tensor))
 
-    def held(self, tensor: Tensor) -> tuple[tuple[int, ...], np.dtype]:
-        """Returns the shape and the type of what the file holds of a tensor: numbers, or bytes of blocks."""
-        kind, shape = self.kind(tensor), self.shape(tensor)
-        block, size = package().GGML_QUANT_SIZES[kind]
-        if block > 1:
-            return (*shape[:-1], shape[-1] // block * size), np.dtype(np.uint8)
-        return shape, np.dtype({"F32": np.float32, "F16": np.float16}[kind.name])
-
-    def encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        """Returns what the file holds of a tensor (float32): numbers, or the bytes of blocks.
-
-        Raises ConfigError if a number is too large for float16.
-        """
+    def _encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
         value = value.T if tensor.name.endswith(_TRANSPOSED) else value
         if heads := self._heads(tensor):
             value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
         with np.errstate(over="ignore"):
-            coded = package().quants.quantize(contiguous(value), self.kind(tensor))
+            coded = package().quants.quantize(contiguous(value), self._kind(tensor))
         if coded.dtype == np.float16 and not np.isfinite(coded).all():
             raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
         return coded
 
-    def undo(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        """Returns a tensor (float32) for what the file holds of it, in float32 and in the file's layout."""
-        if heads := self._heads(tensor):
-            value = value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-        return value.T if tensor.name.endswith(_TRANSPOSED) else value
-
     def _heads(self, tensor: Tensor) -> int:
         """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
-        if architecture(self.config) != "llama":
+        if architecture(self._config) != "llama":
             return 0
-        heads = {"q_proj.weight": self.config.n_heads, "k_proj.weight": self.config.n_kv_heads}
+        heads = {"q_proj.weight": self._config.n_heads, "k_proj.weight": self._config.n_kv_heads}
         return next((n for end, n in heads.items() if tensor.name.endswith(end)), 0)
 
 
-class GgufFile:
-    """A GGUF file. It is what `interop.check` calls Written. The arguments are as of `hf_folder.HfFolder`.
-
-    Attributes:
-      name: of the model, for readers.
-    """
-
-    scores = False  # GGUF has no place for a reward model's head
-
-    def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
-        self._path, self._config, self.name = path, config, name
-        self._layout = Layout(config, dtype)
-        self.bytes = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in map(self._layout.held, tensors(config)))
-
-    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
-        """Writes the file; see `HfFolder.write`."""
-        layout, writer = self._layout, package().GGUFWriter(self._path, architecture(self._config))
-        factors = _rope_factors(self._config)
-        try:
-            _add_model(writer, layout, self.name)
-            _add_tokenizer(writer, _ours(tokenizer))
-            for tensor in tensors(self._config):
-                shape, item = layout.held(tensor)
-                nbytes = int(np.prod(shape)) * item.itemsize
-                writer.add_tensor_info(layout.name_of(tensor), shape, item, nbytes, layout.kind(tensor))
-            if factors is not None:
-                writer.add_tensor_info(_ROPE, factors.shape, factors.dtype, factors.nbytes)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            for number, tensor in enumerate(tensors(self._config), 1):
-                writer.write_tensor_data(self.made(tensor, [read(leaf) for leaf in tensor.leaves]))
-                tick(number)
-            if factors is not None:
-                writer.write_tensor_data(factors)
-        finally:
-            writer.close()
-
-    def config(self) -> ModelConfig:
-        """Returns the model's config with what the file says of it. Raises KeyError if it lacks a setting."""
-        (fields, stored), c = self._header, self._config
-        arch = str(fields["general.architecture"])
-        names = {
-            "n_layers": "block_count",
-            "d_model": "embedding_length",
-            "d_ff": "feed_forward_length",
-            "n_heads": "attention.head_count",
-            "max_seq_len": "context_length",
-            "norm_eps": f"attention.layer_norm_{'' if arch == 'gpt2' else 'rms_'}epsilon",
-        }
-        if arch != "gpt2":
-            names |= {"n_kv_heads": "attention.head_count_kv", "head_dim": "attention.key_length"}
-            names |= {"vocab_size": "vocab_size"}
-        said = {ours: fields[f"{arch}.{theirs}"] for ours, theirs in names.items()}
-        said["tie_embeddings"] = "output.weight" not in stored
-        if arch == "gpt2":
-            heads = said["n_heads"]
-            said |= {"n_kv_heads": heads, "head_dim": said["d_model"] // heads, "family": arch}
-            return dataclasses.replace(c, **said, vocab_size=stored["token_embd.weight"].shape[0])
-        said |= {"family": "llama", "qk_norm": arch == "qwen3", "qkv_bias": arch == "qwen2"}
-        rope = {"theta": fields[f"{arch}.rope.freq_base"], "scaling": "llama3" if _ROPE in stored else "none"}
-        if f"{arch}.rope.scaling.type" in fields:
-            rope |= {"scaling": fields[f"{arch}.rope.scaling.type"], "factor": fields[f"{arch}.rope.scaling.factor"]}
-        return dataclasses.replace(c, **said, rope=dataclasses.replace(c.rope, **rope))
-
-    def reference(self) -> reference.Model:
-        """Returns the model that the file describes. Raises KeyError if it lacks a setting, RunError for wrong rope_freqs."""
-        fields, stored = self._header
-        factors = self.held(_ROPE) if _ROPE in stored else None
-        if factors is not None and not np.array_equal(factors, _rope_factors(self._config)):
-            raise RunError(f"what was written is not the run's: {_ROPE} differs; export again")
-        return reference.of_gguf(fields, stored, factors)
-
-    def name_of(self, tensor: Tensor) -> str:
-        """Returns GGUF's name of a tensor."""
-        return self._layout.name_of(tensor)
-
-    def made(self, tensor: Tensor, values: list[np.ndarray]) -> np.ndarray:
-        """Returns what the file must hold of a tensor for the values of its leaves: numbers, or the bytes of blocks."""
-        return self._layout.encode(tensor, tensor.from_leaves(values))
-
-    def held(self, name: str) -> np.ndarray:
-        """Returns what the file holds under a name: numbers, or the bytes of blocks. Raises RunError if it was cut short."""
-        stored = self._header[1][name]
-        block, size = package().GGML_QUANT_SIZES[stored.kind]
-        shape, item = stored.shape, np.dtype({"F32": np.float32, "F16": np.float16}.get(stored.kind.name, np.uint8))
-        if block > 1:
-            shape = (*shape[:-1], shape[-1] // block * size)
-        # Read, not mapped: the pages of a mapped file count as memory.
-        value = np.fromfile(self._path, item, int(np.prod(shape)), offset=stored.offset)
-        if value.size != np.prod(shape):
-            raise RunError(f"{self._path} ends in the middle of {name}: it was cut short; export again")
-        return value.reshape(shape)
-
-    def plain(self, name: str, held: np.ndarray) -> np.ndarray:
-        """Returns in float32 what the file holds under a name, in its own layout."""
-        stored = self._header[1][name]
-        if stored.kind.name != "Q8_0":
-            return held.astype(np.float32, copy=False)
-        blocks = held.view(_Q8_0)
-        value = blocks["values"].astype(np.float32)
-        value *= blocks["scale"][..., None]
-        return value.reshape(stored.shape)
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray], plain: np.ndarray) -> list[np.ndarray]:
-        """Returns leaves of the run in float32, as the file rounds them.
-
-        Blocks of q8_0 lie as the file's rows do, so `plain` is laid out as ours are, and must then be near the run's.
-        """
-        kind = self._layout.kind(tensor).name
-        if kind != "Q8_0":
-            item = {"F32": np.float32, "F16": np.float16}[kind]
-            return [value.astype(item, copy=False).astype(np.float32, copy=False) for value in values]
-        found = tensor.to_leaves(self._layout.undo(tensor, plain))
-        for leaf, value, near in zip(tensor.leaves, map(tensor.cut, values), map(tensor.cut, found), strict=True):
-            gap = np.linalg.norm((value - near).ravel())
-            if not gap <= _NEAR * np.linalg.norm(value.ravel()):
-                raise RunError(f"what was written is not the run's: q8_0 puts other numbers for {leaf}; report this")
-        return found
-
-    @functools.cached_property
-    def _header(self) -> tuple[dict[str, typing.Any], dict[str, "_Stored"]]:
-        """The metadata but for the tokenizer's, and the tensors, both by their names."""
-        reader = package().GGUFReader(self._path)
-        fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-        shapes = {tensor.name: tuple(map(int, reversed(tensor.shape))) for tensor in reader.tensors}
-        return fields, {t.name: _Stored(shapes[t.name], t.tensor_type, int(t.data_offset)) for t in reader.tensors}
-
-
-class _Stored(typing.NamedTuple):
-    """A tensor by the file's own header: its shape, outermost first, its GGUF type, where it begins in bytes."""
-
-    shape: tuple[int, ...]
-    kind: typing.Any
-    offset: int
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape in which GGUF holds a tensor, outermost first."""
+    return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
 
 
 def _ours(tokenizer: Coder) -> Tokenizer:
@@ -273,12 +166,11 @@ def _rope_factors(config: ModelConfig) -> np.ndarray | None:
     return (rope_of(plain) / rope_of(config)).astype(np.float32)
 
 
-def _add_model(writer: typing.Any, layout: Layout, name: str) -> None:
-    gguf, c = package(), layout.config
-    kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> None:
+    gguf, kinds = package(), {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType[kinds[layout.dtype]])
+    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(c.max_seq_len)
     writer.add_embedding_length(c.d_model)
@@ -301,20 +193,20 @@ def _add_model(writer: typing.Any, layout: Layout, name: str) -> None:
 
 
 def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
-    held = tokenizer_json.pieces(tokenizer)
-    writer.add_tokenizer_model("llama" if held.is_bpe else "t5")
+    pieces = tokenizer_json.pieces(tokenizer)
+    writer.add_tokenizer_model("llama" if pieces.is_bpe else "t5")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list(held.texts)
-    writer.add_token_scores(held.scores)
-    writer.add_token_types(held.types)
-    writer.add_add_space_prefix(held.dummy_prefix)
-    writer.add_remove_extra_whitespaces(held.strips)
-    if held.charsmap:
-        writer.add_precompiled_charsmap(held.charsmap)
+    writer.add_token_list(pieces.texts)
+    writer.add_token_scores(pieces.scores)
+    writer.add_token_types(pieces.types)
+    writer.add_add_space_prefix(pieces.dummy_prefix)
+    writer.add_remove_extra_whitespaces(pieces.strips)
+    if pieces.charsmap:
+        writer.add_precompiled_charsmap(pieces.charsmap)
     # What a text is opened by is called BOS there; of ours it is EOS, once.
     writer.add_bos_token_id(tokenizer.opening[0])
     writer.add_eos_token_id(tokenizer.eos_id)
-    writer.add_unk_token_id(held.types.index(tokenizer_json.UNKNOWN))
+    writer.add_unk_token_id(pieces.types.index(tokenizer_json.UNKNOWN))
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     if chat.speaks(tokenizer):

@@ -1,34 +1,98 @@
-"""Reads the config.json of a Hugging Face model, as transformers 4 and 5 write it, as keys of our section `model`.
+"""The config.json of a Hugging Face model (Llama, Mistral, Qwen2, Qwen3, GPT-2): of our section `model`, and back to its keys.
 
-What it says and our models can't do is refused by name. Needs no JAX: the command line reads it too.
+It is read as transformers 4 and 5 write it. What it says and our models can't do is refused by name. Needs no JAX: the command
+line reads it too.
 """
 
 import contextlib
 import functools
 import itertools
 import pathlib
+from collections.abc import Mapping
 
 import ml_dtypes  # noqa: F401, names bfloat16 to numpy
 import numpy as np
 import safetensors
 
 from jaxlm import files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, ModelConfig
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
 _CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassification",)  # the ends of architectures
 _KINDS = {_CONTINUES: "continue text (ForCausalLM)", _SCORES: "give one number (ForSequenceClassification)"}
-_ROPE = {"default": "none", "linear": "linear", "llama3": "llama3"}
+# Our key -> theirs.
+_LLAMA = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_seq_len": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+}
+_GPT2 = {
+    "vocab_size": "vocab_size",
+    "d_model": "n_embd",
+    "d_ff": "n_inner",
+    "n_layers": "n_layer",
+    "n_heads": "n_head",
+    "max_seq_len": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+    "tie_embeddings": "tie_word_embeddings",
+}
+_LINEAR = {"factor": "factor"}
+_LLAMA3 = _LINEAR | {name: name for name in ("low_freq_factor", "high_freq_factor")}
+_LLAMA3 |= {"original_max_len": "original_max_position_embeddings"}
+_ROPE = {"default": ("none", {}), "linear": ("linear", _LINEAR), "llama3": ("llama3", _LLAMA3)}
 # Our keys that hold text, switches, numbers; all others hold whole numbers.
 _TEXTS, _SWITCHES = ("family", "rope.scaling"), ("tie_embeddings", "bias", "qkv_bias", "qk_norm")
 _NUMBERS = ("norm_eps", *(f"rope.{name}" for name in ("theta", "factor", "low_freq_factor", "high_freq_factor")))
-# What config.json may leave out, as transformers fills it in.
-_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
 _TABLES = ("lm_head.weight", "embed_tokens.weight", "wte.weight")  # the ends of the names of the head and the embedding
 _PIECE = 4096  # rows of two tables that are compared at a time
 _GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
+
+
+def content(config: ModelConfig) -> dict[str, object]:
+    """Returns the content of Hugging Face's config.json for a model, without the ids of special tokens.
+
+    It has the rotary settings twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
+    version that does not find its settings silently takes theta 10000.
+
+    Raises:
+      ConfigError: Hugging Face has no architecture for this model.
+    """
+    c, table = config, _GPT2 if config.family == "gpt2" else _LLAMA
+    shared = {theirs: getattr(c, ours) for ours, theirs in table.items()} | {"initializer_range": c.init_std}
+    if c.family == "gpt2":
+        if c.qk_norm or c.n_heads * c.head_dim != c.d_model:
+            raise ConfigError("Hugging Face GPT-2 has no QK-norm and needs model.n_heads * head_dim = d_model")
+        dropout = {"embd_pdrop": c.dropout, "resid_pdrop": c.dropout, "attn_pdrop": 0.0}
+        head = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new"}
+        return head | shared | dropout
+    if c.qk_norm and (c.bias or c.qkv_bias):
+        raise ConfigError(
+            "no Hugging Face architecture has both QK-norm and these biases: export needs model.bias=False and "
+            "model.qkv_bias=False"
+        )
+    kind = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias and not c.bias else "llama"
+    rope_type, needed = next((name, keys) for name, (ours, keys) in _ROPE.items() if ours == c.rope.scaling)
+    rope = {"rope_type": rope_type} | {theirs: getattr(c.rope, ours) for ours, theirs in needed.items()}
+    head = {"architectures": [f"{kind.capitalize()}ForCausalLM"], "model_type": kind, "hidden_act": "silu"}
+    head |= {"attention_bias": c.bias, "attention_dropout": 0.0} | ({"mlp_bias": c.bias} if kind == "llama" else {})
+    rotary = {"rope_theta": c.rope.theta, "rope_scaling": rope if needed else None}
+    return head | shared | rotary | {"rope_parameters": rope | {"rope_theta": c.rope.theta}}
+
+
+def scoring(language_model: Mapping[str, object]) -> dict[str, object]:
+    """Returns what the config.json of a reward model has in place of a language model's, without the id of padding."""
+    family = language_model["architectures"][0].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    label = "LABEL_0"
+    return {"architectures": [f"{family}ForSequenceClassification"], "id2label": {"0": label}, "label2id": {label: 0}}
 
 
 def is_model(folder: pathlib.Path) -> bool:
@@ -55,8 +119,8 @@ def remarks(folder: pathlib.Path) -> list[str]:
     Raises the same errors as `read`.
     """
     lines = _settled(folder, False)[2]
-    if (folder / _SINGLE).is_file() and (folder / _INDEX).is_file():
-        lines.append(f"{folder} has {_SINGLE} and {_INDEX}: the first is read, as transformers does")
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        lines.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
     if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
         lines.append(
             f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
@@ -69,9 +133,9 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
     Raises ConfigError if there are none, or one is missing.
     """
-    index = folder / _INDEX
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
+    index = folder / INDEX
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     if index.is_file():
         try:
             names = sorted(set(files.json_of(index.read_bytes())["weight_map"].values()))
@@ -79,7 +143,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         except files.MANGLED:
             raise ConfigError(f"{index} is damaged: copy it again") from None
         if missing := [path.name for path in places if not path.is_file()]:
-            raise ConfigError(f"{folder} lacks {missing[0]}, which {_INDEX} names: copy it again")
+            raise ConfigError(f"{folder} lacks {missing[0]}, which {INDEX} names: copy it again")
         return places
     other = next((path.name for pattern in _OTHERS for path in folder.glob(pattern)), "")
     if other:
@@ -88,7 +152,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         raise ConfigError(
             f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
         )
-    raise ConfigError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}")
+    raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
 def _has_own_head(folder: pathlib.Path) -> bool:
@@ -158,18 +222,20 @@ def _gpt2(found: dict) -> dict[str, object]:
     for key, wanted in plain.items():
         if found.get(key, wanted) != wanted:
             raise _Unsupported(f"{key}={found[key]} is not supported")
-    return {
-        "family": "gpt2",
-        "n_layers": found["n_layer"],
-        "d_model": found["n_embd"],
-        **dict.fromkeys(("n_heads", "n_kv_heads"), found["n_head"]),
-        "head_dim": found["n_embd"] // found["n_head"],
-        "d_ff": found.get("n_inner") or 4 * found["n_embd"],
-        "vocab_size": found["vocab_size"],
-        "max_seq_len": found["n_positions"],
-        "tie_embeddings": bool(found.get("tie_word_embeddings", True)),
-        **dict.fromkeys(("bias", "qkv_bias", "qk_norm"), False),
-        "norm_eps": float(found.get("layer_norm_epsilon", 1e-5)),
+    left_out = {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+    keys = _named(_GPT2, left_out | found)
+    keys |= {"n_kv_heads": keys["n_heads"], "head_dim": keys["d_model"] // keys["n_heads"]}
+    return keys | {"d_ff": keys["d_ff"] or 4 * keys["d_model"], "bias": False, "qkv_bias": False, "qk_norm": False}
+
+
+def _named(table: dict[str, str], found: dict) -> dict[str, object]:
+    """Returns the keys that both families have, by our names. Raises KeyError if one is missing."""
+    keys = {ours: found[theirs] for ours, theirs in table.items()}
+    family = "gpt2" if table is _GPT2 else "llama"
+    return keys | {
+        "family": family,
+        "norm_eps": float(keys["norm_eps"]),
+        "tie_embeddings": bool(keys["tie_embeddings"]),
     }
 
 
@@ -177,28 +243,15 @@ def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[s
     activation = found.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise _Unsupported(f"hidden_act={activation} is not supported, only silu")
-    d, n, context = found["hidden_size"], found["num_attention_heads"], found["max_position_embeddings"]
-    window, lines = _window(found, kind), []
-    if window and window < context:
+    heads = {"mistral": 8, "qwen2": 32, "qwen3": 32}.get(kind)
+    left_out = {"num_key_value_heads": heads, "head_dim": 0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    keys, window, lines = _named(_LLAMA, left_out | found), _window(found, kind), []
+    if window and window < keys["max_seq_len"]:
         lines = [f"sliding window of {window:,} tokens: within it attention is the same, so the context is {window:,}"]
-        context = window
-    head_dim = found.get("head_dim") or (128 if kind == "qwen3" else 0) or d // n
-    keys = {
-        "family": "llama",
-        "n_layers": found["num_hidden_layers"],
-        "d_model": d,
-        "n_heads": n,
-        "n_kv_heads": found.get("num_key_value_heads", _HEADS.get(kind)) or n,
-        "head_dim": head_dim,
-        "d_ff": found["intermediate_size"],
-        "vocab_size": found["vocab_size"],
-        "max_seq_len": context,
-        "tie_embeddings": bool(found.get("tie_word_embeddings", False)),
-        "bias": _bias(found, kind),
-        "qkv_bias": kind == "qwen2",
-        "qk_norm": kind == "qwen3",
-        "norm_eps": float(found.get("rms_norm_eps", 1e-6)),
-    }
+        keys["max_seq_len"] = window
+    keys["n_kv_heads"] = keys["n_kv_heads"] or keys["n_heads"]
+    keys["head_dim"] = keys["head_dim"] or (128 if kind == "qwen3" else keys["d_model"] // keys["n_heads"])
+    keys |= {"bias": _bias(found, kind), "qkv_bias": kind == "qwen2", "qk_norm": kind == "qwen3"}
     rope, notes = _rope(found)
     return keys | {f"rope.{key}": value for key, value in rope.items()}, lines, notes
 
@@ -243,12 +296,10 @@ def _rope(found: dict) -> tuple[dict[str, object], list[str]]:
         raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
-    keys = {"theta": float(given["rope_theta"]), "scaling": _ROPE[kind]}
-    if kind != "default":
-        keys["factor"] = float(given["factor"])
-    if kind == "llama3":
-        keys |= {name: float(given[name]) for name in ("low_freq_factor", "high_freq_factor")}
-        keys["original_max_len"] = given["original_max_position_embeddings"]
+    scaling, needed = _ROPE[kind]
+    numbers = {ours: given[theirs] for ours, theirs in needed.items()}
+    floats = {ours: float(value) for ours, value in numbers.items() if ours != "original_max_len"}
+    keys = {"theta": float(given["rope_theta"]), "scaling": scaling} | numbers | floats
     parts = (*said.values(), outer)
     unread = [f"{key}={value}" for part in parts for key, value in part.items() if given.get(key, value) != value]
     line = f"its rotary settings disagree: {', '.join(unread)} is not read, {keys} is, as transformers does"

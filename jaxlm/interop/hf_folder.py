@@ -1,25 +1,32 @@
-"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back."""
+"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back.
 
-import dataclasses
+A safetensors file (https://github.com/huggingface/safetensors) is 8 bytes with the length of a JSON header, the header (name
+-> type, shape, place), and the tensors one after the other. The library's `save_file` wants all of them in memory at once.
+"""
+
+import functools
+import itertools
 import json
+import math
 import pathlib
+import struct
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
 
-from jaxlm import files
 from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.console import Tell, told
 from jaxlm.data import chat, imported
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, hf_config, hf_weights, reference, shards, tokenizer_json
-from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.interop import hf_config, hf_weights, tokenizer_json
+from jaxlm.interop.leaves import Content, Tensor, read_ahead, tensors
 
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 _SHARD_BYTES = 5_000_000_000  # as transformers cuts them
-TYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
+_ALIGN = 8  # bytes, at which the first tensor of a file begins
 
 
 def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
@@ -27,19 +34,19 @@ def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
 
     AutoTokenizer of transformers 5 takes every qwen2 model for one with Qwen's own tokenizer, whatever the folder says.
     """
-    other = isinstance(tokenizer, Tokenizer) and hf.hf_config(config)["model_type"] == "qwen2"
+    other = isinstance(tokenizer, Tokenizer) and hf_config.content(config)["model_type"] == "qwen2"
     return "PreTrainedTokenizerFast" if other else "AutoTokenizer"
 
 
 class HfFolder:
-    """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load. It is what `interop.check` calls Written.
+    """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
     Args:
       folder: where it is, or will be.
       config: the model's config.
       dtype: "bf16", "f16" or "f32".
       scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
-      shard_bytes: the most bytes of weights in a file.
+      shard_bytes: the most bytes of weights in a file; a tensor may be larger.
     """
 
     def __init__(
@@ -50,104 +57,107 @@ class HfFolder:
         scores: bool = False,
         shard_bytes: int = _SHARD_BYTES,
     ):
-        self._folder, self._config, self._dtype, self.scores = folder, config, DTYPES[dtype], scores
-        self._shard_bytes, self._files, self._tensors = shard_bytes, None, list(tensors(config, scores))
-        self.bytes = sum(int(np.prod(t.shape)) for t in self._tensors) * TYPES[self._dtype].itemsize
+        self._folder, self._config, self._dtype = folder, config, dtype
+        self._scores, self._shard_bytes, self._tensors = scores, shard_bytes, list(tensors(config, scores))
+        self.count, self.bytes = len(self._tensors), sum(map(self._nbytes, self._tensors))
 
-    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
-        """Writes weights, config and tokenizer; no more than one tensor is in memory.
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
+        """Writes weights, config and tokenizer, one tensor at a time.
 
         Args:
           read: leaf -> its value.
-          tick: is told how many tensors were written so far.
+          tell: is told how many tensors were written so far.
         """
         write_json(self._folder / "config.json", self._config_json(tokenizer))
-        write_json(self._folder / "generation_config.json", generation(tokenizer))
         write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
+        files, contents = self._files(), told(self.contents(read), tell)
+        for path, inside in files.items():
+            with open(path, "wb") as file:
+                file.write(self._header(inside))
+                for _, _, value in itertools.islice(contents, len(inside)):
+                    file.write(value.reshape(-1).view(np.uint8).data)
+        if len(files) > 1:
+            place = {tensor.name: path.name for path, inside in files.items() for tensor in inside}
+            write_json(self._folder / hf_config.INDEX, {"metadata": {"total_size": self.bytes}, "weight_map": place})
 
-        def values() -> Iterator[tuple[str, np.ndarray]]:
-            for number, tensor in enumerate(self._tensors, 1):
-                value = self.made(tensor, [read(leaf) for leaf in tensor.leaves])
-                tick(number)
-                yield tensor.name, value
-
-        shapes = {tensor.name: tensor.shape for tensor in self._tensors}
-        plan = shards.plan(shapes, TYPES[self._dtype].itemsize, self._shard_bytes)
-        shards.write(self._folder, plan, self._dtype, values())
-
-    def config(self) -> ModelConfig:
-        """Returns the model's config as config.json says it."""
-        keys, _ = hf_config.read(self._folder, scores=self.scores)
-        rope = {name.removeprefix("rope."): value for name, value in keys.items() if name.startswith("rope.")}
-        plain = {name: value for name, value in keys.items() if not name.startswith("rope.")}
-        return dataclasses.replace(self._config, **plain, rope=dataclasses.replace(self._config.rope, **rope))
-
-    def reference(self) -> reference.Model:
-        """Returns the model that config.json describes."""
-        return reference.of_hf(files.json_of((self._folder / "config.json").read_bytes()))
-
-    def name_of(self, tensor: Tensor) -> str:
-        """Returns what a tensor is called in the files."""
-        return tensor.name
-
-    def made(self, tensor: Tensor, values: list[np.ndarray]) -> np.ndarray:
-        """Returns a tensor, in the type of the files, for the values of its leaves."""
-        return tensor.from_leaves([self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)])
+    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
+        """Yields the tensors that the files must hold, in the type of the files."""
+        for tensor, values in read_ahead(read, self._tensors):
+            cast = [self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)]
+            yield tensor.name, tensor.leaves, tensor.from_leaves(cast)
 
     def held(self, name: str) -> np.ndarray:
         """Returns a tensor of the files."""
-        if self._files is None:
-            self._files = hf_weights.Files(self._folder)
-        return self._files.tensor(name)
+        return self._written.tensor(name)
 
-    def plain(self, name: str, held: np.ndarray) -> np.ndarray:
-        """Returns a tensor of the files in float32."""
-        del name
-        return held.astype(np.float32, copy=False)
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray], plain: np.ndarray) -> list[np.ndarray]:
-        """Returns leaves of the run in float32, as the type of the files rounds them."""
-        del plain
-        cast = (self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True))
-        return [value.astype(np.float32, copy=False) for value in cast]
+    @functools.cached_property
+    def _written(self) -> hf_weights.Files:
+        return hf_weights.Files(self._folder)
 
     def _cast(self, leaf: str, value: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            cast = value.astype(TYPES[self._dtype])
-        if self._dtype == "float16" and not np.isfinite(cast).all():
+            cast = value.astype(DTYPES[self._dtype])
+        if self._dtype == "f16" and not np.isfinite(cast).all():
             raise ConfigError(f"{leaf} has numbers beyond 65,504, too large for f16: export with --dtype=bf16")
         return cast
 
+    def _nbytes(self, tensor: Tensor) -> int:
+        return math.prod(tensor.shape) * DTYPES[self._dtype].itemsize
+
+    def _files(self) -> dict[pathlib.Path, list[Tensor]]:
+        """Returns file -> its tensors, in their order."""
+        groups, full = [[]], 0
+        for tensor in self._tensors:
+            if groups[-1] and full + self._nbytes(tensor) > self._shard_bytes:
+                groups, full = [*groups, []], 0
+            groups[-1].append(tensor)
+            full += self._nbytes(tensor)
+        if len(groups) == 1:
+            return {self._folder / hf_config.SINGLE: groups[0]}
+        names = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1))
+        return dict(zip((self._folder / name for name in names), groups, strict=True))
+
+    def _header(self, inside: Sequence[Tensor]) -> bytes:
+        ends = list(itertools.accumulate(map(self._nbytes, inside), initial=0))
+        table: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+        for tensor, offsets in zip(inside, itertools.pairwise(ends), strict=True):
+            table[tensor.name] = {"dtype": self._dtype.upper(), "shape": tensor.shape, "data_offsets": offsets}
+        text = json.dumps(table, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGN)
+        return struct.pack("<Q", len(text)) + text
+
     def _config_json(self, tokenizer: Coder) -> dict[str, typing.Any]:
-        opening, config = tokenizer.opening, hf.hf_config(self._config)
-        if self.scores:
-            config |= hf.scoring(config) | {"pad_token_id": _pad_id(tokenizer)}
+        opening, config, dtype = tokenizer.opening, hf_config.content(self._config), DTYPES[self._dtype].name
+        if self._scores:
+            config |= hf_config.scoring(config) | {"pad_token_id": _pad_id(tokenizer)}
         return config | {
             "bos_token_id": opening[0] if opening else None,
             "eos_token_id": tokenizer.eos_id,
-            "dtype": self._dtype,
-            "torch_dtype": self._dtype,  # transformers 4
+            "dtype": dtype,
+            "torch_dtype": dtype,  # transformers 4
             "use_cache": True,
         }
 
 
 def write_tokenizer(folder: pathlib.Path, tokenizer: Coder, max_length: int) -> None:
-    """Writes a tokenizer as transformers reads it: ours as tokenizer.json, that of another model as it came.
+    """Writes a tokenizer as transformers reads it, and generation_config.json with what ends an answer.
 
-    But for BPE dropout, by which a text would have other ids each time.
+    Ours becomes tokenizer.json; that of another model is written as it came, but for BPE dropout, by which a text would have
+    other ids each time.
     """
-    if not isinstance(tokenizer, Tokenizer):
-        for name, content in tokenizer.files.items():
-            if name != imported.IDS:
-                (folder / name).write_bytes(content)
-        spec = imported.settings_of(tokenizer.files, imported.JSON)
-        if spec.get("model", {}).get("dropout"):
-            spec["model"]["dropout"] = None
-            write_json(folder / imported.JSON, spec)
+    write_json(folder / "generation_config.json", generation(tokenizer))
+    if isinstance(tokenizer, Tokenizer):
+        write_json(folder / "tokenizer.json", tokenizer_json.tokenizer_json(tokenizer))
+        write_json(folder / "tokenizer_config.json", tokenizer_json.tokenizer_config(tokenizer, max_length))
+        (folder / "tokenizer.model").write_bytes(tokenizer.model_bytes)
         return
-    write_json(folder / "tokenizer.json", tokenizer_json.tokenizer_json(tokenizer))
-    write_json(folder / "tokenizer_config.json", tokenizer_json.tokenizer_config(tokenizer, max_length))
-    (folder / "tokenizer.model").write_bytes(tokenizer.model_bytes)
+    for name, content in tokenizer.files.items():
+        if name != imported.IDS:
+            (folder / name).write_bytes(content)
+    spec = imported.settings_of(tokenizer.files, imported.JSON)
+    if spec.get("model", {}).get("dropout"):
+        spec["model"]["dropout"] = None
+        write_json(folder / imported.JSON, spec)
 
 
 def write_json(path: pathlib.Path, content: dict[str, typing.Any]) -> None:
@@ -159,8 +169,8 @@ def _pad_id(tokenizer: Coder) -> int | None:
     """Returns the id of padding, which a reward model looks past for a text's last token; None if there is none."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.id_of(tokenizer_json.pad_token(tokenizer))
-    named = chat.settings(tokenizer).get("pad_token")
-    return tokenizer.id_of(named) if named else None
+    name = chat.settings(tokenizer).get("pad_token")
+    return tokenizer.id_of(name) if name else None
 
 
 def generation(tokenizer: Coder) -> dict[str, typing.Any]:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -20,12 +20,14 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, files, tree
 from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.data import coder
-from jaxlm.interop import hf, hf_config, leaves
+from jaxlm.interop import hf_config, leaves
 from jaxlm.processes import working
 from jaxlm.train.origin import Origin
 
 MARK = "jaxlm_export.json"  # in an export: what it holds, and of what
 _TYPES = ("BF16", "F16", "F32", "F64")
+# What a state dict may hold besides: buffers that old checkpoints carry.
+_HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def read(folder: pathlib.Path) -> Origin | None:
@@ -129,7 +131,7 @@ class Files:
                 for name in file.keys():  # noqa: SIM118
                     part = file.get_slice(name)
                     self._file_of[name], self.shapes[name] = path, tuple(part.get_shape())
-                    if part.get_dtype() not in _TYPES and not name.endswith(hf.HARMLESS):
+                    if part.get_dtype() not in _TYPES and not name.endswith(_HARMLESS):
                         raise ConfigError(
                             f"{path}: {name} is of type {part.get_dtype()}, not one of {', '.join(_TYPES)}"
                         )
@@ -162,7 +164,7 @@ class Files:
         Raises the same errors as `params`.
         """
         theirs = self._names(config)
-        hf.check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
+        check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
         found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
         return lambda name: found.leaf(*of_leaf[name])
 
@@ -193,6 +195,24 @@ class Files:
         if any(name.startswith(prefix) for name in self.shapes):
             return {name: name for name in self.shapes}
         return {name if name in ("lm_head.weight", "score.weight") else prefix + name: name for name in self.shapes}
+
+
+def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, scores: bool = False) -> None:
+    """Raises ConfigError if tensors of these names and shapes are not those of a model of this config.
+
+    `scores`: of a reward model.
+    """
+    wanted = {tensor.name: tensor.shape for tensor in leaves.tensors(config, scores)}
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise ConfigError(f"Hugging Face checkpoint: tensor {name} is missing")
+        if shapes[name] != shape:
+            raise ConfigError(f"Hugging Face checkpoint: {name} has shape {shapes[name]}, the config says {shape}")
+    # Tied models are saved with a copy of the embedding by some.
+    tied = ("lm_head.weight",) if config.tie_embeddings else ()
+    left = [n for n in shapes if n not in wanted and not n.endswith(_HARMLESS) and n not in tied]
+    if left:
+        raise ConfigError(f"Hugging Face checkpoint: {len(left)} tensors fit nowhere, first {left[0]}")
 
 
 class _Tensors:

@@ -15,25 +15,10 @@ from jaxlm.data import chat, coder
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.interop import hf_config, peft_config
 
-_FIXED = (
-    "family",
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "d_ff",
-    "vocab_size",
-    "tie_embeddings",
-    "bias",
-    "qkv_bias",
-    "qk_norm",
-    "norm_eps",
-)
+_SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size")
+_FIXED = ("family", *_SIZES, "tie_embeddings", "bias", "qkv_bias", "qk_norm", "norm_eps")
 # Taken too, unless the command line sets them: to stretch the context.
-_ROPE = tuple(
-    f"rope.{k}" for k in ("theta", "scaling", "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
-)
+_ROPE = ("theta", "scaling", "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
 _FREE_ADAPTER_KEYS = ("dropout", "without_rows", "prompt_text")  # which the arrays do not depend on
 _DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
 
@@ -51,38 +36,34 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
     """
     if not config.origin or config.origin_state:
         return
-    given = {override.partition("=")[0] for override in overrides}
+    typed = _typed(overrides)
     if config.phases.shrink:
         raise ConfigError(
             f"phases.shrink makes a model of its own, and config.origin={config.origin} has one: give one"
         )
     folder = _folder(config)
     home = peft_config.model_folder(folder)
-    if hf_config.is_model(home):
-        keys, lines = hf_config.read(home)
-        tokenizer = home
-    else:
-        keys, lines, tokenizer = _of_run(home), [], _tokenizer_of_run(home)
-    remarks = hf_config.remarks(home) if hf_config.is_model(home) else ()
+    keys, lines, remarks = _keys(home)
+    tokenizer = home if hf_config.is_model(home) else _tokenizer_of_run(home)
     if remarks and _begun(config):  # perhaps before a head of its own in a tied model was read
         saved = config_files.from_run(pathlib.Path(config.workdir) / "config.json")
-        keys["tie_embeddings"], remarks = saved.model.tie_embeddings, ()
+        keys["tie_embeddings"], remarks = saved.model.tie_embeddings, []
     for line in (*lines, *remarks):
         say(line)
-    _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
-    _set_tokenizer(config, tokenizer, given)
-    _set_adapter(config, folder, given)
+    _set_model(config, keys, typed, ends=bool(lines) or keys["family"] == "gpt2")
+    _set_tokenizer(config, tokenizer, typed)
+    _set_adapter(config, folder, typed)
     if config.program != "pretrain" and (more := _chat_tokens(config)):
         config.model.vocab_size, config.data.chat_tokens = config.model.vocab_size + more, True
         say(f"{config.origin} has no chat tokens: its tokenizer, embedding and head get the {more} of ChatML")
     longest = keys["max_seq_len"]
-    if config.program != "pretrain" and config.train.seq_len > longest and "train.seq_len" not in given:
+    if config.program != "pretrain" and config.train.seq_len > longest and "train.seq_len" not in typed:
         config.train.seq_len = longest
-        if "model.max_seq_len" not in given:
+        if "model.max_seq_len" not in typed:
             config.model.max_seq_len = longest
         say(f"train.seq_len={longest:,}, the longest that {config.origin} was trained on")
     warmup, steps = config.optim.warmup_steps, config.train.steps
-    if warmup >= steps and "optim.warmup_steps" not in given:
+    if warmup >= steps and "optim.warmup_steps" not in typed:
         config.optim.warmup_steps = steps // 10
         say(f"optim.warmup_steps={steps // 10}, a tenth of train.steps={steps}: the config's {warmup} are no fewer")
     m = config.model
@@ -106,23 +87,31 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
             f"this takes the folder of a Hugging Face model (config.json, model.safetensors, tokenizer.json); {named}"
         )
     config = config_files.load("base", overrides)
-    given = {override.partition("=")[0] for override in overrides}
     config.workdir = str(folder)
-    keys = hf_config.read(home)[0] if hf_config.is_model(home) else _of_run(home)
-    _set_model(config, keys, given, ends=True)
-    for line in hf_config.remarks(home) if hf_config.is_model(home) else ():
+    keys, _, remarks = _keys(home)
+    _set_model(config, keys, _typed(overrides), ends=True)
+    for line in remarks:
         console.say(line)
     return config
 
 
 def of_folder(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Returns the config of the run, or for the Hugging Face model, in a folder. Raises ConfigError if it holds neither."""
-    found = config_files.find(word)
-    if found.kind == "model":
+    place = config_files.find(word)
+    if place.kind == "model":
         return of_model(word, overrides)
-    if found.kind != "run":
+    if place.kind != "run":
         raise ConfigError(f"{word} is no run (it has no config.json) and no Hugging Face model")
-    return config_files.of_run(found.path, overrides)
+    return config_files.of_run(place.path, overrides)
+
+
+def ids_of(folder: pathlib.Path) -> int:
+    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
+    return _keys(folder)[0]["vocab_size"]
+
+
+def _typed(overrides: Sequence[str]) -> set[str]:
+    return {override.partition("=")[0] for override in overrides}
 
 
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
@@ -144,69 +133,61 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
 
 
-def ids_of(folder: pathlib.Path) -> int:
-    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
-    keys = hf_config.read(folder)[0] if hf_config.is_model(folder) else _of_run(folder)
-    return keys["vocab_size"]
-
-
-def _of_run(folder: pathlib.Path) -> dict[str, object]:
+def _keys(folder: pathlib.Path) -> tuple[dict[str, object], list[str], list[str]]:
+    """Returns (the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
+    if hf_config.is_model(folder):
+        return *hf_config.read(folder), hf_config.remarks(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no run or model to begin from in {folder}: it has no config.json")
-    flat = config_dict.ConfigDict(config_files.from_run(folder / "config.json").model.to_dict())
-    keys = {key: flat[key] for key in (*_FIXED, "max_seq_len")}
-    return keys | {key: flat.rope[key.removeprefix("rope.")] for key in _ROPE}
+    model = config_files.from_run(folder / "config.json").model
+    keys = {key: model[key] for key in (*_FIXED, "max_seq_len")} | {f"rope.{key}": model.rope[key] for key in _ROPE}
+    return keys, [], []
 
 
 def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
     saved = config_files.from_run(folder / "config.json")
     places = [folder / config_files.TOKENIZER, pathlib.Path(saved.data.dir or folder / "data")]
-    found = next((place for place in places if place.is_dir() and any(place.glob("tokenizer.*"))), None)
-    if found is None:
-        raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[1]} is gone")
-    return found
+    for place in places:
+        if place.is_dir() and any(place.glob("tokenizer.*")):
+            return place
+    raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[1]} is gone")
 
 
-def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], given: set[str], *, ends: bool) -> None:
+def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], typed: set[str], *, ends: bool) -> None:
     """Sets the keys of the model. `ends`: no longer context than the model's is possible, or asked for."""
-    for key in (*_FIXED, *_ROPE):
-        value = keys.get(key)
-        if value is None:
-            continue
-        section, _, name = key.rpartition(".")
-        part = config.model[section] if section else config.model
-        own = part[name]
-        if f"model.{key}" in given:
-            if section:
-                continue
-            if own != value and not (key in _DERIVED and not own):
-                raise ConfigError(
-                    f"config.model.{key}={own}, but the model of the origin has {value}, which can't change: leave it out"
-                )
-        part[name] = value
+    for key in _FIXED:
+        own, theirs = config.model[key], keys[key]
+        if f"model.{key}" in typed and own != theirs and not (key in _DERIVED and not own):
+            raise ConfigError(
+                f"config.model.{key}={own}, but the model of the origin has {theirs}, which can't change: leave it out"
+            )
+        config.model[key] = theirs
+    for key in _ROPE:
+        if f"rope.{key}" in keys and f"model.rope.{key}" not in typed:
+            config.model.rope[key] = keys[f"rope.{key}"]
     longest = keys["max_seq_len"]
-    if ends and config.train.seq_len > longest and "train.seq_len" in given:
+    if ends and config.train.seq_len > longest and "train.seq_len" in typed:
         raise ConfigError(f"train.seq_len={config.train.seq_len}: the model's context ends at {longest:,} tokens")
     if ends:
         config.train.seq_len = min(config.train.seq_len, longest)
         config.model.max_seq_len = longest
-    elif "model.max_seq_len" not in given:
+    elif "model.max_seq_len" not in typed:
         config.model.max_seq_len = max(longest, config.train.seq_len)
 
 
-def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: set[str]) -> None:
+def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: set[str]) -> None:
     tokenizer = coder.load(place)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.model.vocab_size:,} rows: "
             "they do not belong together"
         )
-    if "data.tokenizer" in given and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
+    if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
         raise ConfigError(
             f"config.data.tokenizer={config.data.tokenizer} is not the model's own ({place}): leave it out"
         )
     config.data.tokenizer = str(place.resolve())
-    if "data.chat_tokens" not in given:
+    if "data.chat_tokens" not in typed:
         config.data.chat_tokens = _has(tokenizer, CHAT_TOKENS[0])
     data = pathlib.Path(config.data.dir or pathlib.Path(config.workdir) / "data")
     made_with = _sha256_of(data)
@@ -217,7 +198,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: s
         )
 
 
-def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, given: set[str]) -> None:
+def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: set[str]) -> None:
     """Takes over the adapter that is trained on, where `origin_merge` is off. Raises ConfigError if it can't be so."""
     theirs, base = _adapter_of(config, folder)
     if not theirs or theirs["kind"] == "none":
@@ -230,11 +211,11 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, given: se
             )
         return
     for key, value in theirs.items():
-        if f"adapter.{key}" in given and config.adapter[key] != value and key not in _FREE_ADAPTER_KEYS:
+        if f"adapter.{key}" in typed and config.adapter[key] != value and key not in _FREE_ADAPTER_KEYS:
             raise ConfigError(
                 f"config.adapter.{key}={config.adapter[key]}, but the adapter of {config.origin} has {value}: leave it out"
             )
-        if f"adapter.{key}" not in given:
+        if f"adapter.{key}" not in typed:
             config.adapter[key] = value
 
 

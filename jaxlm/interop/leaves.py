@@ -5,15 +5,17 @@ RoPE is half-split in both, so nothing is permuted. Legend: V vocabulary, Vp voc
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 
 import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.models.params import input_axes
-from jaxlm.tree import layer_name
+from jaxlm.tree import layer_name, named_leaves
 
 Shape = tuple[int, ...]
+Content = tuple[str, tuple[str, ...], np.ndarray]  # a tensor's name in files, the run's leaves that it holds, its value
 SCORE = "score_head/kernel"  # the leaf of a reward model's head, as objectives.base.init_head names it
 _ROWS = 32  # transposed at a time, so that what is read and written stays in the cache
 
@@ -71,10 +73,6 @@ class Tensor:
             found.append(contiguous(part).reshape(shape))
         return found
 
-    def cut(self, value: np.ndarray) -> np.ndarray:
-        """Returns a leaf without the vocabulary's padding: what of it the tensor holds."""
-        return value[tuple(slice(n) for n in self._cut_shape(value.shape))] if self.vocab_size else value
-
     def _cut_shape(self, flat: Shape) -> Shape:
         """Returns the shape without the vocabulary's padding: rows of an embedding, columns of the head."""
         if not self.vocab_size:
@@ -99,6 +97,32 @@ def tensors(config: ModelConfig, scores: bool = False) -> Iterator[Tensor]:
     elif not config.tie_embeddings:
         shape = (config.d_model, config.padded_vocab_size)
         yield Tensor("lm_head.weight", ("head/kernel",), (shape,), transposed=True, vocab_size=config.vocab_size)
+
+
+def read_ahead(
+    read: Callable[[str], np.ndarray], wanted: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, list[np.ndarray]]]:
+    """Yields each tensor with the values of its leaves. The next one's are read in a thread meanwhile."""
+
+    def values(tensor: Tensor) -> list[np.ndarray]:
+        return [read(leaf) for leaf in tensor.leaves]
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        upcoming = pool.submit(values, wanted[0])
+        for tensor, after in zip(wanted, (*wanted[1:], None), strict=True):
+            current = upcoming.result()
+            if after:
+                upcoming = pool.submit(values, after)
+            yield tensor, current
+
+
+def params_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Returns the Hugging Face state dict (float32 numpy) for jaxlm's parameters.
+
+    It has no padding rows of the vocabulary, and no `lm_head` if embeddings are tied.
+    """
+    values = {name: np.asarray(leaf, np.float32) for name, leaf in named_leaves(params)}
+    return {t.name: t.from_leaves([values[leaf] for leaf in t.leaves]) for t in tensors(config)}
 
 
 def parameters(config: ModelConfig, scores: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Translates adapters to and from the files of Hugging Face PEFT, with numpy alone.
+"""Folders of Hugging Face PEFT: writes an adapter into one and reads it back; opens one as the origin of a run.
 
 A low-rank product of ours has the same two factors there, as matrices (rank, in) and (out, rank). Rows of the embedding
 are *differences* here; PEFT (`trainable_token_indices`) holds the rows themselves, so the base's are added. GPT-2's q, k
@@ -6,42 +6,127 @@ and v are one matrix there: their factors stand side by side and on a diagonal. 
 """
 
 import dataclasses
+import functools
 import math
+import pathlib
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import safetensors.numpy
 
 from jaxlm import tree
 from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
-from jaxlm.interop import leaves
-from jaxlm.interop.leaves import Tensor
-from jaxlm.interop.peft_config import WEIGHTS, ids_of
+from jaxlm.console import Tell, told
+from jaxlm.data.coder import Coder
+from jaxlm.interop import hf_config, hf_folder, hf_weights, leaves, peft_config
+from jaxlm.interop.leaves import Shape, Tensor
 from jaxlm.models.adapters import Adapter, Variables
 from jaxlm.models.params import input_axes
+from jaxlm.train import origin
 
 _A, _B, _ROWS, _PROMPT = "lora_A.weight", "lora_B.weight", "token_adapter.trainable_tokens_delta", "prompt_embeddings"
 _PREFIX = "base_model.model."
 Read = Callable[[str], np.ndarray]  # leaf of the base -> its value
+Base = tuple[str, str | None]  # the folder of a base, and which checkpoint of it; None for a model from elsewhere
+Content = dict[str, typing.Any]  # of adapter_config.json
 
 
-@dataclasses.dataclass(frozen=True)
-class Adapted:
-    """An adapter and its values, on the host.
-
-    Attributes:
-      adapter: its settings, and the ids whose rows it changes.
-      variables: collection -> tree of float32 arrays, as `models.adapters` has them.
-    """
+class Adapted(typing.NamedTuple):
+    """An adapter and its variables on the host: collection -> tree of float32 arrays, as `models.adapters` has them."""
 
     adapter: Adapter
     variables: Variables
 
 
-Base = tuple[str, str | None]  # the folder of a base, and which checkpoint of it; None for a model from elsewhere
+class PeftFolder:
+    """A folder that `PeftModel.from_pretrained` loads onto its base.
+
+    Args:
+      folder: where it is, or will be.
+      config: the config of the model.
+      dtype: "f32", "bf16" or "f16".
+      adapted: the adapter.
+      base: which model its base is; adapter_config.json says so.
+    """
+
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: Adapted, base: Base):
+        self._folder, self._config, self._dtype = folder, config, hf_folder.DTYPES[dtype]
+        self._adapted, self._base = adapted, base
+        sizes = [x.size for _, x in tree.named_leaves(adapted.variables)]
+        self.count, self.bytes = len(sizes), sum(sizes) * self._dtype.itemsize
+
+    def write(self, read: Read, tokenizer: Coder, tell: Tell) -> None:
+        """Writes the adapter, and the tokenizer that it was trained with; see `HfFolder.write`."""
+        content, _ = to_peft(self._adapted, self._config, read, self._base)
+        tensors = {name: value for name, _, value in told(self.contents(read), tell)}
+        safetensors.numpy.save_file(tensors, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
+        hf_folder.write_json(self._folder / peft_config.CONFIG, content)
+        hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
+
+    def contents(self, read: Read) -> Iterator[leaves.Content]:
+        """Yields the tensors that adapter_model.safetensors must hold."""
+        for name, value in to_peft(self._adapted, self._config, read, self._base)[1].items():
+            with np.errstate(over="ignore"):
+                cast = value.astype(self._dtype)
+            if not np.isfinite(cast.astype(np.float32)).all():
+                raise ConfigError(f"{name} has numbers too large for this type: export with --dtype=f32")
+            yield name, (), cast
+
+    def held(self, name: str) -> np.ndarray:
+        """Returns what adapter_model.safetensors holds under a name."""
+        return self._written[name]
+
+    @functools.cached_property
+    def _written(self) -> dict[str, np.ndarray]:
+        return read_files(self._folder)[1]
 
 
-def to_peft(given: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[dict[str, typing.Any], dict]:
+def read_files(folder: pathlib.Path) -> tuple[Content, dict[str, np.ndarray]]:
+    """Returns (the content of adapter_config.json, name -> tensor) of a folder.
+
+    Raises:
+      ConfigError: a file is missing or damaged, or the adapter is of a kind that is not supported.
+    """
+    content = peft_config.read(folder)
+    try:
+        return content, safetensors.numpy.load_file(folder / peft_config.WEIGHTS)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{folder}: {peft_config.WEIGHTS} can't be read ({error}): copy it again") from None
+
+
+def read(folder: pathlib.Path) -> origin.Origin | None:
+    """Returns the origin in a folder of PEFT, its adapter beside its base; None if it holds none. For `train.origin.open`.
+
+    Raises:
+      ConfigError: the adapter is of a kind that is not supported, its base is not here, or the two do not fit.
+    """
+    if not peft_config.is_adapter(folder):
+        return None
+    hf_weights.check_export(folder)
+    content, tensors = read_files(folder)
+    home = peft_config.base_of(folder)
+    checkpoint = "latest" if hf_config.is_model(home) else content.get("revision") or "latest"
+    base = origin.open(home, checkpoint, readers=(hf_weights.read,))
+    try:
+        adapter, variables = from_peft(content, tensors, base.config.model, base.leaf)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+    config = dataclasses.replace(base.config, adapter=adapter.settings)
+    return dataclasses.replace(
+        base,
+        config=config,
+        tokenizer=lambda: origin.prompted(base.tokenizer(), config),
+        provenance={"path": str(folder.resolve())},
+        state=None,
+        meta=None,
+        trained=lambda: variables,
+        adapter=adapter,
+    )
+
+
+def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[Content, dict[str, np.ndarray]]:
     """Returns (the content of adapter_config.json, name -> float32 tensor) for an adapter.
 
     Args:
@@ -52,26 +137,30 @@ def to_peft(given: Adapted, config: ModelConfig, read: Read, base: Base) -> tupl
     Raises:
       ConfigError: Hugging Face has no architecture for this model.
     """
+    adapter, variables = adapted
     shared = {"base_model_name_or_path": base[0], "revision": base[1], "task_type": "CAUSAL_LM", "inference_mode": True}
-    if "prompt" in given.variables:
-        if "rows" in given.variables:
+    rows = variables.get("rows", {})
+    if "prompt" in variables:
+        if rows:
             raise ConfigError(
                 "beside its prompt the run trained rows of chat tokens, for which PEFT's prompt tuning has no place: chat and "
                 "serve by jaxlm, or begin with a base that was fine-tuned in its chat template"
             )
-        prompt_PxD = given.variables["prompt"]["embed"]["prompt"]
+        prompt_PxD = variables["prompt"]["embed"]["prompt"]
         return _prompt_config(config, len(prompt_PxD)) | shared, {_PROMPT: np.ascontiguousarray(prompt_PxD)}
-    tensors, ranks = {}, {}
-    values = dict(tree.named_leaves(given.variables.get("lora", {})))
+    tensors, ranks, tables = {}, {}, []
+    factors_of = dict(tree.named_leaves(variables.get("lora", {})))
     for tensor in leaves.tensors(config):
-        if not (factors := _factors(tensor, values)):
-            continue
-        module = tensor.name.removesuffix(".weight")
-        tensors[f"{_PREFIX}{module}.{_A}"], tensors[f"{_PREFIX}{module}.{_B}"] = factors
-        ranks[module] = len(factors[0])
-    rows = _full_rows(given, config, read)
-    tensors |= {f"{_PREFIX}{module}.{_ROWS}": value for module, value in rows.items()}
-    return _lora_config(config, given, ranks, list(rows)) | shared, tensors
+        if factors := _joined(tensor, factors_of):
+            module = _module(tensor)
+            tensors[f"{_PREFIX}{module}.{_A}"], tensors[f"{_PREFIX}{module}.{_B}"] = factors
+            ranks[module] = len(factors[0])
+    for tensor in _tables(config):
+        if (table := _table(tensor)) in rows:
+            whole = _base_rows(read, tensor, adapter.row_ids) + np.asarray(rows[table]["rows"], np.float32)
+            tensors[f"{_PREFIX}{_module(tensor)}.{_ROWS}"] = np.ascontiguousarray(whole)
+            tables.append(_module(tensor))
+    return _lora_config(config, adapter, ranks, tables) | shared, tensors
 
 
 def from_peft(
@@ -92,16 +181,20 @@ def from_peft(
     """
     left = {name.removeprefix(_PREFIX): np.asarray(value, np.float32) for name, value in tensors.items()}
     if content["peft_type"] == "PROMPT_TUNING":
-        return _prompt(left, config)
-    rank, alpha, rslora = content["r"], float(content["lora_alpha"]), bool(content.get("use_rslora"))
+        prompt_PxD = _taken(left, _PROMPT)
+        _same_shape(_PROMPT, prompt_PxD.shape[1:], (config.d_model,))
+        adapter = Adapter(settings("prompt", prompt_tokens=len(prompt_PxD)))
+        return Adapted(adapter, {"prompt": {"embed": {"prompt": prompt_PxD}}})
+    rslora = bool(content.get("use_rslora"))
+    chosen = settings("lora", rank=content["r"], alpha=float(content["lora_alpha"]), rslora=rslora)
     lora: list[tuple[str, np.ndarray]] = []
     for tensor in leaves.tensors(config):
-        module = tensor.name.removesuffix(".weight")
+        module = _module(tensor)
         if f"{module}.{_A}" in left and _kernels(tensor):
             a, b = _taken(left, f"{module}.{_A}"), _taken(left, f"{module}.{_B}")
-            _same_shape(f"{module}.{_A}, {_B}", (a.shape[1], b.shape[0]), _in_out(tensor))
-            b = b * np.float32(scaling(content, module) / _scale(alpha, rank, rslora))
-            lora += _unfused(tensor, a, b)
+            shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
+            _same_shape(f"{module}.{_A}, {_B}", (a.shape[1], b.shape[0]), shape)
+            lora += _split(tensor, a, b * np.float32(_scale(content, module) / chosen.scale))
     rows, ids = _row_differences(left, content, config, read)
     if left:
         raise ConfigError(
@@ -109,166 +202,123 @@ def from_peft(
         )
     targets = dict.fromkeys("/".join(name.split("/")[1:3]) for name, _ in lora)
     variables = ({"lora": tree.nested(lora)} if lora else {}) | ({"rows": rows} if rows else {})
-    chosen = settings("lora", rank=rank, alpha=alpha, rslora=rslora, targets=tuple(targets), without_rows=not ids)
-    return Adapted(Adapter(chosen, ids), variables)
+    return Adapted(Adapter(dataclasses.replace(chosen, targets=tuple(targets), without_rows=not ids), ids), variables)
 
 
-def scaling(content: Mapping[str, typing.Any], module: str) -> float:
+def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
+    """Returns the section `adapter` of a config, with `changed` in one that does nothing."""
+    plain = {"rank": 1, "alpha": 1.0, "rslora": False, "dropout": 0.0, "targets": (), "rows": (), "without_rows": True}
+    plain |= {"quantize": "none", "prompt_tokens": 1, "prompt_text": ""}
+    return AdapterConfig(kind=kind, **(plain | changed))
+
+
+def _scale(content: Mapping[str, typing.Any], module: str) -> float:
     """Returns the number by which PEFT multiplies a module's low-rank product."""
     rank = _of_pattern(content.get("rank_pattern"), module, content["r"])
     alpha = _of_pattern(content.get("alpha_pattern"), module, content["lora_alpha"])
-    return _scale(alpha, rank, bool(content.get("use_rslora")))
-
-
-def _scale(alpha: float, rank: int, rslora: bool) -> float:
-    return alpha / (math.sqrt(rank) if rslora else rank)
+    return alpha / (math.sqrt(rank) if content.get("use_rslora") else rank)
 
 
 def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float) -> float:
-    """The value of the first pattern that the end of the module's name matches, as PEFT looks it up."""
-    import re
-
-    for key, value in (pattern or {}).items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
+    """Returns the value of the first pattern that the end of the module's name matches, as PEFT looks it up."""
+    matching = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(matching, default)
 
 
-def _kernels(tensor: Tensor) -> list[str]:
-    return [
-        leaf.removesuffix("/kernel")
-        for leaf in tensor.leaves
-        if tree.layer_of(leaf) is not None and leaf.endswith("/kernel")
-    ]
+def _module(tensor: Tensor) -> str:
+    return tensor.name.removesuffix(".weight")
 
 
-def _in_out(tensor: Tensor) -> tuple[int, int]:
-    return tensor.shape[::-1] if tensor.transposed else tensor.shape
+def _tables(config: ModelConfig) -> list[Tensor]:
+    """Returns the embedding and an untied head."""
+    return [tensor for tensor in leaves.tensors(config) if tensor.vocab_size]
 
 
-def _factors(tensor: Tensor, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns (A (r, in), B (out, r)) of a tensor, of `values` by our names; None if they leave it alone."""
-    kernels = _kernels(tensor)
-    if not any(f"{path}/lora_a" in values for path in kernels):
-        return None
-    rows, columns, at = [], [], 0
-    inside, outside = _in_out(tensor)
-    for path, shape in zip(kernels, tensor.shapes, strict=True):
-        width = math.prod(shape[input_axes(f"{path}/kernel") :])
-        if f"{path}/lora_a" in values:
-            a, b = (np.asarray(values[f"{path}/{name}"], np.float32) for name in ("lora_a", "lora_b"))
+def _table(tensor: Tensor) -> str:
+    """Returns the place of a table in our collection `rows`: "embed" or "head"."""
+    return tensor.leaves[0].split("/")[0]
+
+
+def _kernels(tensor: Tensor) -> list[tuple[str, Shape, Shape, slice]]:
+    """Returns (path, sizes of its input axes, of its output axes, its rows of B) of each kernel of a layer in a tensor."""
+    kernels, at = [], 0
+    for leaf, shape in zip(tensor.leaves, tensor.shapes, strict=True):
+        if tree.layer_of(leaf) is None or not leaf.endswith("/kernel"):
+            return []
+        inputs, outputs = shape[: input_axes(leaf)], shape[input_axes(leaf) :]
+        kernels.append((leaf.removesuffix("/kernel"), inputs, outputs, slice(at, at + math.prod(outputs))))
+        at += math.prod(outputs)
+    return kernels
+
+
+def _joined(tensor: Tensor, factors: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (A (r, in), B (out, r)) of a tensor, of `factors` by our names; None if they leave it alone."""
+    rows, columns, kernels = [], [], _kernels(tensor)
+    for path, _, _, place in kernels:
+        if f"{path}/lora_a" in factors:
+            a, b = (np.asarray(factors[f"{path}/{name}"], np.float32) for name in ("lora_a", "lora_b"))
             rank = a.shape[-1]
-            rows.append(a.reshape(inside, rank).T)
-            block = np.zeros((outside, rank), np.float32)
-            block[at : at + width] = b.reshape(rank, width).T
-            columns.append(block)
-        at += width
-    return np.ascontiguousarray(np.concatenate(rows)), np.concatenate(columns, axis=1)
+            rows.append(a.reshape(-1, rank).T)
+            columns.append(np.zeros((kernels[-1][-1].stop, rank), np.float32))
+            columns[-1][place] = b.reshape(rank, -1).T
+    return (np.ascontiguousarray(np.concatenate(rows)), np.concatenate(columns, axis=1)) if rows else None
 
 
-def _unfused(tensor: Tensor, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _split(tensor: Tensor, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name, value) of our factors for the matrices of a tensor. Columns of a part of B that are 0 are left out."""
-    at = 0
-    for path, shape in zip(_kernels(tensor), tensor.shapes, strict=True):
-        inputs = input_axes(f"{path}/kernel")
-        width = math.prod(shape[inputs:])
-        part = b[at : at + width]
-        at += width
+    for path, inputs, outputs, place in _kernels(tensor):
+        part = b[place]
         used = np.ones(len(a), bool) if len(tensor.leaves) == 1 else np.any(part, axis=0)
         if used.any():
-            rank = int(used.sum())
-            yield f"{path}/lora_a", np.ascontiguousarray(a[used].T).reshape(*shape[:inputs], rank)
-            yield f"{path}/lora_b", np.ascontiguousarray(part[:, used].T).reshape(rank, *shape[inputs:])
+            yield f"{path}/lora_a", np.ascontiguousarray(a[used].T).reshape(*inputs, -1)
+            yield f"{path}/lora_b", np.ascontiguousarray(part[:, used].T).reshape(-1, *outputs)
 
 
-def _tables(config: ModelConfig) -> dict[str, tuple[str, str]]:
-    """Returns module of PEFT -> (the leaf of the base, our place in `rows`) of the embedding and an untied head."""
-    found = {}
-    for tensor in leaves.tensors(config):
-        if tensor.vocab_size:
-            found[tensor.name.removesuffix(".weight")] = (tensor.leaves[0], tensor.leaves[0].split("/")[0])
-    return found
-
-
-def _base_rows(read: Read, leaf: str, ids: tuple[int, ...]) -> np.ndarray:
+def _base_rows(read: Read, table: Tensor, ids: tuple[int, ...]) -> np.ndarray:
     """Returns the base's rows (n, D) of some ids; the head holds them as columns."""
-    value = np.asarray(read(leaf))
-    return np.asarray(value[:, list(ids)].T if leaf == "head/kernel" else value[list(ids)], np.float32)
-
-
-def _full_rows(given: Adapted, config: ModelConfig, read: Read) -> dict[str, np.ndarray]:
-    rows = given.variables.get("rows", {})
-    return {
-        module: np.ascontiguousarray(
-            _base_rows(read, leaf, given.adapter.row_ids) + np.asarray(rows[place]["rows"], np.float32)
-        )
-        for module, (leaf, place) in _tables(config).items()
-        if place in rows
-    }
+    value = np.asarray(read(table.leaves[0]))
+    return np.asarray(value[:, list(ids)].T if table.transposed else value[list(ids)], np.float32)
 
 
 def _row_differences(
     left: dict[str, np.ndarray], content: Mapping[str, typing.Any], config: ModelConfig, read: Read
 ) -> tuple[dict[str, dict], tuple[int, ...]]:
     """Takes the rows out of `left`; returns (our collection `rows`, their ids). A table that PEFT leaves alone has zeros."""
-    said = ids_of(content)
-    found: dict[str, tuple[list[int], np.ndarray]] = {}
-    for module in _tables(config):
+    ids_of_module, whole = peft_config.ids_of(content), {}
+    for tensor in _tables(config):
+        module = _module(tensor)
         if f"{module}.{_ROWS}" in left:
-            short = module.rpartition(".")[2]
-            ids = next((said[name] for name in (module, short, "") if name in said), [])
-            found[module] = (ids, _taken(left, f"{module}.{_ROWS}"))
-    ids = tuple(sorted({i for of_table, _ in found.values() for i in of_table}))
+            names = (module, module.rpartition(".")[2], "")
+            own = next((ids_of_module[name] for name in names if name in ids_of_module), [])
+            whole[module] = own, _taken(left, f"{module}.{_ROWS}")
+    ids = tuple(sorted({i for own, _ in whole.values() for i in own}))
     if ids and not 0 <= ids[0] <= ids[-1] < config.vocab_size:
         raise ConfigError(
             f"the adapter has a row of id {ids[-1]:,}, its base {config.vocab_size:,} ids: merge them by PEFT "
             "(resize_token_embeddings, merge_and_unload) and begin with that model"
         )
     rows = {}
-    for module, (leaf, place) in _tables(config).items() if ids else ():
-        rows[place] = {"rows": np.zeros((len(ids), config.d_model), np.float32)}
-        if module in found:
-            own, value = found[module]
-            _same_shape(f"{module}.{_ROWS}", value.shape, (len(own), config.d_model))
-            rows[place]["rows"][[ids.index(i) for i in own]] = value - _base_rows(read, leaf, tuple(own))
+    for tensor in _tables(config) if ids else ():
+        change = np.zeros((len(ids), config.d_model), np.float32)
+        if _module(tensor) in whole:
+            own, value = whole[_module(tensor)]
+            _same_shape(f"{_module(tensor)}.{_ROWS}", value.shape, (len(own), config.d_model))
+            change[[ids.index(i) for i in own]] = value - _base_rows(read, tensor, tuple(own))
+        rows[_table(tensor)] = {"rows": change}
     return rows, ids
 
 
-def _prompt(left: dict[str, np.ndarray], config: ModelConfig) -> Adapted:
-    prompt_PxD = _taken(left, _PROMPT)
-    _same_shape(_PROMPT, prompt_PxD.shape[1:], (config.d_model,))
-    return Adapted(
-        Adapter(settings("prompt", prompt_tokens=len(prompt_PxD))), {"prompt": {"embed": {"prompt": prompt_PxD}}}
-    )
-
-
-def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
-    """Returns the section `adapter` of a config, with what is given changed in one that does nothing."""
-    plain = AdapterConfig(
-        kind=kind,
-        rank=1,
-        alpha=1.0,
-        rslora=False,
-        dropout=0.0,
-        targets=(),
-        rows=(),
-        without_rows=True,
-        quantize="none",
-        prompt_tokens=1,
-        prompt_text="",
-    )
-    return dataclasses.replace(plain, **changed)
-
-
-def _lora_config(
-    config: ModelConfig, given: Adapted, ranks: dict[str, int], tables: list[str]
-) -> dict[str, typing.Any]:
-    chosen, shorts = given.adapter.settings, {module: _short(module, config) for module in ranks}
-    every = {short: [f for f, s in shorts.items() if s == short] for short in shorts.values()}
-    whole = all(len(modules) == config.n_layers for modules in every.values())
-    apart = {short: ranks[modules[0]] for short, modules in every.items() if ranks[modules[0]] != chosen.rank}
+def _lora_config(config: ModelConfig, adapter: Adapter, ranks: dict[str, int], tables: list[str]) -> Content:
+    chosen, gpt2 = adapter.settings, config.family == "gpt2"
+    modules_of: dict[
+        str, list[str]
+    ] = {}  # the end of a name that tells projections apart: "q_proj"; of GPT-2 "attn.c_proj"
+    for module in ranks:
+        modules_of.setdefault(".".join(module.split(".")[-2 if gpt2 else -1 :]), []).append(module)
+    every_layer = all(len(modules) == config.n_layers for modules in modules_of.values())
+    apart = {end: ranks[modules[0]] for end, modules in modules_of.items() if ranks[modules[0]] != chosen.rank}
     power = 0.5 if chosen.rslora else 1.0
-    ids = {name.rpartition(".")[2]: list(given.adapter.row_ids) for name in tables}
+    ids = {name.rpartition(".")[2]: list(adapter.row_ids) for name in tables}
     return {
         "peft_type": "LORA",
         "r": chosen.rank,
@@ -276,21 +326,16 @@ def _lora_config(
         "use_rslora": chosen.rslora,
         "lora_dropout": chosen.dropout,
         "bias": "none",
-        "fan_in_fan_out": config.family == "gpt2",
-        "target_modules": list(every) if whole else list(shorts),
+        "fan_in_fan_out": gpt2,
+        "target_modules": list(modules_of if every_layer else ranks),
         "rank_pattern": apart,
-        "alpha_pattern": {short: chosen.alpha * (rank / chosen.rank) ** power for short, rank in apart.items()},
+        "alpha_pattern": {end: chosen.alpha * (rank / chosen.rank) ** power for end, rank in apart.items()},
         "modules_to_save": None,
         **({"trainable_token_indices": ids} if ids else {}),
     }
 
 
-def _short(module: str, config: ModelConfig) -> str:
-    """Returns the end of a module's name that tells projections apart: "q_proj"; of GPT-2 "attn.c_proj"."""
-    return ".".join(module.split(".")[-2 if config.family == "gpt2" else -1 :])
-
-
-def _prompt_config(config: ModelConfig, tokens: int) -> dict[str, typing.Any]:
+def _prompt_config(config: ModelConfig, tokens: int) -> Content:
     return {
         "peft_type": "PROMPT_TUNING",
         "num_virtual_tokens": tokens,
@@ -304,12 +349,12 @@ def _prompt_config(config: ModelConfig, tokens: int) -> dict[str, typing.Any]:
 
 def _taken(left: dict[str, np.ndarray], name: str) -> np.ndarray:
     if name not in left:
-        raise ConfigError(f"the adapter has no tensor {name}: copy {WEIGHTS} again")
+        raise ConfigError(f"the adapter has no tensor {name}: copy {peft_config.WEIGHTS} again")
     return left.pop(name)
 
 
-def _same_shape(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if tuple(found) != tuple(wanted):
+def _same_shape(what: str, theirs: tuple[int, ...], base: tuple[int, ...]) -> None:
+    if tuple(theirs) != tuple(base):
         raise ConfigError(
-            f"the adapter's {what} are for {tuple(found)}, its base has {tuple(wanted)}: they do not belong together"
+            f"the adapter's {what} are for {tuple(theirs)}, its base has {tuple(base)}: they do not belong together"
         )

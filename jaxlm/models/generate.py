@@ -24,7 +24,6 @@ from jaxlm.sharding import constrain
 
 Ids = Sequence[int]
 Prompts = Sequence[Ids]
-Read = tuple[jax.Array, tuple]  # hidden states (B, D) of each row's newest token, and the cache with it
 
 
 def generate(
@@ -195,14 +194,72 @@ class _State(typing.NamedTuple):
     cache: tuple[layers.LayerCache, ...]
 
 
+class _Loop(typing.NamedTuple):
+    """One call, inside a program: its model, its arrays, and what the program depends on beside them."""
+
+    model: Transformer
+    weights: Weights
+    request: _Request
+    static: _Static
+
+    @property
+    def width(self) -> int:
+        """Returns how many slots of the cache the prompts take, P."""
+        return self.request.tokens_BxP.shape[1]
+
+    def first(self) -> _State:
+        """Returns the state with the first token of each row; the cache holds the prompts alone."""
+        rows, positions_BxP = len(self.request.lengths_B), self.request.positions()
+        hidden_BxPxD, cache = self.model.apply(
+            self.weights.variables,
+            self.request.tokens_BxP,
+            jnp.maximum(positions_BxP, 0),
+            (positions_BxP >= 0).astype(jnp.int32),
+            cache=empty_cache(self.model.config, rows, self.width),
+        )
+        zeros_B, out_BxM = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, self.static.room), jnp.int32)
+        state = _State(jnp.int32(0), zeros_B, self.request.room_B <= 0, zeros_B, out_BxM, cache.layers)
+        return self._record(state, hidden_BxPxD[:, -1])
+
+    def grown(self, state: _State, tokens: int) -> _State:
+        """Returns the state with room for so many tokens behind the prompts."""
+        return state._replace(cache=tuple(layer.grown(self.width + tokens) for layer in state.cache))
+
+    def until(self, state: _State, last: jax.Array | int) -> _State:
+        """Returns the state after `last` tokens, or earlier if all rows are done."""
+        return jax.lax.while_loop(lambda state: ~state.done_B.all() & (state.step < last), self._next, state)
+
+    def _next(self, state: _State) -> _State:
+        slot, position_B = self.width + state.step - 1, self.request.lengths_B + state.step - 1
+        hidden_BxD, cache = ring.read(self.model, self.weights, state.cache, slot, state.last_B, position_B)
+        return self._record(state._replace(cache=cache), hidden_BxD)
+
+    def _record(self, state: _State, hidden_BxD: jax.Array) -> _State:
+        """The state with one more token a row, chosen by the hidden states of each row's newest token."""
+        token_B = self._choose(hidden_BxD, state.step)
+        out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
+        counts_B = state.counts_B + ~state.done_B
+        stopped_B = (token_B[:, None] == self.request.stops).any(axis=1) | (counts_B >= self.request.room_B)
+        return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, state.cache)
+
+    def _choose(self, hidden_BxD: jax.Array, step: jax.Array) -> jax.Array:
+        logits_BxV = ring.logits_of(self.model, self.weights, hidden_BxD)
+        if self.static.greedy:
+            return first_argmax(logits_BxV)
+        keys_B = jax.vmap(functools.partial(jax.random.fold_in, self.request.key))(jnp.arange(len(hidden_BxD)))
+        step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys_B)
+        sampler, static = self.request.sampler, self.static
+        return sample(logits_BxV, step_keys_B, sampler, top_k=static.top_k, nucleus=static.nucleus)
+
+
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _run(model: Transformer, weights: Weights, request: _Request, static: _Static) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
-    state, width = _first(model, weights, request, static), request.tokens_BxP.shape[1]
+    loop = _Loop(model, weights, request, static)
+    state = loop.first()
     for part in range(1, static.parts + 1):
         last = static.room * part // static.parts
-        state = state._replace(cache=tuple(layer.grown(width + last) for layer in state.cache))
-        state = _until(model, weights, request, state, last, static)
+        state = loop.until(loop.grown(state, last), last)
     # Whole on every device, so that each process of a cluster can read them.
     return constrain(state.out_BxM, None, None), constrain(state.counts_B, None)
 
@@ -210,8 +267,8 @@ def _run(model: Transformer, weights: Weights, request: _Request, static: _Stati
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _begin(model: Transformer, weights: Weights, request: _Request, static: _Static) -> _State:
     """The state with the first token, and room for all."""
-    state, width = _first(model, weights, request, static), request.tokens_BxP.shape[1]
-    return _whole(state._replace(cache=tuple(layer.grown(width + static.room) for layer in state.cache)))
+    loop = _Loop(model, weights, request, static)
+    return _whole(loop.grown(loop.first(), static.room))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "static"), donate_argnames="state")
@@ -219,80 +276,10 @@ def _advance(
     model: Transformer, weights: Weights, request: _Request, state: _State, tokens: jax.Array | int, static: _Static
 ) -> _State:
     """The state after at most so many more tokens."""
-    return _whole(_until(model, weights, request, state, state.step + tokens, static))
+    return _whole(_Loop(model, weights, request, static).until(state, state.step + tokens))
 
 
 def _whole(state: _State) -> _State:
     """The state with what the host reads whole on every device."""
     done_B, counts_B = constrain(state.done_B, None), constrain(state.counts_B, None)
     return state._replace(done_B=done_B, counts_B=counts_B, out_BxM=constrain(state.out_BxM, None, None))
-
-
-def _first(model: Transformer, weights: Weights, request: _Request, static: _Static) -> _State:
-    """The state with the first token of each row; the cache holds the prompts alone."""
-    zeros_B = jnp.zeros(len(request.lengths_B), jnp.int32)
-    out_BxM = jnp.zeros((len(request.lengths_B), static.room), jnp.int32)
-    state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, out_BxM, ())
-    return _record(model, weights, request, state, _prefill(model, weights, request), static)
-
-
-def _until(
-    model: Transformer, weights: Weights, request: _Request, state: _State, last: jax.Array | int, static: _Static
-) -> _State:
-    """The state after `last` tokens, or earlier if all rows are done."""
-    return jax.lax.while_loop(
-        lambda state: ~state.done_B.all() & (state.step < last),
-        lambda state: _record(model, weights, request, state, _decode(model, weights, request, state), static),
-        state,
-    )
-
-
-def _record(
-    model: Transformer,
-    weights: Weights,
-    request: _Request,
-    state: _State,
-    read: tuple[jax.Array, tuple],
-    static: _Static,
-) -> _State:
-    """The state with one more token a row, chosen by what `_prefill` or `_decode` returned."""
-    hidden_BxD, cache = read
-    token_B = _choose(model, weights, request, hidden_BxD, state.step, static)
-    out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
-    counts_B = state.counts_B + ~state.done_B
-    stopped_B = (token_B[:, None] == request.stops).any(axis=1) | (counts_B >= request.room_B)
-    return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
-
-
-def _prefill(model: Transformer, weights: Weights, request: _Request) -> Read:
-    """Hidden states (B, D) of each prompt's last token, and the cache of the prompts."""
-    rows, width = request.tokens_BxP.shape
-    positions_BxP = request.positions()
-    hidden_BxPxD, cache = model.apply(
-        weights.variables,
-        request.tokens_BxP,
-        jnp.maximum(positions_BxP, 0),
-        (positions_BxP >= 0).astype(jnp.int32),
-        cache=empty_cache(model.config, rows, width),
-    )
-    return hidden_BxPxD[:, -1], cache.layers
-
-
-def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> Read:
-    """Hidden states (B, D) of each row's newest token, and the cache with it."""
-    position_B = request.lengths_B + state.step - 1
-    return ring.read(
-        model, weights, state.cache, request.tokens_BxP.shape[1] + state.step - 1, state.last_B, position_B
-    )
-
-
-def _choose(
-    model: Transformer, weights: Weights, request: _Request, hidden_BxD: jax.Array, step: jax.Array, static: _Static
-) -> jax.Array:
-    """The next token of each row, (B,)."""
-    logits_BxV = ring.logits_of(model, weights, hidden_BxD)
-    if static.greedy:
-        return first_argmax(logits_BxV)
-    keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(len(hidden_BxD)))
-    step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys_B)
-    return sample(logits_BxV, step_keys_B, request.sampler, top_k=static.top_k, nucleus=static.nucleus)

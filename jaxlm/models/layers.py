@@ -18,11 +18,10 @@ from jaxlm.config import ModelConfig
 from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
 from jaxlm.models.products import Product
-from jaxlm.ops import fp8, lora
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
-from jaxlm.ops.linear import dense
+from jaxlm.ops.fp8 import dense, fp8_dense, lora_down, lora_up
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
@@ -197,7 +196,7 @@ def project(
       name: the name of all the products together, such as "qkv".
       x: the activations, in the compute dtype.
       weights: the kernels, all of them in codes or none, and their LoRA factors.
-      product: the function `ops.linear.dense` or `ops.fp8.dense`, for the kernels.
+      product: the function `dense` or `fp8_dense` of `ops.fp8`, for the kernels.
     """
     ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
     adapted = [place for place, w in enumerate(weights) if w.lora]
@@ -205,10 +204,10 @@ def project(
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
         # One product for all the factors that read x.
-        inner = lora.down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
+        inner = lora_down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
             # Without the barrier XLA keeps both terms of the sum for the backward pass, in place of the sum.
-            ys[place] = jax.lax.optimization_barrier(ys[place] + lora.up(low, weights[place].lora[1]))
+            ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, weights[place].lora[1]))
     return ys
 
 
@@ -223,8 +222,8 @@ def _of_kernels(
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """Returns the `product` for `project` in the MLP: `ops.fp8.dense` if the config asks for fp8, else `ops.linear.dense`."""
-    return fp8.dense if config.fp8 else dense
+    """Returns the `product` for `project` in the MLP: `fp8_dense` if the config asks for fp8, else `dense`."""
+    return fp8_dense if config.fp8 else dense
 
 
 class Attention(nn.Module):

@@ -15,7 +15,7 @@ from jaxlm.ops import block_codes
 from jaxlm.ops.block_codes import Coded
 from jaxlm.sharding import axis_size
 
-Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]  # as `ops.linear.dense`
+Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]  # as `ops.fp8.dense`
 
 
 def of(x: jax.Array, kernels: list[jax.Array | Coded], product: Product, fuse: bool) -> list[jax.Array]:
@@ -23,7 +23,7 @@ def of(x: jax.Array, kernels: list[jax.Array | Coded], product: Product, fuse: b
 
     Args:
       kernels: all of them arrays in x's dtype, or all in codes.
-      product: the function `ops.linear.dense` or `ops.fp8.dense`.
+      product: the function `dense` or `fp8_dense` of `ops.fp8`.
       fuse: True to multiply all kernels in one product, where the mesh allows it (see `layers.project`).
     """
     return (_of_codes if isinstance(kernels[0], Coded) else _of_arrays)(x, kernels, product, fuse)

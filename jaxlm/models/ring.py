@@ -114,13 +114,13 @@ def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
 
 def _placed(ring: Iterable[layers.LayerCache]) -> Layers:
     """The cache with its sharding fixed, so that each program gives the next one what it was compiled for."""
-    return tuple(
-        layers.LayerCache(
-            constrain(layer.k_BxKxHxS, "batch", "kv_heads", None, None),
-            constrain(layer.v_BxKxSxH, "batch", "kv_heads", None, None),
-        )
-        for layer in ring
-    )
+    return jax.tree.map(lambda x: constrain(x, "batch", "kv_heads", None, None), tuple(ring))
+
+
+def _of_both(change: typing.Callable[..., jax.Array], *caches: layers.LayerCache) -> layers.LayerCache:
+    """A layer's cache by `change(*arrays, axis of the slots)`, of the keys and of the values of caches."""
+    keys, values = zip(*caches, strict=True)
+    return layers.LayerCache(change(*keys, 3), change(*values, 2))
 
 
 def _settled(state: State) -> State:
@@ -220,28 +220,24 @@ def _read(
 def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> Layers:
     """Returns the chunks that are kept, one a row, with that of the staging cache's only prompt from `begin` on at `place`."""
     size = kept[0].slots
-    return _placed(
-        layers.LayerCache(
-            _put(to.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(layer.k_BxKxHxS, begin, size, 3), place, 0),
-            _put(to.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(layer.v_BxKxSxH, begin, size, 2), place, 0),
-        )
-        for to, layer in zip(kept, staging, strict=True)
-    )
+
+    def put(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+        return _put(to, _cut(new, begin, size, axis), place, 0)
+
+    return _placed(_of_both(put, *pair) for pair in zip(kept, staging, strict=True))
 
 
 @functools.partial(jax.jit, donate_argnames="staging")
 def paste(staging: Layers, kept: Layers, place: jax.Array, begin: jax.Array) -> Layers:
     """Returns the staging cache with the chunk that is kept at `place` in the slots from `begin` on."""
-    return _placed(
-        layers.LayerCache(
-            _put(layer.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(chunks.k_BxKxHxS, place, 1), begin, 3),
-            _put(layer.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(chunks.v_BxKxSxH, place, 1), begin, 2),
-        )
-        for layer, chunks in zip(staging, kept, strict=True)
-    )
+
+    def put(to: jax.Array, chunks: jax.Array, axis: int) -> jax.Array:
+        return _put(to, _cut(chunks, place, 1), begin, axis)
+
+    return _placed(_of_both(put, *pair) for pair in zip(staging, kept, strict=True))
 
 
-_put = jax.lax.dynamic_update_slice_in_dim
+_put, _cut = jax.lax.dynamic_update_slice_in_dim, jax.lax.dynamic_slice_in_dim
 
 
 class Entries(typing.NamedTuple):
@@ -275,13 +271,11 @@ def insert(state: State, staging: Layers, entries: Entries) -> State:
 
     def put(number: jax.Array, ring: Layers) -> Layers:
         row, prompt, shift = entries.row_E[number], entries.prompt_E[number], shift_E[number]
-        return tuple(
-            layers.LayerCache(
-                _put(to.k_BxKxHxS, jnp.roll(jax.lax.dynamic_slice_in_dim(new.k_BxKxHxS, prompt, 1), shift, 3), row, 0),
-                _put(to.v_BxKxSxH, jnp.roll(jax.lax.dynamic_slice_in_dim(new.v_BxKxSxH, prompt, 1), shift, 2), row, 0),
-            )
-            for to, new in zip(ring, grown, strict=True)
-        )
+
+        def turned(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+            return _put(to, jnp.roll(_cut(new, prompt, 1), shift, axis), row, 0)
+
+        return tuple(_of_both(turned, *pair) for pair in zip(ring, grown, strict=True))
 
     return _settled(
         State(
@@ -301,14 +295,11 @@ def resized(state: State, slots: int) -> State:
     old = state.layers[0].slots
     least = max(0, old - slots)  # the oldest slots, which a shorter ring loses
 
-    def moved(layer: layers.LayerCache) -> layers.LayerCache:
-        k_BxKxHxS = jnp.roll(layer.k_BxKxHxS, -state.clock, 3)[..., least:]
-        v_BxKxSxH = jnp.roll(layer.v_BxKxSxH, -state.clock, 2)[:, :, least:]
-        return layers.LayerCache(k_BxKxHxS, v_BxKxSxH).grown(slots)
+    def moved(x: jax.Array, axis: int) -> jax.Array:
+        return jax.lax.slice_in_dim(jnp.roll(x, -state.clock, axis), least, None, axis=axis)
 
-    return _settled(
-        state._replace(layers=tuple(moved(layer) for layer in state.layers), clock=jnp.int32(min(old, slots) % slots))
-    )
+    ring = tuple(_of_both(moved, layer).grown(slots) for layer in state.layers)
+    return _settled(state._replace(layers=ring, clock=jnp.int32(min(old, slots) % slots)))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))

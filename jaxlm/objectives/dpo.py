@@ -3,6 +3,9 @@
 Most losses compare the policy with a reference, the model before the first step. Its log-probabilities come from a second
 forward pass of the frozen part alone, if what is trained changes nothing at first, else from `batch["reference"]`.
 
+A pair is two neighbouring segments of a row, so that no microbatch parts it: pair p is segments 2p + 1 (chosen) and 2p + 2
+(rejected), counted from 1. The prompt stands in both segments with weight 0. (The reward model's pairs are the same.)
+
 Legend: B rows, T tokens, P pairs of a row.
 """
 
@@ -14,10 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
+from jaxlm import sharding
 from jaxlm.config import Config, DpoConfig
+from jaxlm.data.packing import pairs_in_row
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
-from jaxlm.objectives import base, pairs
+from jaxlm.objectives import base
 
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 _BY_TOKEN = ("ipo", "sigmoid_norm", "orpo", "simpo")
@@ -66,12 +71,39 @@ def at_start(config: DpoConfig) -> float | None:
     return own.get(config.loss, math.log(2))
 
 
+def pair_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a packed batch of pairs: those of `base.token_shapes`, and `pair` and `margin`, float32 [B, P].
+
+    `pair` is 1 where there is a pair, else 0. `margin` is by how much the chosen answer was preferred; 0 if unknown.
+    """
+    shape = (config.train.batch_size, pairs_in_row(config.train.seq_len))
+    by_pair = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding.row_sharding(mesh))
+    return base.token_shapes(config, mesh) | {"pair": by_pair, "margin": by_pair}
+
+
+def pair_sums(loss_BxP: jax.Array, metrics: dict[str, jax.Array], pair_BxP: jax.Array) -> base.Sums:
+    """Returns the sums over the pairs that there are, of the loss and of each metric [B, P]; the weight is their number."""
+    return base.Sums(
+        _total(loss_BxP, pair_BxP), jnp.sum(pair_BxP), {name: _total(x, pair_BxP) for name, x in metrics.items()}
+    )
+
+
+def _total(x_BxP: jax.Array, pair_BxP: jax.Array) -> jax.Array:
+    """Returns the sum over the pairs that there are, a scalar."""
+    return jnp.sum(jnp.where(pair_BxP > 0, x_BxP, 0))
+
+
+def accuracy(margin_BxP: jax.Array) -> jax.Array:
+    """Returns 1 for each margin above 0, 1/2 for 0, 0 below, [B, P]."""
+    return (jnp.sign(margin_BxP) + 1) / 2
+
+
 def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch: those of `pairs.shapes` and, if `judged`, `reference` [B, 2P].
+    """Returns the shapes of a batch: those of `pair_shapes` and, if `judged`, `reference` [B, 2P].
 
     `reference` is the log-probability of each segment's answer under the reference, in nats; 0 without a pair.
     """
-    batch = pairs.shapes(config, mesh)
+    batch = pair_shapes(config, mesh)
     if judged(config):
         rows, count = batch["pair"].shape
         batch["reference"] = jax.ShapeDtypeStruct((rows, 2 * count), jnp.float32, sharding=batch["pair"].sharding)
@@ -112,7 +144,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
         nll = -chosen.logp * batch["nll_scale"][:, None]
         loss = _LOSSES[c.loss](c, chosen, rejected) + nll_weight * nll
         metrics = _metrics(c, chosen, rejected) | {"nll": nll}
-        return pairs.sums(loss, metrics, batch["pair"])
+        return pair_sums(loss, metrics, batch["pair"])
 
     return base.Objective(sums, shapes, prepare=prepare)
 
@@ -124,7 +156,7 @@ def prepare(batch: base.Batch) -> base.Batch:
     """
     pair = batch["pair"]
     tokens = base.by_segment(batch["weights"], batch["segment_ids"], 2 * pair.shape[1])[:, ::2]
-    scale = jnp.sum(pair) / jnp.maximum(pairs.total(tokens, pair), 1)
+    scale = jnp.sum(pair) / jnp.maximum(_total(tokens, pair), 1)
     return batch | {"nll_scale": jnp.broadcast_to(scale, pair.shape[:1])}
 
 
@@ -142,7 +174,7 @@ def _metrics(c: DpoConfig, chosen: Answers, rejected: Answers) -> dict[str, jax.
     margin = for_chosen - for_rejected
     return {
         "margin": margin,
-        "accuracy": pairs.accuracy(margin),
+        "accuracy": accuracy(margin),
         "predicted": jax.nn.sigmoid(margin),
         "chosen_reward": for_chosen,
         "rejected_reward": for_rejected,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxlm.config import Config
 from jaxlm.models.transformer import Transformer
-from jaxlm.objectives import base, pairs
+from jaxlm.objectives import base, dpo
 
 HEAD = "score"
 
@@ -42,11 +42,11 @@ def make(model: Transformer, config: Config) -> base.Objective:
         margin_BxP = score_BxS[:, ::2] - score_BxS[:, 1::2]
         metrics = {
             "margin": margin_BxP,
-            "accuracy": pairs.accuracy(margin_BxP),
+            "accuracy": dpo.accuracy(margin_BxP),
             "predicted": jax.nn.sigmoid(margin_BxP),
             "score": (score_BxS[:, ::2] + score_BxS[:, 1::2]) / 2,
             "length_margin": tokens_BxS[:, ::2] - tokens_BxS[:, 1::2],
         }
-        return pairs.sums(-jax.nn.log_sigmoid(margin_BxP - batch["margin"]), metrics, batch["pair"])
+        return dpo.pair_sums(-jax.nn.log_sigmoid(margin_BxP - batch["margin"]), metrics, batch["pair"])
 
-    return base.Objective(sums, pairs.shapes, heads=(HEAD,))
+    return base.Objective(sums, dpo.pair_shapes, heads=(HEAD,))

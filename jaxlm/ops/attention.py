@@ -2,15 +2,22 @@
 
 Legend: B batch, T query tokens, S key-value tokens (or cache slots), N query heads, K key-value heads, G = N // K query
 heads to a key-value head, H head dim. Query head n uses key-value head n // G.
+
+**Over the mesh's `context` axis**, which splits the tokens of each row, each device keeps its own queries and gathers all keys
+and values from the others (Llama 3, arXiv:2407.21783, section 3.3.2). With grouped heads these are few bytes compared to the
+work of the queries. In the backward pass the gather becomes a sum over devices, after which each device has the gradients of
+its own keys. Every device computes the scores of all its queries and all keys, even the masked ones. Skipping these would save
+no time, since the device with the last tokens, of whose scores few are masked, would take as long as before.
 """
 
 import functools
+import typing
 
 import jax
 import jax.numpy as jnp
 
-from jaxlm.ops import attention_blocked, attention_context, attention_kernels
-from jaxlm.sharding import CONTEXT_ATTENTION
+from jaxlm import sharding
+from jaxlm.ops import attention_blocked, attention_kernels
 
 BACKENDS = ("xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas")
 TREES = ("xla", "blocked")  # those that take `kv_until_BxS`
@@ -68,7 +75,7 @@ def attention(
     segment, which is right if ids increase along a row.
 
     If the mesh (`jax.set_mesh`) splits the tokens over its `context` axis, keys and values are gathered over that axis
-    (see `attention_context`). Backends that are not in CONTEXT_ATTENTION then raise an error.
+    (see `over_context`). Backends that are not in CONTEXT_ATTENTION then raise an error.
 
     Args:
       q_BxTxNxH: queries.
@@ -99,11 +106,11 @@ def attention(
     run = functools.partial(_run, backend=backend, scale=scale)
     positions = (q_positions_BxT, kv_positions_BxS) if kv_until_BxS is None else (None, None)
     ids = _ids(q_segment_ids_BxT, kv_segment_ids_BxS, kv_until_BxS, queries == keys, backend)
-    if queries == keys and attention_context.splits(queries):
-        if backend not in CONTEXT_ATTENTION:
+    if queries == keys and splits(queries):
+        if backend not in sharding.CONTEXT_ATTENTION:
             raise ValueError(f"attention backend {backend!r} does not split rows over devices; use 'blocked' or 'xla'")
         positions = positions if backend == "xla" else (None, None)
-        return attention_context.over_context(run, q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
+        return over_context(run, q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
     return run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
 
 
@@ -205,6 +212,53 @@ def masked_attention(
     weights_BxKxGxTxS = (weights_BxKxGxTxS / jnp.maximum(total, 1e-30)).astype(v_BxSxKxH.dtype)
     out = jnp.einsum("bkgts,bskh->btkgh", weights_BxKxGxTxS, v_BxSxKxH, preferred_element_type=jnp.float32)
     return out.reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
+
+
+def splits(tokens: int) -> bool:
+    """True if the current mesh splits rows of `tokens` tokens over `context`. False if the axis does not divide `tokens`."""
+    ways = sharding.axis_size("context")
+    return ways > 1 and tokens % ways == 0
+
+
+def over_context(
+    run: typing.Callable[..., jax.Array],
+    q_BxTxNxH: jax.Array,
+    k_BxTxKxH: jax.Array,
+    v_BxTxKxH: jax.Array,
+    *pairs: tuple[jax.Array | None, jax.Array | None],
+) -> jax.Array:
+    """Runs `run` on every device, with the device's own queries and all keys.
+
+    Args:
+      run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *pairs, offset) -> out_BxTxNxH`. Query t of the device is token
+        offset + t of its row.
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of whole rows; the context axis divides T.
+      pairs: pairs of arrays [B, T], one for queries and one for keys, or (None, None), in the order in which `run`
+        takes them.
+
+    Returns:
+      [B, T, N, H], split as the queries are.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    tokens = sharding.spec(("batch", "seq"), q_BxTxNxH.shape[:2], mesh, ones=True)
+    # Queries follow the key-value heads, which tensor may not divide.
+    heads = sharding.spec(("batch", "seq", "kv_heads", None), k_BxTxKxH.shape, mesh, ones=True)
+
+    def gather(x: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(x, "context", axis=1, tiled=True)
+
+    def on_device(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, *own):
+        whole = [(mine, None if others is None else gather(others)) for mine, others in own]
+        return run(q_BxTxNxH, gather(k_BxTxKxH), gather(v_BxTxKxH), *whole, _offset(q_BxTxNxH.shape[1]))
+
+    specs = (heads, heads, heads, *(tokens for _ in pairs))
+    split = jax.shard_map(on_device, in_specs=specs, out_specs=heads, check_vma=False)
+    return split(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, *pairs)
+
+
+def _offset(tokens: int) -> jax.Array:
+    """Returns the index in its row of this device's first token."""
+    return jax.lax.axis_index("context") * tokens
 
 
 def _check_shapes(q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array) -> None:

@@ -12,7 +12,7 @@ from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
 from jaxlm.data import coder
-from jaxlm.interop import card, check, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
+from jaxlm.interop import card, export, gguf_file, hf_config, hf_folder, inherit, leaves, peft, readers
 from jaxlm.programs import model_card
 from jaxlm.train import origin
 
@@ -26,7 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.to == "gguf":
         gguf_file.architecture(config.model)
         gguf_file.package()
-    hf.hf_config(config.model)
+    hf_config.content(config.model)
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
     _check_kind(config, found, args.to)
@@ -34,22 +34,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(line)
     source, base = _source(config, found, args.to, dtype)
     done = export.export(source, args.to, dtype, out)
-    verdict = done.verdict
     step = int(found.provenance["step"])
     if args.json:
         seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
-        print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype, "moved": verdict.moved} | seconds))
+        print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype} | seconds))
         return 0
-    what = "tensors of the adapter" if args.to == "peft" else "leaves"
-    codes = base.codes if base else "none"
-    full = f"since its base, in {codes} in training, is whole for PEFT (--to=hf writes the model as it was trained)"
-    why = "by rounding" if codes == "none" else full
-    moved = f"are off by {verdict.moved:.2%}, {why}" if verdict.moved else "are the run's to the bit"
-    say(
-        f"all {verdict.leaves} {what} are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
-    )
+    say(f"all {done.tensors} tensors{' of the adapter' if base else ''} are the run's, as {dtype} holds them")
     if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
         say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
+    if base and base.codes != "none":
+        say(f"its base, in {base.codes} in training, is whole for PEFT: --to=hf writes the model as it was trained")
     if base:
         say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
         if base.ids:
@@ -80,19 +74,14 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> tuple[
     scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
     place, base = _base(found) if adapted else (("", None), None)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
-    facts = dataclasses.replace(
-        model_card.facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf"
-    )
-
-    def written(verdict: check.Verdict) -> str:
-        own = base and dataclasses.replace(base, moved=verdict.moved)
-        return card.text(dataclasses.replace(facts, rewards=scores, base=own))
+    facts = model_card.facts(config, tokenizer, step, name, count)
+    text = card.text(dataclasses.replace(facts, to=to, file=f"{name}-{dtype}.gguf", rewards=scores, base=base))
 
     def read(leaf: str) -> np.ndarray:
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
 
     about = {"run": name, "step": step}
-    return export.Source(read, model, tokenizer, name, about, written, scores, adapted, place), base
+    return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place), base
 
 
 def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:

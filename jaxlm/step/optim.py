@@ -2,18 +2,27 @@
 
 The optimizer does not contain the schedule: the train step looks up the rate by the step's number and multiplies the
 updates by it. So every optimizer has the same schedule, and a skipped step does not delay it.
+
+Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon) is momentum, orthogonalised. Momentum (Nesterov's) and state are
+those of `optax.contrib.scale_by_muon`; the orthogonalisation is `ops.polar`'s.
 """
 
+import math
 import typing
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
+from jax.sharding import PartitionSpec
 
-from jaxlm import tree
+from jaxlm import sharding, tree
 from jaxlm.config import ConfigError, OptimConfig
-from jaxlm.step import muon
+from jaxlm.models.params import axes_of, input_axes
+from jaxlm.ops import polar
 from jaxlm.step.adam import scale_by_adam
+
+_MUON_BETA = 0.95
 
 
 def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing.Callable:
@@ -72,12 +81,12 @@ def _ratios(config: OptimConfig, params: dict) -> dict | None:
     if config.matrix_lr_ratio == 1:
         return None
     _need_matrices(params, f"matrix_lr_ratio={config.matrix_lr_ratio:g}", "leave it at 1")
-    return tree.map_named(lambda name, _: config.matrix_lr_ratio if muon.is_matrix(name) else 1.0, params)
+    return tree.map_named(lambda name, _: config.matrix_lr_ratio if _is_matrix(name) else 1.0, params)
 
 
 def _need_matrices(params: dict, key: str, instead: str) -> None:
     names = [name for name, _ in tree.named_leaves(params)]
-    if not any(map(muon.is_matrix, names)):
+    if not any(map(_is_matrix, names)):
         raise ConfigError(f"optim.{key} is for kernels of layers, and none is trained ({names[0]}, ...): {instead}")
 
 
@@ -190,9 +199,62 @@ def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
     """Muon for the matrices of the layers, AdamW for embeddings, head, norms and biases. One weight decay serves both."""
 
     def labels(params: dict) -> dict:
-        return tree.map_named(lambda name, _: "muon" if muon.is_matrix(name) else "adamw", params)
+        return tree.map_named(lambda name, _: "muon" if _is_matrix(name) else "adamw", params)
 
-    return optax.partition({"muon": muon.scale_by_muon(c.mu_dtype, dtype, c.ns_steps), "adamw": _adamw(c)}, labels)
+    return optax.partition({"muon": _scale_by_muon(c.mu_dtype, dtype, c.ns_steps), "adamw": _adamw(c)}, labels)
+
+
+def _is_matrix(name: str) -> bool:
+    """True if a parameter is the kernel of a layer: with its axes as inputs by outputs, (D, N, H) is a matrix too."""
+    return tree.layer_of(name) is not None and name.endswith("/kernel")
+
+
+def _scale_by_muon(mu_dtype: str, dtype: str, iterations: int) -> optax.GradientTransformationExtraArgs:
+    """Returns Muon without a learning rate, for trees of matrices alone.
+
+    Updates are scaled by 0.2 sqrt(max(inputs, outputs)) (arXiv:2502.16982). That gives them the root mean square of
+    AdamW's. `update(grads, state, params, ok=True)` leaves the state as it is if the scalar `ok` is false.
+
+    Args:
+      mu_dtype: the dtype of the momentum.
+      dtype: the dtype in which matrices are orthogonalised.
+      iterations: of the orthogonalisation, 3 or 5.
+    """
+
+    def update(
+        grads: dict, state: optax.contrib.MuonState, params: dict | None = None, *, ok: bool | jax.Array = True, **extra
+    ) -> tuple[dict, optax.contrib.MuonState]:
+        del params, extra
+        count = state.count + 1
+        now, following = (1 - _MUON_BETA ** n.astype(jnp.float32) for n in (count, count + 1))
+        named, structure = tree.named_leaves(grads), jax.tree.structure(grads)
+        momenta, ahead = [], []
+        for (_, g), mu in zip(named, structure.flatten_up_to(state.mu), strict=True):
+            old = mu.astype(jnp.float32)
+            m = jnp.where(ok, _MUON_BETA * old + (1 - _MUON_BETA) * g, old)
+            momenta.append(m.astype(mu_dtype))
+            ahead.append((_MUON_BETA / following * m + (1 - _MUON_BETA) / now * g).astype(dtype))
+        inputs = [input_axes(name) for name, _ in named]
+        found = polar.each(ahead, inputs, [_spec(name, g) for name, g in named], iterations)
+        state = state._replace(count=jnp.where(ok, count, state.count), mu=structure.unflatten(momenta))
+        return structure.unflatten(found), state
+
+    # Optax's own state, with coefficients that nothing reads any more, so that checkpoints keep their form.
+    init = optax.contrib.scale_by_muon(beta=_MUON_BETA, mu_dtype=mu_dtype).init
+    scaled = optax.stateless(lambda updates, _: tree.map_named(_scaled, updates))
+    return optax.chain(optax.GradientTransformationExtraArgs(init, update), scaled)
+
+
+def _scaled(name: str, update: jax.Array) -> jax.Array:
+    inputs = input_axes(name)
+    sides = math.prod(update.shape[:inputs]), math.prod(update.shape[inputs:])
+    return 0.2 * math.sqrt(max(sides)) * update.astype(jnp.float32)
+
+
+def _spec(name: str, leaf: jax.Array) -> PartitionSpec:
+    """How the current mesh splits a parameter."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return PartitionSpec() if mesh.empty else sharding.spec(axes_of(name, leaf), leaf.shape, mesh)
 
 
 def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

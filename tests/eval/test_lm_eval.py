@@ -13,7 +13,7 @@ from tiny_eval import settings
 
 from jaxlm.config import ConfigError
 from jaxlm.eval import harness, measures
-from jaxlm.interop import hf
+from jaxlm.interop import hf_config, leaves
 
 pytestmark = pytest.mark.parity
 
@@ -41,10 +41,10 @@ def of_hf(scorer, place):
 
     torch.set_num_threads(1)
     cfg = scorer.model.config
-    fields = dict(hf.hf_config(cfg))
+    fields = dict(hf_config.content(cfg))
     kind = getattr(transformers, fields.pop("architectures")[0])
     model = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
-    state = {k: torch.from_numpy(v.copy()) for k, v in hf.params_to_hf(scorer.variables["params"], cfg).items()}
+    state = {k: torch.from_numpy(v.copy()) for k, v in leaves.params_to_hf(scorer.variables["params"], cfg).items()}
     model.load_state_dict(state, strict=False)
     model.save_pretrained(place)
     for name, content in (

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from interop import reader
 
 from jaxlm import models, tree
+from jaxlm.config import ConfigError
 from jaxlm.data import ids
 from jaxlm.data.tokenizer import train_tokenizer
 from jaxlm.interop import export, gguf_file, hf_folder, leaves, tokenizer_json
@@ -51,7 +53,7 @@ def exported(folder, coder, to, dtype, **overrides):
     params = tiny.random_params(models.build(cfg, "xla"))
     values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}
     about = {"run": "tiny", "step": 7}
-    given = export.Source(values.__getitem__, cfg, coder, "tiny", about, lambda verdict: "# card\n")
+    given = export.Source(values.__getitem__, cfg, coder, "tiny", about, "# card\n")
     return cfg, params, export.export(given, to, dtype, folder / "out").place
 
 
@@ -88,7 +90,10 @@ def test_transformers_agrees_on_the_folder(tmp_path, coders, case):
     ours, scores, mine, out = both(cfg, params, theirs, tokenizer, coder)
     assert np.abs(ours - scores).max() < 1e-4 * np.abs(ours).max()
     assert mine == out
-    assert len(out) > len(ids.document(coder, PROMPT))
+    start = ids.document(coder, PROMPT)
+    assert len(out) > len(start)
+    model, tensors = reader.of_folder(place)
+    assert np.abs(model.logits(tensors, np.array([start]))[0] - scores).max() < 1e-4 * np.abs(ours).max()
     assert theirs.generation_config.eos_token_id == [coder.id_of("<|im_end|>"), coder.eos_id]
     assert theirs.config.bos_token_id == coder.eos_id
 
@@ -112,6 +117,27 @@ def test_transformers_agrees_on_the_gguf(tmp_path, coders, case, dtype):
     assert np.abs(ours - scores).max() < bound * np.abs(ours).max()
     if dtype == "f32":
         assert mine == out
+
+
+@pytest.mark.parametrize("case", sorted({*CASES} - {*OF_GGUF}))
+def test_a_reader_of_our_own_agrees_on_the_gguf_that_transformers_cant_read(tmp_path, coders, case):
+    """It gives what transformers gives on the folder of the same model."""
+    import transformers
+
+    coder = coders["bpe", False]
+    if case == "biases_wide_heads":
+        with pytest.raises(ConfigError, match="biases"):
+            exported(tmp_path, coder, "gguf", "f32", **CASES[case])
+        return
+    cfg, params, place = exported(tmp_path, coder, "gguf", "f32", **CASES[case])
+    hf = exported(tmp_path / "hf", coder, "hf", "f32", **CASES[case])[2]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(hf).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(hf)
+    ours, scores, _, _ = both(cfg, params, theirs, tokenizer, coder)
+    model, tensors = reader.of_file(place)
+    found = model.logits(tensors, np.array([ids.document(coder, PROMPT)]))[0]
+    assert np.abs(found - scores).max() < 1e-4 * np.abs(ours).max()
+    assert np.abs(found - ours).max() < 1e-4 * np.abs(ours).max()
 
 
 def test_vocabulary_that_is_padded(tmp_path, texts):
@@ -254,7 +280,7 @@ def test_transformers_agrees_on_the_reward_model(tmp_path, coders, case):
     model = models.build(cfg, "xla")
     params, head_D = tiny.random_params(model), np.random.default_rng(1).normal(0, 1, cfg.d_model).astype(np.float32)
     values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)} | {leaves.SCORE: head_D}
-    given = export.Source(values.__getitem__, cfg, coder, "tiny", {}, lambda verdict: "# card\n", scores=True)
+    given = export.Source(values.__getitem__, cfg, coder, "tiny", {}, "# card\n", scores=True)
     place = export.export(given, "hf", "f32", tmp_path / "out").place
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(place).eval()
     tokenizer = getattr(transformers, hf_folder.tokenizer_class(cfg, coder)).from_pretrained(place)

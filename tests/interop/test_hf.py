@@ -14,9 +14,9 @@ import tiny_hf
 import tiny_models as tiny
 
 from jaxlm import config, models
-from jaxlm.interop import hf
+from jaxlm.interop import hf_config, leaves
+from jaxlm.models.families import SwiGLU
 from jaxlm.models.layers import Attention, RMSNorm, TokenInfo, rope_of
-from jaxlm.models.llama import SwiGLU
 from jaxlm.ops.rope import rope_tables
 
 if typing.TYPE_CHECKING:
@@ -40,12 +40,12 @@ def theirs(cfg: config.ModelConfig, params) -> "torch.nn.Module":
     import torch
     import transformers
 
-    fields = dict(hf.hf_config(cfg))
+    fields = dict(hf_config.content(cfg))
     kind = getattr(transformers, fields.pop("architectures")[0])
     settings = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     settings._attn_implementation = "eager"
     model = kind(settings).eval()
-    state = {name: torch.from_numpy(value.copy()) for name, value in hf.params_to_hf(params, cfg).items()}
+    state = {name: torch.from_numpy(value.copy()) for name, value in leaves.params_to_hf(params, cfg).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= ({"lm_head.weight"} if cfg.tie_embeddings else set())
@@ -80,7 +80,7 @@ def worst_gap(cfg: config.ModelConfig, params, reference: "torch.nn.Module", tok
     out.loss.backward()
     gaps = {"logits": relative(scores, out.logits.detach()), "loss": relative(loss, out.loss.item())}
     named = dict(reference.named_parameters())
-    ours_named = hf.params_to_hf(grads, cfg)
+    ours_named = leaves.params_to_hf(grads, cfg)
     assert set(ours_named) == set(named)
     return gaps | {name: relative(grad, named[name].grad) for name, grad in ours_named.items()}
 
@@ -108,11 +108,11 @@ def test_logits_loss_and_every_gradient(case):
 def test_round_trip(case):
     cfg = tiny.model_config(**CASES[case])
     params = tiny.random_params(models.build(cfg, "xla"))
-    state = hf.params_to_hf(params, cfg)
+    state = leaves.params_to_hf(params, cfg)
     assert all(value.flags.c_contiguous and value.dtype == np.float32 for value in state.values())
     back = tiny_hf.params_of(state, cfg)
     assert jax.tree.structure(back) == jax.tree.structure(params)
-    again = hf.params_to_hf(back, cfg)
+    again = leaves.params_to_hf(back, cfg)
     assert all((again[name] == value).all() for name, value in state.items())
     assert back["embed"]["embedding"].shape[0] == cfg.padded_vocab_size
     assert not back["embed"]["embedding"][cfg.vocab_size :].any()
@@ -156,7 +156,7 @@ def test_norm_attention_and_layer_alone():
 
 def test_wrong_checkpoints_are_refused_in_one_line():
     cfg = tiny.model_config()
-    state = hf.params_to_hf(tiny.random_params(models.build(cfg, "xla")), cfg)
+    state = leaves.params_to_hf(tiny.random_params(models.build(cfg, "xla")), cfg)
     name = "model.layers.1.mlp.up_proj.weight"
     for wrong, message in (
         ({k: v for k, v in state.items() if k != name}, "is missing"),
@@ -167,10 +167,10 @@ def test_wrong_checkpoints_are_refused_in_one_line():
             tiny_hf.params_of(wrong, cfg)
         assert "\n" not in str(error.value)
     with pytest.raises(config.ConfigError, match="QK-norm"):
-        hf.hf_config(dataclasses.replace(cfg, qk_norm=True, bias=True))
+        hf_config.content(dataclasses.replace(cfg, qk_norm=True, bias=True))
 
 
 def test_theta_is_written_twice():
-    written = hf.hf_config(tiny.model_config(rope_theta=500000.0))
+    written = hf_config.content(tiny.model_config(rope_theta=500000.0))
     assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 500000.0
     assert written["vocab_size"] == 101

@@ -6,7 +6,7 @@ import pytest
 import tiny_models as tiny
 
 from jaxlm.config import ConfigError
-from jaxlm.interop import hf, hf_config
+from jaxlm.interop import hf_config
 
 LLAMA = {
     "model_type": "llama",
@@ -100,7 +100,7 @@ def test_rotary_settings_that_are_no_object_are_named(tmp_path, name):
 def test_what_we_write_is_read_back(tmp_path, kind):
     given = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True, "head_dim": 16}, "gpt2": {"family": "gpt2"}}
     c = tiny.model_config(**given.get(kind, {}))
-    keys, _ = read(tmp_path, json.loads(json.dumps(hf.hf_config(c))))
+    keys, _ = read(tmp_path, json.loads(json.dumps(hf_config.content(c))))
     assert {key: value for key, value in keys.items() if "." not in key} == {
         k: getattr(c, k) for k in keys if "." not in k
     }

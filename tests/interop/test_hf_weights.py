@@ -13,7 +13,7 @@ from tiny_steps import make_mesh
 
 from jaxlm import models, sharding, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import hf, hf_config, hf_weights, readers
+from jaxlm.interop import hf_config, hf_weights, leaves, readers
 from jaxlm.train import origin
 
 LLAMA3 = {
@@ -64,15 +64,15 @@ def test_sharded_is_one_device_and_what_was_written(tmp_path, files, dtype):
     assert not np.asarray(pad).any()
     rounded = jax.tree.map(lambda x: np.asarray(np.asarray(x, dtype), np.float32), given)
     assert_same(
-        hf.params_to_hf(one, tiny.model_config(tie_embeddings=False)),
-        hf.params_to_hf(rounded, tiny.model_config(tie_embeddings=False)),
+        leaves.params_to_hf(one, tiny.model_config(tie_embeddings=False)),
+        leaves.params_to_hf(rounded, tiny.model_config(tie_embeddings=False)),
     )
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(one))
 
 
 def test_gpt2_of_the_hub_has_no_prefix(tmp_path):
     config, given = tiny_hf.weights(tmp_path / "a", family="gpt2")
-    state = {name.removeprefix("transformer."): value for name, value in hf.params_to_hf(given, config).items()}
+    state = {name.removeprefix("transformer."): value for name, value in leaves.params_to_hf(given, config).items()}
     tiny_hf.save(tmp_path / "b", state | {"h.0.attn.bias": np.ones((1, 1, 8, 8), np.uint8)})
     (tmp_path / "b/config.json").write_bytes((tmp_path / "a/config.json").read_bytes())
     assert_same(params_of(tmp_path / "a", make_mesh())[1], params_of(tmp_path / "b", make_mesh())[1])
@@ -80,7 +80,7 @@ def test_gpt2_of_the_hub_has_no_prefix(tmp_path):
 
 def test_tensors_that_are_not_as_they_must_be_are_named(tmp_path):
     config, given = tiny_hf.weights(tmp_path)
-    state = hf.params_to_hf(given, config)
+    state = leaves.params_to_hf(given, config)
     name = "model.layers.1.mlp.up_proj.weight"
     for wrong, message in (
         ({k: v for k, v in state.items() if k != name}, f"{name} is missing"),
@@ -121,7 +121,7 @@ def test_files_that_are_not_there_or_damaged(tmp_path):
 def with_head(folder, head: str, files: int = 1, **keys):
     """A tied model in a folder, beside whose embedding lies a head: its copy, or another one. Returns (config, the head)."""
     config, params = tiny_hf.weights(folder, **{"max_seq_len": 64, "vocab_size": 101, **keys})
-    state = hf.params_to_hf(params, config)
+    state = leaves.params_to_hf(params, config)
     table = next(iter(state.values()))
     other = np.random.default_rng(1).normal(size=table.shape).astype(np.float32)
     table = {"equal": table, "differs": other, "last row": table.copy(), "rounded": table.astype(ml_dtypes.bfloat16)}[

@@ -11,8 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError
-from jaxlm.interop import check, peft, peft_config, readers
-from jaxlm.models import quantized
+from jaxlm.interop import peft, peft_config, readers
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
@@ -154,36 +153,3 @@ def test_peft_loads_the_vectors_of_a_prompt(tmp_path, family):
     assert gap(found[:, 6:], their_logits(theirs(tmp_path / "base"))) > 1e-2
     read_back = peft.from_peft(content, load_file(folder / peft_config.WEIGHTS), config, read)
     np.testing.assert_array_equal(read_back.variables["prompt"]["embed"]["prompt"], prompt_PxD)
-
-
-@pytest.mark.parametrize("case", ["tied", "untied", "gpt2"])
-def test_our_check_agrees_with_peft(tmp_path, case):
-    """What `check_adapter` lets pass is what PEFT makes of the files, and the model that trains."""
-    keys, adapter, ids = CASES[case]
-    config, params, read = base(tmp_path / "base", **keys)
-    given = tiny_peft.adapted(params, ids, **adapter)
-    content, tensors = peft.to_peft(given, config, read, ("", None))
-    assert check.check_adapter(given, content, tensors, read, config, lambda done: None).moved < 1e-5
-    model = given.adapter.attach(models.build(config, "xla"))
-    hidden = model.apply({"params": params, **given.variables}, jnp.asarray(TOKENS))
-    merged = tree.map_named(lambda _, leaf: jnp.asarray(leaf), tiny_peft.merged(params, given))
-    assert gap(np.asarray(hidden), np.asarray(models.build(config, "xla").apply({"params": merged}, TOKENS))) < 1e-5
-
-
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_the_gap_of_a_qlora_is_that_of_peft_on_the_full_base(tmp_path, kind):
-    """The run trained beside kernels in codes; PEFT's users load them whole. The gap between the two is what we say it is."""
-    from peft import PeftModel
-
-    config, params, read = base(tmp_path / "base", max_seq_len=128)
-    given = tiny_peft.adapted(params, quantize=kind)
-    content, tensors = peft.to_peft(given, config, read, (str(tmp_path / "base"), None))
-    said = check.check_adapter(given, content, tensors, read, config, lambda done: None).moved
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, check.POSITIONS))
-    found = their_logits(
-        PeftModel.from_pretrained(theirs(tmp_path / "base"), written(tmp_path / "a", content, tensors)), tokens
-    )
-    coded = tree.map_named(lambda name, leaf: quantized.rounded(name, leaf, kind), params)
-    wanted = our_logits(config, tiny_peft.merged(coded, given), tokens)
-    assert said == pytest.approx(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)), rel=1e-3)
-    assert said > (0.02 if kind == "nf4" else 0.001)

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from jaxlm.models.prefixes import Prefixes
+from jaxlm.models.decode import Prefixes
 
 IDS = np.arange(40, dtype=np.int32)
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm import sharding
 from jaxlm.config import MeshConfig
 from jaxlm.ops import attention as ops
-from jaxlm.ops import attention_blocked, attention_context, attention_kernels
+from jaxlm.ops import attention_blocked, attention_kernels
 from jaxlm.ops.attention import resolve_backend
 
 attention = jax.jit(ops.attention, static_argnames=("backend", "scale"))  # one program, not one for each operation
@@ -283,7 +283,7 @@ def test_rows_split_over_context_equal_whole_rows(how, sizes, monkeypatch):
     axes = {"data": 1, "fsdp": 1, "tensor": 1, "context": 1} | sizes
     with jax.set_mesh(sharding.make_mesh(MeshConfig(**axes), jax.devices()[: np.prod(list(axes.values()))])):
         _assert_close(run(), want, rtol=2e-5, atol=5e-6)
-        monkeypatch.setattr(attention_context, "_offset", lambda tokens: jnp.int32(0))
+        monkeypatch.setattr(ops, "_offset", lambda tokens: jnp.int32(0))
         if "positions" not in how:  # which say where a query stands without the offset
             with pytest.raises(AssertionError):
                 _assert_close(run(), want, rtol=2e-5, atol=5e-6)
@@ -304,7 +304,7 @@ def test_cudnn_over_context_gets_the_mask_of_its_rectangle(monkeypatch):
     want = run("xla")
     with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1, 4), jax.devices()[:4])):
         _assert_close(run("cudnn"), want, rtol=0.03, atol=0.03)
-        monkeypatch.setattr(attention_context, "_offset", lambda tokens: jnp.int32(0))
+        monkeypatch.setattr(ops, "_offset", lambda tokens: jnp.int32(0))
         with pytest.raises(AssertionError):
             _assert_close(run("cudnn"), want, rtol=0.03, atol=0.03)
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.ops.bits import mix, numbers
+from jaxlm.ops.quantize import mix, numbers
 
 
 def test_numbers_are_those_of_the_flat_array():

@@ -7,7 +7,7 @@ import pytest
 import tiny_models as tiny
 
 from jaxlm.ops import fp8
-from jaxlm.ops.linear import dense
+from jaxlm.ops.fp8 import dense
 
 M, I, O = 64, 96, 80  # noqa: E741
 
@@ -36,7 +36,7 @@ def errors(product, *operands):
 @pytest.mark.parametrize("size", [1e-4, 1.0, 3e4])
 def test_errors_are_those_of_the_formats(size):
     """Three bits after the leading one round by 2.6% (rms), two by 5.2%: 3.7% forward, 5.9% for gradients."""
-    y, d_x, d_kernel = errors(fp8.dense, *operands(size))
+    y, d_x, d_kernel = errors(fp8.fp8_dense, *operands(size))
     assert y < 0.045
     assert d_x < 0.07
     assert d_kernel < 0.07
@@ -46,7 +46,7 @@ def test_errors_are_those_of_the_formats(size):
 def test_without_scales_gradients_vanish(monkeypatch):
     """The mutation: gradients of 1e-6 are below what e5m2 can hold."""
     monkeypatch.setattr(fp8, "quantize", lambda x, dtype: (x.astype(dtype), jnp.float32(1)))
-    assert max(errors(fp8.dense, *operands())) > 0.5
+    assert max(errors(fp8.fp8_dense, *operands())) > 0.5
 
 
 def test_scales_are_powers_of_two_that_use_the_range():
@@ -61,22 +61,22 @@ def test_scales_are_powers_of_two_that_use_the_range():
 
 def test_zeros_and_what_is_not_finite():
     zeros = jnp.zeros((4, 16))
-    assert (fp8.dense(zeros, jnp.ones((16, 8))) == 0).all()
+    assert (fp8.fp8_dense(zeros, jnp.ones((16, 8))) == 0).all()
     bad = zeros.at[1, 2].set(jnp.inf)
-    assert not jnp.isfinite(fp8.dense(bad, jnp.ones((16, 8)))).any()
-    assert not jnp.isfinite(fp8.dense(zeros.at[0, 0].set(jnp.nan), jnp.ones((16, 8)))).all()
+    assert not jnp.isfinite(fp8.fp8_dense(bad, jnp.ones((16, 8)))).any()
+    assert not jnp.isfinite(fp8.fp8_dense(zeros.at[0, 0].set(jnp.nan), jnp.ones((16, 8)))).all()
 
 
 def test_exact_where_the_formats_are():
     rng = np.random.default_rng(0)
     x, kernel = (jnp.asarray(rng.choice([-2.0, -1.0, 0.5, 1.0, 4.0], shape)) for shape in ((3, 5, 16), (16, 4, 8)))
-    np.testing.assert_array_equal(fp8.dense(x, kernel), dense(x, kernel))
+    np.testing.assert_array_equal(fp8.fp8_dense(x, kernel), dense(x, kernel))
 
 
 def test_the_program_for_nvidia_has_float8_products():
     """Three of them: forward, and one for each gradient, with its sums kept in full."""
     x, kernel = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((M, I), (I, O)))
-    grad = jax.jit(jax.value_and_grad(lambda x, kernel: fp8.dense(x, kernel).astype(jnp.float32).sum(), (0, 1)))
+    grad = jax.jit(jax.value_and_grad(lambda x, kernel: fp8.fp8_dense(x, kernel).astype(jnp.float32).sum(), (0, 1)))
     text = grad.trace(x, kernel).lower(lowering_platforms=("cuda",)).as_text()
     products = [line for line in text.splitlines() if "dot_general" in line]
     backward = [line for line in products if "f8E5M2" in line]

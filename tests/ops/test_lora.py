@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.ops import lora
-from jaxlm.ops.linear import dense
+from jaxlm.ops import fp8
+from jaxlm.ops.fp8 import dense
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 3, 4))
 A = jax.random.normal(jax.random.key(1), (3, 4, 2))
@@ -15,7 +15,7 @@ SLOPE = jax.random.normal(jax.random.key(3), (2, 5, 6, 7))
 
 
 def by_lora(x, a, b):
-    return lora.up(lora.down(x, a, 2), b)
+    return fp8.lora_up(fp8.lora_down(x, a, 2), b)
 
 
 def plain(x, a, b):

@@ -13,7 +13,7 @@ from tiny_steps import BATCHES, B, assert_close, make_config, make_mesh
 
 from jaxlm import config, models, sharding
 from jaxlm.objectives import lm
-from jaxlm.ops import attention_context
+from jaxlm.ops import attention as ops_attention
 from jaxlm.step import optim, parts, state, step
 
 
@@ -102,7 +102,7 @@ def test_sharded_equals_one_device(mesh, rows, attention):
 
 def test_the_comparison_of_meshes_can_fail(monkeypatch):
     """The mutation: each device takes its first token for the first of the row, so queries miss the keys before it."""
-    monkeypatch.setattr(attention_context, "_offset", lambda tokens: jnp.int32(0))
+    monkeypatch.setattr(ops_attention, "_offset", lambda tokens: jnp.int32(0))
     expected, _ = full_batch()
     got, _ = Setup(make_config(microbatch_size=B), {"context": 2}, "blocked").run(BATCHES)
     with pytest.raises(AssertionError):

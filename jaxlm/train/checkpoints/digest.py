@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm import tree
-from jaxlm.ops.bits import mix, numbers
+from jaxlm.ops.quantize import mix, numbers
 
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _AT_ONCE = 2**16  # elements that the host hashes at once: they stay in its caches (2^20 takes 2.7 times as long)

@@ -1,17 +1,19 @@
-"""Runs an exported model as its readers do: by the file's own names, layout and settings, a layer at a time, in numpy.
+"""Runs an exported model as its readers do: by the files' own names, layout and settings, in numpy.
 
 It shares no code with what writes files nor with our models, so a mistake there shows as other numbers here. The readers are
 transformers (modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_gpt2.py) and llama.cpp (src/models).
+transformers reads no scaling of RoPE from a GGUF file: for these cases this is the only reader there is.
 Legend: B batch, T tokens, D model, F feed-forward, N query heads, K key-value heads, G = N / K, H head dim, V vocabulary.
 """
 
 import dataclasses
+import json
 import math
+import pathlib
 from collections.abc import Container, Mapping
 
 import numpy as np
-
-from jaxlm.config import RunError
+import safetensors
 
 Tensors = Mapping[str, np.ndarray]  # name in the file -> float32
 Fields = Mapping[str, object]
@@ -69,11 +71,11 @@ _GGUF = {
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model as a file describes it. Each function takes the file's tensors of its part, and refuses any that is left over.
+    """A model as a file describes it.
 
     Attributes:
       names: what each part is called in the file.
-      heads, kv_heads, head_dim, d_model, d_ff: N, K, H, D, F.
+      layers, heads, kv_heads, head_dim, d_model, d_ff: how many, N, K, H, D, F.
       eps: of the norms.
       tied: True if the embedding is the head.
       gpt2: True for LayerNorm, learned positions, one matrix for q, k and v, and GELU.
@@ -86,6 +88,7 @@ class Model:
     """
 
     names: Mapping[str, str]
+    layers: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -101,43 +104,41 @@ class Model:
     neighbours: bool = False
     scores: bool = False
 
-    def embed(self, tensors: Tensors, tokens_BxT: np.ndarray, prompt_PxD: np.ndarray | None = None) -> np.ndarray:
-        """Returns what the first layer reads, (B, T, D), or (B, P + T, D) with the vectors of a prompt in front."""
+    def logits(self, tensors: Tensors, tokens_BxT: np.ndarray, prompt_PxD: np.ndarray | None = None) -> np.ndarray:
+        """Returns the logits (B, T, V), of a reward model the scores (B, T, 1). Refuses a tensor that no reader looks for.
+
+        With the vectors of a prompt in front: (B, P + T, V).
+        """
         part = _Part(tensors)
-        x_BxTxD = part.take(f"{self.names['embed']}.weight", (-1, self.d_model))[tokens_BxT]
+        embed_VxD = part.take(f"{self.names['embed']}.weight", (-1, self.d_model))
+        x_BxTxD = embed_VxD[tokens_BxT]
         if prompt_PxD is not None:
             x_BxTxD = np.concatenate([np.broadcast_to(prompt_PxD, (len(x_BxTxD), *prompt_PxD.shape)), x_BxTxD], axis=1)
         if self.gpt2:
             x_BxTxD = x_BxTxD + part.take(f"{self.names['positions']}.weight", (-1, self.d_model))[: x_BxTxD.shape[1]]
+        for i in range(self.layers):
+            x_BxTxD = self._layer(part.under(self.names["layer"].format(i) + "."), x_BxTxD)
+        hidden_BxTxD = self._norm(part, "norm", x_BxTxD)
+        if self.scores:
+            head_VxD = part.take("score.weight", (1, self.d_model))
+        else:
+            head_VxD = embed_VxD if self.tied else part.take(f"{self.names['head']}.weight", (-1, self.d_model))
         part.end()
-        return x_BxTxD
+        return hidden_BxTxD @ head_VxD.T
 
-    def layer(self, tensors: Tensors, i: int, x_BxTxD: np.ndarray) -> np.ndarray:
-        """Returns the output (B, T, D) of layer i for its input."""
-        part = _Part(tensors, self.names["layer"].format(i) + ".")
+    def _layer(self, part: "_Part", x_BxTxD: np.ndarray) -> np.ndarray:
         x_BxTxD = x_BxTxD + self._attention(part, self._norm(part, "attn_norm", x_BxTxD))
         y_BxTxD = self._norm(part, "mlp_norm", x_BxTxD)
         up_BxTxF = self._linear(part, "up", y_BxTxD, self.d_ff)
         hidden_BxTxF = (
             _gelu(up_BxTxF) if self.gpt2 else _silu(self._linear(part, "gate", y_BxTxD, self.d_ff)) * up_BxTxF
         )
-        x_BxTxD = x_BxTxD + self._linear(part, "down", hidden_BxTxF, self.d_model)
-        part.end()
-        return x_BxTxD
-
-    def logits(self, tensors: Tensors, x_BxTxD: np.ndarray) -> np.ndarray:
-        """Returns the logits (B, T, V) for the last layer's output; of a reward model the scores (B, T, 1)."""
-        part = _Part(tensors)
-        hidden_BxTxD = self._norm(part, "norm", x_BxTxD)
-        name = "score" if self.scores else self.names["embed" if self.tied else "head"]
-        head_VxD = part.take(f"{name}.weight", (1 if self.scores else -1, self.d_model))
-        part.end()
-        return _product(hidden_BxTxD, head_VxD.T)
+        return x_BxTxD + self._linear(part, "down", hidden_BxTxF, self.d_model)
 
     def _linear(self, part: "_Part", name: str, x: np.ndarray, out: int) -> np.ndarray:
         place, shape = self.names[name], (out, x.shape[-1])
         weight = part.take(f"{place}.weight", shape[::-1] if self.inputs_first else shape)
-        y = _product(x, weight if self.inputs_first else weight.T)
+        y = x @ (weight if self.inputs_first else weight.T)
         return y + part.take(f"{place}.bias", (out,)) if name in self.biased else y
 
     def _norm(self, part: "_Part", name: str, x: np.ndarray) -> np.ndarray:
@@ -182,33 +183,48 @@ class _Part:
     """The tensors of a part of a model, each to be taken once."""
 
     def __init__(self, tensors: Tensors, prefix: str = ""):
-        self._left, self._prefix = dict(tensors), prefix
+        self._left, self._prefix = dict(tensors) if not prefix else tensors, prefix
+
+    def under(self, prefix: str) -> "_Part":
+        return _Part(self._left, prefix)
 
     def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns a tensor. Raises RunError if it is missing, or not of this shape; -1 stands for any size."""
-        value = self._left.pop(self._prefix + name, None)
-        if value is None:
-            raise RunError(f"what was written has no {self._prefix}{name} where its readers look for it")
-        if len(value.shape) != len(shape) or any(
-            want not in (-1, have) for want, have in zip(shape, value.shape, strict=True)
-        ):
-            raise RunError(
-                f"what was written has {self._prefix}{name} of shape {value.shape}; its readers want {shape}"
-            )
+        """Returns a tensor, which must be there and of this shape; -1 stands for any size."""
+        value = self._left.pop(self._prefix + name)
+        assert len(value.shape) == len(shape), (self._prefix + name, value.shape, shape)
+        assert all(want in (-1, have) for want, have in zip(shape, value.shape, strict=True)), self._prefix + name
         return value
 
     def end(self) -> None:
-        """Raises RunError if a tensor was not taken."""
-        if self._left:
-            raise RunError(f"what was written has {next(iter(self._left))}, which its readers do not look for there")
+        """Refuses tensors that were not taken."""
+        assert not self._left, f"no reader looks for {list(self._left)}"
+
+
+def of_folder(folder: pathlib.Path) -> tuple[Model, dict[str, np.ndarray]]:
+    """Returns the model in a folder of transformers, and its tensors in float32."""
+    tensors: dict[str, np.ndarray] = {}
+    for path in folder.glob("*.safetensors"):
+        with safetensors.safe_open(path, framework="numpy") as file:
+            tensors |= {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+    return of_hf(json.loads((folder / "config.json").read_text())), tensors
+
+
+def of_file(path: pathlib.Path) -> tuple[Model, dict[str, np.ndarray]]:
+    """Returns the model in a GGUF file, and its tensors in float32."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in reader.tensors}
+    factors = tensors.pop("rope_freqs.weight", None)
+    return of_gguf(fields, tensors, factors), tensors
 
 
 def of_hf(config: Fields) -> Model:
     """Returns the model that a config.json describes."""
     model = _of_hf(config)
     scores = config["architectures"][0].endswith("ForSequenceClassification")
-    if scores and len(config["id2label"]) != 1:
-        raise RunError(f"what was written has {len(config['id2label'])} labels in id2label; a reward model has one")
+    assert not scores or len(config["id2label"]) == 1
     return dataclasses.replace(model, scores=scores)
 
 
@@ -218,16 +234,15 @@ def _of_hf(config: Fields) -> Model:
     if gpt2:
         n, d = config["n_head"], config["n_embd"]
         biased = ("qkv", "o", "up", "down")
-        sizes = (n, n, d // n, d, config["n_inner"] or 4 * d)
+        sizes = (config["n_layer"], n, n, d // n, d, config["n_inner"] or 4 * d)
         return Model(_HF_GPT2, *sizes, config["layer_norm_epsilon"], tied, gpt2=True, inputs_first=True, biased=biased)
     biased = ("q", "k", "v") if kind == "qwen2" else ("q", "k", "v", "o") if config["attention_bias"] else ()
     biased += ("gate", "up", "down") if config.get("mlp_bias") else ()
-    sizes = (config[f"num_{name}"] for name in ("attention_heads", "key_value_heads"))
+    sizes = (config[f"num_{name}"] for name in ("hidden_layers", "attention_heads", "key_value_heads"))
     rest = (config["head_dim"], config["hidden_size"], config["intermediate_size"], config["rms_norm_eps"], tied)
     rope = _hf_frequencies(config["rope_parameters"], config["head_dim"])  # transformers 5
     old = {"rope_theta": config["rope_theta"]} | (config["rope_scaling"] or {})  # transformers 4
-    if not np.array_equal(rope, _hf_frequencies(old, config["head_dim"])):
-        raise RunError("what was written has other rotary settings in rope_parameters than in rope_theta, rope_scaling")
+    assert np.array_equal(rope, _hf_frequencies(old, config["head_dim"])), "rope_parameters, rope_theta"
     return Model(_HF_LLAMA, *sizes, *rest, qk_norm=kind == "qwen3", biased=biased, frequencies=rope)
 
 
@@ -244,9 +259,8 @@ def adapted(content: Fields, adapter: Tensors, name: str, value: np.ndarray) -> 
     if f"{place}.lora_A.weight" in adapter:
         a_RxI, b_OxR = adapter[f"{place}.lora_A.weight"], adapter[f"{place}.lora_B.weight"]
         rank, alpha = (_by_pattern(content, key, module) for key in ("r", "lora_alpha"))
-        delta_OxI = _product(b_OxR, a_RxI) * np.float32(alpha / (math.sqrt(rank) if content["use_rslora"] else rank))
-        if rank != len(a_RxI):
-            raise RunError(f"what was written has {place}.lora_A of rank {len(a_RxI)}; adapter_config.json says {rank}")
+        assert rank == len(a_RxI)
+        delta_OxI = b_OxR @ a_RxI * np.float32(alpha / (math.sqrt(rank) if content["use_rslora"] else rank))
         value = value + (delta_OxI.T if content["fan_in_fan_out"] else delta_OxI)
     if f"{place}.token_adapter.trainable_tokens_delta" in adapter:
         value = value.copy()
@@ -277,11 +291,11 @@ def of_gguf(fields: Fields, tensors: Container[str], factors: np.ndarray | None)
     n, d, gpt2 = of("attention.head_count"), of("embedding_length"), arch == "gpt2"
     k, h = (n, d // n) if gpt2 else (of("attention.head_count_kv"), of("attention.key_length"))
     eps = of(f"attention.layer_norm_{'' if gpt2 else 'rms_'}epsilon")
-    model = Model(_GGUF, n, k, h, d, of("feed_forward_length"), eps, "output.weight" not in tensors)
+    sizes = (of("block_count"), n, k, h, d, of("feed_forward_length"))
+    model = Model(_GGUF, *sizes, eps, "output.weight" not in tensors)
     if gpt2:
         return dataclasses.replace(model, gpt2=True, biased=("qkv", "o", "up", "down"))
-    if not of("rope.dimension_count") == of("attention.value_length") == h:
-        raise RunError("what was written has heads of several sizes: rope.dimension_count, key_length, value_length")
+    assert of("rope.dimension_count") == of("attention.value_length") == h
     rope = _plain_frequencies(of("rope.freq_base"), h)
     if fields.get(f"{arch}.rope.scaling.type") == "linear":
         rope = rope / np.float32(of("rope.scaling.factor"))
@@ -310,12 +324,6 @@ def _hf_frequencies(rope: Fields, head_dim: int) -> np.ndarray:
     turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)  # within the context of the original
     share = np.clip((turns - low) / (high - low), 0, 1)  # of the plain frequency
     return (share * plain + (1 - share) * scaled).astype(np.float32)
-
-
-def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns x @ weight over the last axis."""
-    y = weight.T @ x.reshape(-1, x.shape[-1]).T  # the large matrix first: OpenBLAS is three times as fast
-    return y.T.reshape(*x.shape[:-1], -1)
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
