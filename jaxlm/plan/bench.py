@@ -1,11 +1,12 @@
 """Times the candidates of `tune` on the devices at hand, with the real optimizer state and loader."""
 
 import dataclasses
+import functools
 import statistics
 import threading
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -103,13 +104,10 @@ class Bench:
 
         Each makes `tune.steps` steps, or fewer (two at least) when `tune.step_seconds` for each program have passed.
         """
-        t, seconds = self._config.tune, [[] for _ in programs]
-        end = time.perf_counter() + t.step_seconds * len(programs)
-        while len(seconds[0]) < t.steps and (len(seconds[0]) < 2 or time.perf_counter() < end):
-            for times, compiled in zip(seconds, programs, strict=True):
-                times.append(self._step(compiled))
-        tokens = self._config.train.batch_size * self._config.train.seq_len
-        return [tokens / statistics.median(times) for times in seconds]
+        tune_keys, train = self._config.tune, self._config.train
+        steps = [functools.partial(self._step, compiled) for compiled in programs]
+        seconds = medians(steps, tune_keys.steps, tune_keys.step_seconds * len(programs))
+        return [train.batch_size * train.seq_len / step_s for step_s in seconds]
 
     def _step(self, compiled: jax.stages.Compiled) -> float:
         """Makes one step; returns its seconds, in which the loader's time for the batch is counted."""
@@ -124,6 +122,19 @@ class Bench:
             self._state, metrics = compiled(self._frozen, before, next(self._batches))
         jax.block_until_ready(metrics)
         return time.perf_counter() - began
+
+
+def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
+    """Returns the median of what each step returns: its seconds. They take turns, so that all run under equal conditions.
+
+    Each is made `most` times at most, and twice at least, until `seconds` have passed.
+    """
+    times: list[list[float]] = [[] for _ in steps]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):
+        for own, step in zip(times, steps, strict=True):
+            own.append(step())
+    return [statistics.median(own) for own in times]
 
 
 def slowness(trial: tune.Trial) -> float:

@@ -121,9 +121,9 @@ class Estimator:
         self._trained = _shares(compute, made.shardings.params)
         self._frozen = _shares(made.frozen, made.frozen_shardings)
         self._all_trained = "params" in made.abstract.params
-        self._optimizer, self._visiting = _device_bytes(made.abstract.opt_state, made.shardings.opt_state)
+        self._optimizer, self._visiting = device_bytes(made.abstract.opt_state, made.shardings.opt_state)
         placed = jax.tree.map(lambda leaf: leaf.sharding, made.batch())
-        self._batch, _ = _device_bytes(made.batch(), placed)
+        self._batch, _ = device_bytes(made.batch(), placed)
 
     def __call__(self, config: Config) -> Memory:
         """Returns the memory with this config's remat policy and microbatch."""
@@ -302,7 +302,7 @@ def _shares(variables: Variables, shardings: Variables) -> list[_Share]:
     ]
 
 
-def _device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
+def device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
     """Returns the bytes of a tree on each device: (what stays there, what comes from the host's memory to be used)."""
     sizes = {True: 0, False: 0}
     for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):
