@@ -45,7 +45,7 @@ class Bench:
         self, config: Config, mesh: Mesh, limit_bytes: float, batches: Iterator[dict[str, jax.Array]], say: Say
     ):
         self._config, self._mesh, self._batches = config, mesh, batches
-        self._compiler = tune.Compiler(config, mesh, limit_bytes)
+        self._compiler, self._limit_bytes = tune.Compiler(config, mesh, limit_bytes), limit_bytes
         self._peak = PeakMemory()
         self._say = say
         self._state: state.TrainState | None = None
@@ -72,7 +72,7 @@ class Bench:
 
     def _try(self, trial: tune.Trial) -> None:
         compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
-        if not self._compiler.fits(trial.candidate):
+        if compiled is None or trial.predicted_bytes > self._limit_bytes:
             trial.note = "does not fit"
             return
         self._peak.reset()

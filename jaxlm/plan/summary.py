@@ -6,7 +6,7 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig
-from jaxlm.plan import accelerators, departures, fit, flops, methods, params, scaling, speed
+from jaxlm.plan import accelerators, departures, fit, flops, params, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import by_phase, cost, tokens
 from jaxlm.plan.memory import KEPT, Memory
@@ -44,7 +44,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "total": memory.total,
             "by_remat": _by_remat(config, planner, mesh, microbatch),
         },
-        "methods": methods.compare(config, prices.accelerators) if config.program != "pretrain" else [],
+        "methods": fit.by_method(config, prices.accelerators) if config.program != "pretrain" else [],
         "accelerators": rows,
         "phases": phases(config, rows),
         "prices_as_of": prices.as_of,

@@ -17,7 +17,7 @@ from jaxlm.console import say
 from jaxlm.data import passes, shards, vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.models import hardware
-from jaxlm.plan import budget, budget_text, compiled, cost, fit, here, ladder, params, recipe, summary
+from jaxlm.plan import budget, budget_text, cost, fit, here, ladder, lower, params, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 from jaxlm.train.workdir import has_checkpoints
@@ -39,7 +39,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         mesh = fit.parse_mesh(config.plan.mesh)
         fit.check_mesh(config, mesh)
         if config.plan.compile:
-            target = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
+            target = lower.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config) if config.program == "pretrain" else None
     plan["ladder"] = foretold(config) if config.program == "pretrain" else None
@@ -49,7 +49,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         model = hardware.for_platform(config.model, target.platform)
         planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
         with console.working(f"compiling the step for {target.name}"):
-            plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
+            plan["compiled"] = lower.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
 

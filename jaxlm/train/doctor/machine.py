@@ -15,7 +15,7 @@ from jaxlm.data import vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.data.shards import MANIFEST
 from jaxlm.models import hardware
-from jaxlm.plan import bench, room, tune
+from jaxlm.plan import bench, lower, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
 from jaxlm.train.doctor import checkpoint, compute, devices, hosts
@@ -81,7 +81,7 @@ class Machine:
 
     def memory(self) -> list[Finding]:
         """Returns findings on the memory of devices and host against the plan."""
-        free = room.available_bytes()
+        free = lower.available_bytes()
         return [devices.device_memory(self._need, free), devices.host_memory(self._need, free)]
 
     def checkpoint(self) -> Finding:
@@ -94,7 +94,7 @@ class Machine:
 
     def forward(self) -> Finding:
         """Returns a finding on equal forward passes."""
-        free = room.available_bytes() if jax.default_backend() == "cpu" else self._need.step
+        free = lower.available_bytes() if jax.default_backend() == "cpu" else self._need.step
         return compute.twice(self._config, self._mesh, free)
 
     def speed(self) -> Finding:
