@@ -178,6 +178,7 @@ class Planner:
         for each device, and divides the batch.
         """
 
+        @functools.cache
         def needs(remat: str, microbatch: int) -> float:
             return self.memory(mesh, optimizer, remat, microbatch).total
 
