@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import processes, sharding
-from jaxlm.config import Config
+from jaxlm.config import Config, with_keys
 from jaxlm.console import gigabytes
 from jaxlm.plan import lower, tune
 from jaxlm.plan.fit import REMATS
@@ -147,9 +147,8 @@ def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
     yield config, []
     overrides: list[str] = []
     if not config.loss.tile_tokens:
-        config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, tile_tokens=_TILE_TOKENS))
+        config = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
         overrides = [f"--config.loss.tile_tokens={_TILE_TOKENS}"]
         yield config, overrides
     if config.optim.name == "adamw" and config.optim.mu_dtype == "float32" and not begun:
-        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, name="adamw8bit"))
-        yield config, [*overrides, "--config.optim.name=adamw8bit"]
+        yield with_keys(config, optim={"name": "adamw8bit"}), [*overrides, "--config.optim.name=adamw8bit"]

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 from jaxlm import sharding
-from jaxlm.config import Config, ConfigError, MeshConfig, nearest
+from jaxlm.config import Config, ConfigError, MeshConfig, nearest, with_keys
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.memory import KEPT, Estimator, Memory, abstract_mesh
 
@@ -55,19 +55,19 @@ def parse_mesh(text: str) -> MeshConfig:
     Raises:
       ConfigError: an axis is unknown or named twice, or a size is not a positive whole number.
     """
-    axes = [field.name for field in dataclasses.fields(MeshConfig)]
-    sizes: dict[str, int] = {}
+    given, sizes = f"config.plan.mesh={text!r}", dataclasses.asdict(ONE_DEVICE)
+    named = set()
     for part in text.replace(" ", "").split(","):
         axis, colon, size = part.partition(":")
-        given = f"config.plan.mesh={text!r}"
-        if axis not in axes:
-            raise ConfigError(f"{given}: no axis {axis!r}; {nearest(axis, axes)} (such as fsdp:64 or data:4,fsdp:8)")
+        if axis not in sizes:
+            raise ConfigError(f"{given}: no axis {axis!r}; {nearest(axis, sizes)} (such as fsdp:64 or data:4,fsdp:8)")
         if not colon or not size.isascii() or not size.isdigit() or int(size) < 1:
             raise ConfigError(f"{given}: give {axis} a number of devices, such as {axis}:8")
-        if axis in sizes:
+        if axis in named:
             raise ConfigError(f"{given}: {axis} stands there twice")
+        named.add(axis)
         sizes[axis] = int(size)
-    return MeshConfig(**{axis: sizes.get(axis, 1) for axis in axes})
+    return MeshConfig(**sizes)
 
 
 def devices_of(mesh: MeshConfig) -> int:
@@ -77,18 +77,15 @@ def devices_of(mesh: MeshConfig) -> int:
 
 def check_mesh(config: Config, mesh: MeshConfig) -> None:
     """Raises ConfigError if training would refuse the mesh, or if it has more than MOST_PLANNED devices."""
-    if devices_of(mesh) > MOST_PLANNED:
-        raise ConfigError(
-            f"config.plan.mesh={config.plan.mesh!r} has {devices_of(mesh):,} devices, at most {MOST_PLANNED:,}"
-        )
-    abstract = abstract_mesh(mesh, devices_of(mesh))
+    devices, hosts = devices_of(mesh), config.plan.hosts
+    if devices > MOST_PLANNED:
+        raise ConfigError(f"config.plan.mesh={config.plan.mesh!r} has {devices:,} devices, at most {MOST_PLANNED:,}")
+    abstract = abstract_mesh(mesh, devices)
     sharding.check_batch(abstract, **{"train.batch_size": config.train.batch_size})
     sharding.check_context(abstract, config.train.seq_len, config.model)
     sharding.check_tensor(abstract, config.model)
-    if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
-        raise ConfigError(
-            f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"
-        )
+    if hosts and devices % hosts:
+        raise ConfigError(f"config.plan.hosts={hosts} does not divide the {devices} devices of config.plan.mesh")
 
 
 def own_microbatch(config: Config, mesh: MeshConfig) -> int:
@@ -222,20 +219,19 @@ class Planner:
 
 def with_changes(config: Config, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Config:
     """Returns the config with these values; "" and 0 stand for its own value."""
-    c = config
-    return dataclasses.replace(
-        c,
-        optim=dataclasses.replace(c.optim, name=optimizer or c.optim.name),
-        model=dataclasses.replace(c.model, remat=remat or c.model.remat),
-        train=dataclasses.replace(c.train, microbatch_size=microbatch or c.train.microbatch_size),
+    return with_keys(
+        config,
+        optim={"name": optimizer or config.optim.name},
+        model={"remat": remat or config.model.remat},
+        train={"microbatch_size": microbatch or config.train.microbatch_size},
     )
 
 
 def with_method(config: Config, name: str) -> Config:
     """Returns the config with another of METHODS to fine-tune, in microbatches of one row on one device."""
     kind, quantize, optimizer = METHODS[name]
-    adapter = dataclasses.replace(config.adapter, kind=kind, quantize=quantize)
-    return with_changes(dataclasses.replace(config, adapter=adapter), optimizer=optimizer, microbatch=1)
+    changed = with_keys(config, adapter={"kind": kind, "quantize": quantize})
+    return with_changes(changed, optimizer=optimizer, microbatch=1)
 
 
 def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:

@@ -14,12 +14,20 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import sharding
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.console import Say, gigabytes
 from jaxlm.plan import lower
 from jaxlm.plan.fit import REMATS, choose
 
 HEADROOM = 0.95  # of a device's memory, for the step
+# Setting -> the section of the config that has its key.
+SECTIONS = {
+    "microbatch_size": "train",
+    "remat": "model",
+    "attention": "model",
+    "scan_layers": "model",
+    "tile_tokens": "loss",
+}
 FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a larger one gains little on any accelerator
 
 
@@ -35,13 +43,7 @@ class Candidate:
 
     def overrides(self) -> list[str]:
         """Returns the settings as overrides for the command line of `jaxlm train`."""
-        return [
-            f"--config.train.microbatch_size={self.microbatch_size}",
-            f"--config.model.remat={self.remat}",
-            f"--config.model.attention={self.attention}",
-            f"--config.model.scan_layers={str(self.scan_layers).lower()}",
-            f"--config.loss.tile_tokens={self.tile_tokens}",
-        ]
+        return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
 
     def __str__(self) -> str:
         layers = "scanned" if self.scan_layers else "unrolled"
@@ -55,14 +57,10 @@ class Candidate:
 
     def applied(self, config: Config) -> Config:
         """Returns the config with these settings."""
-        model = {name: getattr(self, name) for name in ("remat", "attention", "scan_layers")}
-        return dataclasses.replace(
-            config,
-            train=dataclasses.replace(config.train, microbatch_size=self.microbatch_size),
-            eval=dataclasses.replace(config.eval, batch_size=config.eval.batch_size or self.microbatch_size),
-            model=dataclasses.replace(config.model, **model),
-            loss=dataclasses.replace(config.loss, tile_tokens=self.tile_tokens),
-        )
+        keys: dict[str, dict] = {"eval": {"batch_size": config.eval.batch_size or self.microbatch_size}}
+        for name, section in SECTIONS.items():
+            keys.setdefault(section, {})[name] = getattr(self, name)
+        return with_keys(config, **keys)
 
 
 @dataclasses.dataclass
@@ -241,13 +239,10 @@ def candidates(config: Config, backends: Sequence[str], ways: int) -> dict[str, 
     microbatch sizes are those that `ways` (data x fsdp of the mesh) divides.
     """
     t = config.tune
-    return {
-        "attention": tuple(t.attention or backends),
-        "microbatch_size": tuple(t.microbatch_sizes or microbatch_sizes(config, ways)),
-        "remat": tuple(t.remat),
-        "scan_layers": tuple(t.scan_layers),
-        "tile_tokens": tuple(t.tile_tokens),
-    }
+    sizes = t.microbatch_sizes or microbatch_sizes(config, ways)
+    values = {"attention": t.attention or backends, "microbatch_size": sizes, "remat": t.remat}
+    values |= {"scan_layers": t.scan_layers, "tile_tokens": t.tile_tokens}
+    return {name: tuple(choices) for name, choices in values.items()}
 
 
 def search(
