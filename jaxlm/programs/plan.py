@@ -17,7 +17,7 @@ from jaxlm.console import say
 from jaxlm.data import passes, shards, vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.models import hardware
-from jaxlm.plan import budget, budget_text, cost, fit, here, ladder, lower, params, recipe, summary
+from jaxlm.plan import budget, cost, fit, here, ladder, ladder_text, lower, params, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 from jaxlm.train.workdir import has_checkpoints
@@ -71,7 +71,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     if config.workdir and has_checkpoints(pathlib.Path(config.workdir)):
         for row in found["accelerators"]:
             row["overrides"]["workdir"] = f"{config.workdir.rstrip('/')}-{usd:g}usd"  # a run keeps its model
-    print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config, args.overrides))
+    print(json.dumps(_finite(found), indent=1) if args.json else ladder_text.budget(found, args.config, args.overrides))
     return 0
 
 
