@@ -145,7 +145,7 @@ VERBS = {
     ),
     "doctor": Verb(
         "doctor",
-        "check this machine before a run: GPUs, memory, disk, mirror, loader, speed, versions",
+        "check this machine before a run: GPUs, memory, disk, mirror, speed, versions",
         _JSON,
         keys=("train", "model", "data", "checkpoint", "hardware"),
     ),

@@ -18,6 +18,7 @@ import typing
 
 import bench_loader
 import bench_step
+import fused
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +29,7 @@ from jaxlm.data import loader, rows
 from jaxlm.models import hardware
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
-from jaxlm.plan import flops, fused, lower
+from jaxlm.plan import flops, lower
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
 ROWS = "train.microbatch_size"

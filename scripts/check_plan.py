@@ -21,7 +21,7 @@ import jax
 from jaxlm import config_files, sharding
 from jaxlm.config import Config, MeshConfig, resolve
 from jaxlm.models import hardware
-from jaxlm.plan import compiled, fit, lower, memory
+from jaxlm.plan import fit, lower, memory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/plan/h100_memory.json"
@@ -68,7 +68,7 @@ def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, Mesh
 
 def check(name: str, devices: int, overrides: list[str]) -> dict:
     """Compiles one and compares."""
-    where = compiled.target(devices, 1)  # first: without the plugin JAX is only now given its CPU devices
+    where = lower.target(devices, 1)  # first: without the plugin JAX is only now given its CPU devices
     if where.platform != "gpu":
         sys.exit('JAX has no CUDA plugin: pip install -e ".[cuda12]"')
     config, mesh = planned(name, devices, overrides)

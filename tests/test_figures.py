@@ -10,7 +10,7 @@ import pytest
 from jaxlm import config, config_files
 from jaxlm.console import dollars, gigabytes, hours, human
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, fit, methods, summary
+from jaxlm.plan import accelerators, fit, summary
 from jaxlm.plan.params import count_params
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
@@ -86,8 +86,8 @@ def test_what_fine_tuning_takes_is_what_plan_says():
     found = []
     for name in dict.fromkeys(row[0].split("`")[1] for row in table[1:]):
         c = planned(name, "program=sft", "train.seq_len=2048", "model.scan_layers=False")
-        compared = methods.compare(c, cards)
-        for remat in methods.REMATS:
+        compared = fit.by_method(c, cards)
+        for remat in ("none", "full"):
             cells = [gigabytes(row["bytes"][remat], 1) for row in compared]
             found.append([f"`{name}`, remat {remat}", *cells])
     assert len(found) == 6

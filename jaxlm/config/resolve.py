@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import typing
+from collections.abc import Mapping
 
 from ml_collections import config_dict
 
@@ -27,6 +29,12 @@ def resolve(config: config_dict.ConfigDict | dict) -> Config:
     resolved = _derive(shrunk(built) if built.phases.shrink else built)
     validate(resolved)
     return resolved
+
+
+def with_keys(config: Config, **sections: Mapping[str, typing.Any]) -> Config:
+    """Returns the config with other values: `with_keys(config, train={"steps": 5}, model={"remat": "none"})`."""
+    changed = {name: dataclasses.replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    return dataclasses.replace(config, **changed)
 
 
 def to_json(config: Config) -> str:

@@ -7,11 +7,10 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import processes, sharding
-from jaxlm.config import Config
+from jaxlm.config import Config, with_keys
 from jaxlm.console import gigabytes
 from jaxlm.plan import lower, tune
-from jaxlm.plan import room as room_lib
-from jaxlm.plan.room import Room
+from jaxlm.plan.fit import REMATS
 from jaxlm.step.parts import Parts
 
 _TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
@@ -32,7 +31,7 @@ class Program:
     need: int
     state: int
     temporaries: int
-    room: Room | None
+    room: lower.Room | None
 
 
 class Once:
@@ -56,13 +55,13 @@ class Once:
         if done >= self._made.config.train.steps:
             return None
         if self._program is None:
-            there = room_lib.of_devices(self._made.config.tune.memory_gb)
+            room = lower.of_devices(self._made.config.tune.memory_gb)
             with processes.working("compiling the train step"):
-                self._program = admit(self._made, there, self._make_parts, begun=done > 0)
+                self._program = admit(self._made, room, self._make_parts, begun=done > 0)
         return self._program
 
 
-def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
+def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
     """Compiles the train step, from shapes alone.
 
     Args:
@@ -72,39 +71,34 @@ def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bo
       begun: True if the run has checkpoints: then its optimizer stays, and lack of memory may pass.
 
     Raises:
-      ConfigError, RunError: it needs more memory than there is. See `room.refusal`.
+      ConfigError, RunError: it needs more memory than there is. See `lower.refusal`.
     """
     compiled = lower.compile_lowered(made.lower())
-    need = compiled and lower.memory_of(compiled)
-    if compiled and need is not None and (room is None or need <= room.bytes):
-        memory = compiled.memory_analysis()
-        return Program(compiled, need, memory.argument_size_in_bytes, memory.temp_size_in_bytes, room)
-    needs = (
-        "more memory than the compiler can place"
-        if need is None
-        else f"{_gb(need)} of memory{' a device' * (made.mesh.size > 1)}"
-    )
-    said = f"a step needs {needs}" + (f", and there are {_gb(room.bytes)} {room.of}" if room else "")
-    state = 0 if compiled is None else compiled.memory_analysis().argument_size_in_bytes
+    need, state, said = None, 0, "a step needs more memory than the compiler can place"
+    if compiled:
+        need, memory = lower.memory_of(compiled), compiled.memory_analysis()
+        state, said = (
+            memory.argument_size_in_bytes,
+            f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}",
+        )
+        if room is None or need <= room.bytes:
+            return Program(compiled, need, state, memory.temp_size_in_bytes, room)
+    said += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
     limit = room.bytes * tune.HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):
-        found = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+        change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+    mend = (
+        f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
+        if change
+        else "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
+        "mesh.fsdp"
+    )
     platform = made.mesh.devices.flat[0].platform
-    raise room_lib.refusal(f"{said}: {_words(found)}", platform, made.config.tune.memory_gb, begun)
+    raise lower.refusal(f"{said}: {mend}", platform, made.config.tune.memory_gb, begun)
 
 
 def _gb(size: float) -> str:
     return f"{gigabytes(size)} GB"
-
-
-def _words(found: tuple[list[str], int] | None) -> str:
-    if found is None:
-        return (
-            "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more "
-            "devices by mesh.fsdp"
-        )
-    overrides, need = found
-    return f"give {' '.join(overrides)}, with which it needs {_gb(need)}"
 
 
 def remedy(
@@ -126,27 +120,25 @@ def remedy(
       known: the bytes that the config as it stands needs (None if the compiler could not place it), and those of its state.
       begun: True if the optimizer must stay.
     """
-    sizes = [s for s in tune.microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= config.train.microbatch_size]
-    remats = tune.REMATS[tune.REMATS.index(config.model.remat) :]
-    if config.model.offload:
-        remats = (config.model.remat,)  # it goes with `names` alone
+    size, remat = config.train.microbatch_size, config.model.remat
+    sizes = [s for s in tune.microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]
+    remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload goes with `names` alone
     options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
-    own = tune.own(config, config.train.microbatch_size, config.model.remat)
+    own = tune.own(config, size, remat)
     for changed, overrides in _changes(config, begun):
         compiler = tune.Compiler(changed, mesh, limit_bytes, make_parts, options)
-        start = tune.own(changed, own.microbatch_size, own.remat)
+        start = tune.own(changed, size, remat)
         if changed is config:
             need, state = known
             compiler.learn(own, need)
             if state:
-                compiler.learn(dataclasses.replace(own, microbatch_size=0), state)
-        frugal = dataclasses.replace(start, microbatch_size=sizes[-1], remat=remats[-1])
-        if not compiler.fits(frugal):
+                compiler.learn(own.with_(remat, 0), state)
+        frugal = compiler.needs(start.with_(remats[-1], sizes[-1]))
+        if frugal is None or frugal > limit_bytes:
             continue
-        chosen = tune.choose(compiler, start, sizes, remats, tune.full_speed_rows(config, mesh))
-        new = dict(zip(own.overrides(), chosen.overrides(), strict=True))
-        kept = [override for before, override in new.items() if before != override]
-        return [*kept, *(o for o in overrides if o not in kept)], compiler.needs(chosen)
+        chosen = compiler.choose(start, sizes, remats)
+        new = [override for override in chosen.overrides() if override not in own.overrides()]
+        return [*new, *(override for override in overrides if override not in new)], compiler.needs(chosen)
     return None
 
 
@@ -155,9 +147,8 @@ def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
     yield config, []
     overrides: list[str] = []
     if not config.loss.tile_tokens:
-        config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, tile_tokens=_TILE_TOKENS))
+        config = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
         overrides = [f"--config.loss.tile_tokens={_TILE_TOKENS}"]
         yield config, overrides
     if config.optim.name == "adamw" and config.optim.mu_dtype == "float32" and not begun:
-        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, name="adamw8bit"))
-        yield config, [*overrides, "--config.optim.name=adamw8bit"]
+        yield with_keys(config, optim={"name": "adamw8bit"}), [*overrides, "--config.optim.name=adamw8bit"]

@@ -1,11 +1,12 @@
 """Times the candidates of `tune` on the devices at hand, with the real optimizer state and loader."""
 
 import dataclasses
+import functools
 import statistics
 import threading
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,7 @@ from jaxlm.plan import flops, lower, tune
 from jaxlm.step import parts, state
 
 FINALISTS = 3  # how many of the fastest run again, in turns
-_PRODUCT = {"cpu": 1024}  # size of the square matrices that are multiplied; else:
-_LARGE_PRODUCT = 8192
+CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are multiplied
 
 
 class Bench:
@@ -44,8 +44,7 @@ class Bench:
         self, config: Config, mesh: Mesh, limit_bytes: float, batches: Iterator[dict[str, jax.Array]], say: Say
     ):
         self._config, self._mesh, self._batches = config, mesh, batches
-        self._compiler = tune.Compiler(config, mesh, limit_bytes)
-        self._peak = PeakMemory()
+        self._compiler, self._limit_bytes = tune.Compiler(config, mesh, limit_bytes), limit_bytes
         self._say = say
         self._state: state.TrainState | None = None
         self._frozen: Variables = {}
@@ -71,13 +70,15 @@ class Bench:
 
     def _try(self, trial: tune.Trial) -> None:
         compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
-        if not self._compiler.fits(trial.candidate):
+        if compiled is None or trial.predicted_bytes > self._limit_bytes:
             trial.note = "does not fit"
             return
-        self._peak.reset()
+        before = _peak_bytes()
         self._step(compiled)  # not counted: memory is being laid out
         trial.tokens_per_second = self._speeds([compiled])[0]
-        trial.measured_bytes = self._peak.read()
+        trial.measured_bytes = (
+            peak if (peak := _peak_bytes()) > before else None
+        )  # that of an earlier trial may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
         """Times the fastest trials and the config's own settings again, one step of each in turn.
@@ -103,13 +104,10 @@ class Bench:
 
         Each makes `tune.steps` steps, or fewer (two at least) when `tune.step_seconds` for each program have passed.
         """
-        t, seconds = self._config.tune, [[] for _ in programs]
-        end = time.perf_counter() + t.step_seconds * len(programs)
-        while len(seconds[0]) < t.steps and (len(seconds[0]) < 2 or time.perf_counter() < end):
-            for times, compiled in zip(seconds, programs, strict=True):
-                times.append(self._step(compiled))
-        tokens = self._config.train.batch_size * self._config.train.seq_len
-        return [tokens / statistics.median(times) for times in seconds]
+        tune_keys, train = self._config.tune, self._config.train
+        steps = [functools.partial(self._step, compiled) for compiled in programs]
+        seconds = medians(steps, tune_keys.steps, tune_keys.step_seconds * len(programs))
+        return [train.batch_size * train.seq_len / step_s for step_s in seconds]
 
     def _step(self, compiled: jax.stages.Compiled) -> float:
         """Makes one step; returns its seconds, in which the loader's time for the batch is counted."""
@@ -126,6 +124,19 @@ class Bench:
         return time.perf_counter() - began
 
 
+def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
+    """Returns the median of what each step returns: its seconds. They take turns, so that all run under equal conditions.
+
+    Each is made `most` times at most, and twice at least, until `seconds` have passed.
+    """
+    times: list[list[float]] = [[] for _ in steps]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):
+        for own, step in zip(times, steps, strict=True):
+            own.append(step())
+    return [statistics.median(own) for own in times]
+
+
 def slowness(trial: tune.Trial) -> float:
     """Returns a key to sort trials by: the fastest come first, and trials that did not run come last."""
     return -(trial.tokens_per_second or 0)
@@ -133,19 +144,17 @@ def slowness(trial: tune.Trial) -> float:
 
 def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
     """Returns a trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
-    c, speed = trial.candidate, trial.tokens_per_second
-    per_token = flops.of(config)
-    peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
+    peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
-    dollars = config.hardware.usd_per_hour / 3600 / speed * 1e9 if speed and config.hardware.usd_per_hour else None
     return {
-        **dataclasses.asdict(c),
+        **dataclasses.asdict(trial.candidate),
         "tokens_per_second": round(speed) if speed else None,
         "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
         "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
         "predicted_gb": _gigabytes(trial.predicted_bytes),
         "measured_gb": _gigabytes(trial.measured_bytes),
-        "usd_per_billion_tokens": round(dollars, 2) if dollars else None,
+        "usd_per_billion_tokens": round(h.usd_per_hour / 3600 / speed * 1e9, 2) if speed and h.usd_per_hour else None,
         "note": trial.note,
     }
 
@@ -161,23 +170,9 @@ def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
     return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]
 
 
-class PeakMemory:
-    """Measures the peak of memory in use on the first device since `reset`. A CPU does not report it."""
-
-    def __init__(self):
-        self._before = 0
-
-    def reset(self) -> None:
-        """Begins a new measurement. (The peak that a device reports never falls, so `read` can only tell if it grew.)"""
-        self._before = self._peak()
-
-    def read(self) -> int | None:
-        """Returns the peak in bytes; None if it is unknown: on a CPU, or because it was higher before `reset`."""
-        return peak if (peak := self._peak()) > self._before else None
-
-    @staticmethod
-    def _peak() -> int:
-        return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+def _peak_bytes() -> int:
+    """The most bytes that were ever in use on the first device; 0 on a CPU, which does not report it."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
 
 
 def random_batch(made: parts.Parts) -> dict[str, jax.Array]:
@@ -187,14 +182,14 @@ def random_batch(made: parts.Parts) -> dict[str, jax.Array]:
     tokens = np.random.default_rng(0).integers(1, made.config.model.vocab_size, size, dtype=np.int32)
     here = sharding.local_rows(mesh, t.batch_size)
     local = rows.make_batch(tokens[here], separator_id=0)
-    shapes = {name: leaf for name, leaf in made.batch().items() if name not in local}
-    local |= {name: np.zeros(leaf.shape, leaf.dtype)[here] for name, leaf in shapes.items()}
+    others = {name: leaf for name, leaf in made.batch().items() if name not in local}
+    local |= {name: np.zeros(leaf.shape, leaf.dtype)[here] for name, leaf in others.items()}
     return sharding.to_global(local, mesh, t.batch_size)
 
 
 def product(dtype: str) -> float:
     """Returns the FLOP/s of a large matrix product on one device: about the most that a step can reach."""
-    size = _PRODUCT.get(jax.default_backend(), _LARGE_PRODUCT)
+    size = CPU_PRODUCT if jax.default_backend() == "cpu" else PRODUCT
     a = jnp.ones((size, size), dtype, device=jax.local_devices()[0])
     multiply = jax.jit(lambda a, b: a @ b)
     jax.block_until_ready(multiply(a, a))

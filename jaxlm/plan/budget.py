@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Sequence
 
-from jaxlm.config import Config, ConfigError, ModelConfig
+from jaxlm.config import Config, ConfigError, ModelConfig, with_keys
 from jaxlm.plan import accelerators, cost, fit, milestones, recipe, rungs, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.ladder_fit import Fit
@@ -60,7 +60,7 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
     check(config)
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
-    planners: dict[ModelConfig, dict[int, fit.Planner]] = {}
+    planners: dict[tuple[ModelConfig, int], fit.Planner] = {}
     rows = [row for device in chosen if (row := _best(config, usd, device, planners, known))]
     if not rows:
         names = ", ".join(device.name for device in chosen)
@@ -85,21 +85,18 @@ def family(model: ModelConfig) -> list[ModelConfig]:
     Heads keep their size, and key-value heads their share, as near as a divisor of the heads comes to it: numbers of heads with
     no divisor near it are left out.
     """
-    found = []
+    models = []
     step = max(model.head_dim, 64)
     for heads in range(1, WIDEST // step + 1):
-        width = heads * model.head_dim
-        if not NARROWEST <= width <= WIDEST:
-            continue
-        kv, share = rungs.kv_heads(model, heads), max(heads * model.n_kv_heads / model.n_heads, 1)
-        if max(kv / share, share / kv) > UNEVEN:
+        width, kv = heads * model.head_dim, rungs.kv_heads(model, heads)
+        share = max(heads * model.n_kv_heads / model.n_heads, 1)
+        if not NARROWEST <= width <= WIDEST or max(kv / share, share / kv) > UNEVEN:
             continue  # 13 heads have no divisor near a quarter of them
         ratio = width / (model.n_heads * model.head_dim)
-        d_model = max(64, round(model.d_model * ratio / 64) * 64)
-        sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "n_heads": heads}
-        sizes |= {"n_kv_heads": kv, "d_ff": max(64, round(model.d_ff * ratio / 64) * 64)}
-        found.append(dataclasses.replace(model, **sizes))
-    return found
+        d_model, d_ff = (max(64, round(size * ratio / 64) * 64) for size in (model.d_model, model.d_ff))
+        sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "d_ff": d_ff}
+        models.append(dataclasses.replace(model, **sizes, n_heads=heads, n_kv_heads=kv))
+    return models
 
 
 def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
@@ -107,15 +104,15 @@ def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
 
     The batch is the power of two of rows that is nearest to the rule.
     """
-    rough = dataclasses.replace(config, model=model, train=dataclasses.replace(config.train, steps=1))
+    t = config.train
+    rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
     rule = recipe.batch(dataclasses.replace(recipe.of(rough), tokens=tokens)).value
-    rows = 2 ** max(round(math.log2(rule / config.train.seq_len)), 0)
-    steps = int(tokens / (rows * config.train.seq_len))
+    rows = 2 ** max(round(math.log2(rule / t.seq_len)), 0)
+    steps = int(tokens / (rows * t.seq_len))
     if steps < LEAST_STEPS:
         return None
-    train = dataclasses.replace(config.train, steps=steps, batch_size=rows, microbatch_size=min(16, rows))
-    optim = dataclasses.replace(config.optim, warmup_steps=round(WARMUP * steps), schedule_steps=0)
-    return dataclasses.replace(config, model=model, train=train, optim=optim)
+    train = {"steps": steps, "batch_size": rows, "microbatch_size": min(16, rows)}
+    return with_keys(rough, train=train, optim={"warmup_steps": round(WARMUP * steps), "schedule_steps": 0})
 
 
 def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int, steps: int) -> float:
@@ -128,58 +125,56 @@ def _best(
 ) -> dict[str, typing.Any] | None:
     """The row of one accelerator; None if the money buys nothing there, or nothing fits."""
     for run in _ranked(config, usd, device, known):
-        by_rows = planners.setdefault(run.model, {})
-        planner = by_rows.setdefault(run.train.batch_size, fit.Planner(run))
-        if found := planner.fewest(device.memory):
-            return _row(config, run, usd, device, found, known)
+        key = run.model, run.train.batch_size
+        planner = planners[key] = planners.get(key) or fit.Planner(run)
+        if fitting := planner.fewest(device.memory):
+            return _row(config, run, usd, device, fitting, known)
     return None
 
 
 def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) -> list[Config]:
     """What the money buys of each size on one accelerator, the lowest loss by the law first, whether it fits or not."""
-    found, law = [], known.law if known else LAW
+    runs, law, hours = [], known.law if known else LAW, usd / device.usd
     for model in family(config.model):
-        one = dataclasses.replace(config.train, microbatch_size=16)
-        sized = dataclasses.replace(config, model=model, train=one)
-        fast, hours = speed.tokens_per_second(sized, device, 1), usd / device.usd
+        sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)
+        fast = speed.tokens_per_second(sized, device, 1)
         tokens = hours * 3600 * fast  # of steps alone
-        beside = _hours(sized, config, fast, 1, max(int(tokens / (one.batch_size * one.seq_len)), 1)) - hours
+        steps = max(int(tokens / (config.train.batch_size * config.train.seq_len)), 1)
+        beside = _hours(sized, config, fast, 1, steps) - hours
         tokens *= max(1 - beside / hours, 0)
         if tokens and (run := of_size(config, model, tokens)):
-            found.append((law.loss(count_params(model), tokens), run))
-    return [run for _, run in sorted(found, key=lambda pair: pair[0])]
+            runs.append((law.loss(count_params(model), tokens), run))
+    return [run for _, run in sorted(runs, key=lambda pair: pair[0])]
 
 
 def _row(
-    config: Config, run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fit | None
+    config: Config, run: Config, usd: float, device: Accelerator, fitting: fit.Fit, known: Fit | None
 ) -> dict[str, typing.Any]:
     """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
-    fitted = fit.with_changes(run, microbatch=found.microbatch)
-    t, m = run.train, run.model
-    fast, hours = speed.tokens_per_second(fitted, device, found.devices), usd / (found.devices * device.usd)
-    most = range(LEAST_STEPS, int(hours * 3600 * fast / (t.batch_size * t.seq_len)) + 1)
-    bought = bisect.bisect_right(most, hours, key=lambda steps: _hours(fitted, config, fast, found.devices, steps))
+    devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
+    t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
+    fast, hours = speed.tokens_per_second(fitted, device, devices), usd / (devices * device.usd)
+    most = range(LEAST_STEPS, int(hours * 3600 * fast / batch_tokens) + 1)
+    bought = bisect.bisect_right(most, hours, key=lambda steps: _hours(fitted, config, fast, devices, steps))
     steps = max(LEAST_STEPS + bought - 1, LEAST_STEPS)
     run = of_steps(fitted, config, steps)
-    params, tokens = count_params(m), steps * t.batch_size * t.seq_len
-    left = dataclasses.replace(run.optim, lr=0.0, b2=0.0)
-    ruled = recipe.by_rule(dataclasses.replace(run, optim=left), lambda line: None).optim
-    keys = {
-        f"model.{key}": getattr(m, key) for key in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
-    }
-    keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": found.microbatch}
+    params, tokens = count_params(m), steps * batch_tokens
+    ruled = recipe.by_rule(with_keys(run, optim={"lr": 0.0, "b2": 0.0}), lambda line: None).optim
+    shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+    keys = {f"model.{key}": getattr(m, key) for key in shape}
+    keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": fitting.microbatch}
     keys |= {"optim.warmup_steps": run.optim.warmup_steps, "optim.lr": 0.0, "optim.b2": 0.0}
     keys |= {"optim.schedule_steps": 0} if config.optim.schedule_steps else {}
-    keys |= {"mesh.fsdp": found.devices} if found.devices > 1 else {}
-    keys |= {"hardware.usd_per_hour": float(f"{found.devices * device.usd:.6g}"), "stop.usd": usd}
-    keys |= _phases(config, cost.by_phase(run, fast, found.devices), usd)
+    keys |= {"mesh.fsdp": devices} if devices > 1 else {}
+    keys |= {"hardware.usd_per_hour": float(f"{devices * device.usd:.6g}"), "stop.usd": usd}
+    keys |= _phases(config, cost.by_phase(run, fast, devices), usd)
     return {
         "name": device.name,
-        "devices": found.devices,
+        "devices": devices,
         "parameters": params,
         "tokens": tokens,
         "steps": steps,
-        "batch_tokens": t.batch_size * t.seq_len,
+        "batch_tokens": batch_tokens,
         "tokens_per_second": fast,
         "hours": hours,
         "usd": usd,
@@ -216,10 +211,10 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
 
 def of_steps(config: Config, asked: Config, steps: int) -> Config:
     """Returns the config with so many steps, of which the warm-up and the phases of `asked` have their shares."""
-    optim = dataclasses.replace(config.optim, warmup_steps=round(WARMUP * steps))
     phases, plan, end = {}, milestones.planned(asked.phases, asked.train), 0
     for phase in plan:
         end = max(round(steps * phase.last / plan[-1].last), end + 1)
         phases[phase.name] = dataclasses.replace(phase.config, steps=end, tokens=0)
-    train = dataclasses.replace(config.train, steps=steps)
-    return dataclasses.replace(config, train=train, optim=optim, phases=dataclasses.replace(asked.phases, plan=phases))
+    return with_keys(
+        config, train={"steps": steps}, optim={"warmup_steps": round(WARMUP * steps)}, phases={"plan": phases}
+    )

@@ -69,6 +69,18 @@ def read(compiled_text: str) -> list[Collective]:
     return found
 
 
+def by_kind(compiled_text: str) -> list[dict[str, str | int]]:
+    """Returns kind, times and bytes of the collectives of a step, added up by kind."""
+    by: dict[str, list[Collective]] = {kind: [] for kind in KINDS}
+    for collective in read(compiled_text):
+        by[collective.kind].append(collective)
+    return [
+        {"kind": kind, "times": sum(c.turns for c in same), "bytes": sum(c.turns * c.bytes for c in same)}
+        for kind, same in by.items()
+        if same
+    ]
+
+
 def _size(dtype: str, shape: str) -> float:
     bits = re.search(r"\d+", dtype)
     width = _BYTES.get(dtype) or (int(bits[0]) / 8 if bits else 0)

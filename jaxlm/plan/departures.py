@@ -7,6 +7,7 @@ on their models and data, read at our distance from the rule.
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator
 
 from jaxlm.config import Config, OptimConfig
 from jaxlm.console import human
@@ -61,13 +62,11 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
         return None
     run, o = recipe.of(config), config.optim
     rules = _rate_rules(o, run)
-    found = _rates(o, run, rules)
-    rules |= {"b2": recipe.b2(run), "batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
-    found += [_b2(config, run, rules["b2"]), _batch(run, rules["batch_tokens"])]
-    found += [_warmup(config, rules["warmup_steps"]), _end(config), _decay(config)]
+    others = {"b2": recipe.b2(run), "batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
+    found = [*_rates(o, run, rules), *_others(config, run, others), *_shape(o)]
     return {
-        "rules": {name: dataclasses.asdict(rule) for name, rule in rules.items()},
-        "departures": [dataclasses.asdict(departure) for departure in found if departure],
+        "rules": {name: dataclasses.asdict(rule) for name, rule in (rules | others).items()},
+        "departures": [dataclasses.asdict(departure) for departure in found],
     }
 
 
@@ -101,7 +100,7 @@ def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
     return {"lr": lr, "matrix_lr_ratio": recipe.rate(o.name, run).times(1 / lr.value)}
 
 
-def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> list[Departure]:
+def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
     """What departs of `lr` and `matrix_lr_ratio`.
 
     The rate of most parameters has the price: with two rates that of the matrices, their product. It stands by the key that is
@@ -109,7 +108,7 @@ def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> list[Departure]:
     """
     values = {key: getattr(o, key) for key in rules}
     rate, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
-    found, two = [], len(rules) > 1
+    key, two = "", len(rules) > 1
     if rate and _off(rate, rule) > FACTOR:
         high = rate > rule
         key = max(rules, key=lambda key: (values[key] / rules[key].value) * (1 if high else -1))
@@ -121,62 +120,52 @@ def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> list[Departure]:
         tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
         cost = f"about {nats:.3f} nats{tokens}{'; it may diverge' if high else ''}"
         whence = "the sweep at 1.2B of arXiv:2509.02046"
-        found.append(Departure(f"optim.{key}", values[key], rules[key], why, cost, whence, nats, (share, share), high))
-    lr, known = rules["lr"], any(one.key == "optim.lr" for one in found)
-    if two and o.lr and not known and _off(o.lr, lr.value) > FACTOR:
+        yield Departure(f"optim.{key}", values[key], rules[key], why, cost, whence, nats, (share, share), high)
+    lr = rules["lr"]
+    if two and o.lr and key != "lr" and _off(o.lr, lr.value) > FACTOR:
         why = f"{_off(o.lr, lr.value):.2g} times too {'high' if o.lr > lr.value else 'low'} for embeddings, head and norms"
-        found.append(Departure("optim.lr", o.lr, lr, f"{why} by {lr.source}", NOT_PRICED, lr.source))
-    return found
+        yield Departure("optim.lr", o.lr, lr, f"{why} by {lr.source}", NOT_PRICED, lr.source)
 
 
-def _b2(config: Config, run: Run, rule: Rule) -> Departure | None:
-    value = config.optim.b2
-    if config.optim.name == "adafactor" or not value:
-        return None
-    ours, best = recipe.half_life(run, value), recipe.half_life(run, rule.value)
-    if _off(ours, best) <= FACTOR:
-        return None
-    why = f"a half-life of {human(ours)} tokens in place of {human(best)}"
-    if run.batch > B2_BATCH:
-        return Departure("optim.b2", value, rule, why, "little with so large a batch", rule.source)
-    cost = f"{B2_TOKENS[0]:.0%} to {B2_TOKENS[1]:.0%} of the tokens"
-    return Departure("optim.b2", value, rule, why, cost, rule.source, tokens=B2_TOKENS)
+def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
+    """What departs of b2, batch and warm-up."""
+    b2, batch, warmup = rules["b2"], rules["batch_tokens"], rules["warmup_steps"]
+    ours, best = recipe.half_life(run, config.optim.b2), recipe.half_life(run, b2.value)
+    if config.optim.name != "adafactor" and config.optim.b2 and _off(ours, best) > FACTOR:
+        why = f"a half-life of {human(ours)} tokens in place of {human(best)}"
+        cost, tokens = "little with so large a batch", None
+        if run.batch <= B2_BATCH:
+            cost, tokens = f"{B2_TOKENS[0]:.0%} to {B2_TOKENS[1]:.0%} of the tokens", B2_TOKENS
+        yield Departure("optim.b2", config.optim.b2, b2, why, cost, b2.source, tokens=tokens)
+    # A smaller batch than the rule's costs no tokens, so only a larger one departs, and that from the largest rule.
+    if run.batch > FACTOR * batch.high:
+        why = f"{human(run.batch)} tokens a step, {run.batch / batch.high:.2g} times the largest of the published rules"
+        yield Departure("train.batch_size", run.batch, batch, why, NOT_PRICED, batch.source)
+    steps = config.optim.warmup_steps
+    if not warmup.low / FACTOR <= steps <= warmup.high * FACTOR:
+        short = steps < warmup.low
+        why, spikes = (
+            "shorter than 1% of the steps" if short else "longer than 10% of the steps",
+            ", but spikes" * short,
+        )
+        yield Departure("optim.warmup_steps", steps, warmup, why, f"{NOT_PRICED}{spikes}", warmup.source)
 
 
-def _batch(run: Run, rule: Rule) -> Departure | None:
-    """A smaller batch than the rule's costs no tokens, so only a larger one departs, and that from the largest rule."""
-    if run.batch <= FACTOR * rule.high:
-        return None
-    why = f"{human(run.batch)} tokens a step, {run.batch / rule.high:.2g} times the largest of the published rules"
-    return Departure("train.batch_size", run.batch, rule, why, NOT_PRICED, rule.source)
-
-
-def _warmup(config: Config, rule: Rule) -> Departure | None:
-    value = config.optim.warmup_steps
-    if rule.low / FACTOR <= value <= rule.high * FACTOR:
-        return None
-    short = value < rule.low
-    why = "shorter than 1% of the steps" if short else "longer than 10% of the steps"
-    return Departure("optim.warmup_steps", value, rule, why, f"{NOT_PRICED}{', but spikes' * short}", rule.source)
-
-
-def _end(config: Config) -> Departure | None:
-    o = config.optim
-    ends = 1.0 if o.schedule == "constant" else o.final_lr_ratio
-    if ends <= FINAL_RATIO:
-        return None
-    rule = Rule(0.0, 0.0, FINAL_RATIO, "arXiv:2502.15938")
-    why = f"{o.schedule} ends at {ends:g} of the peak, and linear to 0 does better"
-    cost = f"about {FINAL_NATS} nats, {FINAL_TOKENS[0]:.0%} to {FINAL_TOKENS[1]:.0%} of the tokens"
-    if o.schedule == "constant":
-        return Departure("optim.schedule", ends, rule, why, f"more than {cost}", rule.source)
-    return Departure("optim.final_lr_ratio", ends, rule, why, cost, rule.source, FINAL_NATS, FINAL_TOKENS)
-
-
-def _decay(config: Config) -> Departure | None:
-    o = config.optim
-    if o.schedule != "wsd" or o.decay_fraction >= LEAST_DECAY:
-        return None
-    rule = Rule(DECAY[0], *DECAY, "nanochat's settings")
-    why = f"wsd decays over the last {o.decay_fraction:.0%} of the steps; {DECAY[0]:.0%} to {DECAY[1]:.0%} do better"
-    return Departure("optim.decay_fraction", o.decay_fraction, rule, why, NOT_PRICED, rule.source)
+def _shape(o: OptimConfig) -> Iterator[Departure]:
+    """What departs of the schedule: where it ends, and how long it decays."""
+    constant = o.schedule == "constant"
+    ends = 1.0 if constant else o.final_lr_ratio
+    if ends > FINAL_RATIO:
+        rule = Rule(0.0, 0.0, FINAL_RATIO, "arXiv:2502.15938")
+        why = f"{o.schedule} ends at {ends:g} of the peak, and linear to 0 does better"
+        cost = f"about {FINAL_NATS} nats, {FINAL_TOKENS[0]:.0%} to {FINAL_TOKENS[1]:.0%} of the tokens"
+        if constant:
+            yield Departure("optim.schedule", ends, rule, why, f"more than {cost}", rule.source)
+        else:
+            yield Departure("optim.final_lr_ratio", ends, rule, why, cost, rule.source, FINAL_NATS, FINAL_TOKENS)
+    if o.schedule == "wsd" and o.decay_fraction < LEAST_DECAY:
+        rule = Rule(DECAY[0], *DECAY, "nanochat's settings")
+        why = (
+            f"wsd decays over the last {o.decay_fraction:.0%} of the steps; {DECAY[0]:.0%} to {DECAY[1]:.0%} do better"
+        )
+        yield Departure("optim.decay_fraction", o.decay_fraction, rule, why, NOT_PRICED, rule.source)

@@ -1,15 +1,33 @@
-"""Finds what fits into the memory of a device: the largest microbatch, and changes that make a config fit."""
+"""Finds what fits into the memory of a device: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`).
+
+Also compares the ways to fine-tune one model, by the memory that each takes: all parameters, LoRA, QLoRA.
+"""
 
 import dataclasses
+import functools
+import itertools
 import math
+import typing
+from collections.abc import Callable, Sequence
 
 from jaxlm import sharding
-from jaxlm.config import Config, ConfigError, MeshConfig, nearest
+from jaxlm.config import Config, ConfigError, MeshConfig, nearest, with_keys
+from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.memory import KEPT, Estimator, Memory, abstract_mesh
 
 MOST_DEVICES = 256  # `fewest` looks no further for a model that one device can't hold
 MOST_PLANNED = 4096  # devices in config.plan.mesh
+REMATS = tuple(KEPT)  # from the fastest to the most frugal
+SURELY = 1.2  # times the limit: a microbatch that is predicted to need more is not tried
+# Ways to fine-tune: name -> the adapter's kind, how its frozen layers are kept, the optimizer ("" for the config's own).
+METHODS = {
+    "all parameters, adamw": ("none", "none", "adamw"),
+    "all parameters, adamw8bit": ("none", "none", "adamw8bit"),
+    "LoRA": ("lora", "none", ""),
+    "QLoRA (nf4)": ("lora", "nf4", ""),
+}
 ONE_DEVICE = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
+Needs = Callable[[str, int], float | None]  # a remat policy, rows of a microbatch -> bytes of a device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +55,19 @@ def parse_mesh(text: str) -> MeshConfig:
     Raises:
       ConfigError: an axis is unknown or named twice, or a size is not a positive whole number.
     """
-    axes = [field.name for field in dataclasses.fields(MeshConfig)]
-    sizes: dict[str, int] = {}
+    given, sizes = f"config.plan.mesh={text!r}", dataclasses.asdict(ONE_DEVICE)
+    named = set()
     for part in text.replace(" ", "").split(","):
         axis, colon, size = part.partition(":")
-        given = f"config.plan.mesh={text!r}"
-        if axis not in axes:
-            raise ConfigError(f"{given}: no axis {axis!r}; {nearest(axis, axes)} (such as fsdp:64 or data:4,fsdp:8)")
+        if axis not in sizes:
+            raise ConfigError(f"{given}: no axis {axis!r}; {nearest(axis, sizes)} (such as fsdp:64 or data:4,fsdp:8)")
         if not colon or not size.isascii() or not size.isdigit() or int(size) < 1:
             raise ConfigError(f"{given}: give {axis} a number of devices, such as {axis}:8")
-        if axis in sizes:
+        if axis in named:
             raise ConfigError(f"{given}: {axis} stands there twice")
+        named.add(axis)
         sizes[axis] = int(size)
-    return MeshConfig(**{axis: sizes.get(axis, 1) for axis in axes})
+    return MeshConfig(**sizes)
 
 
 def devices_of(mesh: MeshConfig) -> int:
@@ -59,18 +77,15 @@ def devices_of(mesh: MeshConfig) -> int:
 
 def check_mesh(config: Config, mesh: MeshConfig) -> None:
     """Raises ConfigError if training would refuse the mesh, or if it has more than MOST_PLANNED devices."""
-    if devices_of(mesh) > MOST_PLANNED:
-        raise ConfigError(
-            f"config.plan.mesh={config.plan.mesh!r} has {devices_of(mesh):,} devices, at most {MOST_PLANNED:,}"
-        )
-    abstract = abstract_mesh(mesh, devices_of(mesh))
+    devices, hosts = devices_of(mesh), config.plan.hosts
+    if devices > MOST_PLANNED:
+        raise ConfigError(f"config.plan.mesh={config.plan.mesh!r} has {devices:,} devices, at most {MOST_PLANNED:,}")
+    abstract = abstract_mesh(mesh, devices)
     sharding.check_batch(abstract, **{"train.batch_size": config.train.batch_size})
     sharding.check_context(abstract, config.train.seq_len, config.model)
     sharding.check_tensor(abstract, config.model)
-    if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
-        raise ConfigError(
-            f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"
-        )
+    if hosts and devices % hosts:
+        raise ConfigError(f"config.plan.hosts={hosts} does not divide the {devices} devices of config.plan.mesh")
 
 
 def own_microbatch(config: Config, mesh: MeshConfig) -> int:
@@ -79,45 +94,98 @@ def own_microbatch(config: Config, mesh: MeshConfig) -> int:
     return own if own > 0 and own % ways == 0 else ways
 
 
+def choose(
+    needs: Needs,
+    predicted: Needs,
+    limit_bytes: float,
+    remats: Sequence[str],
+    sizes: Sequence[int],
+    full_speed: float = 0.0,
+) -> tuple[str, int] | None:
+    """Returns the remat policy and the microbatch to take; None if nothing fits.
+
+    The policy is the one that recomputes least, and the microbatch the largest that fits with it. First only microbatches
+    of at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small.
+
+    Args:
+      needs: (policy, rows) -> the bytes of a device that a step takes, None if it can't be had. It may compile for minutes.
+      predicted: the same at once, perhaps less exact; None where it is unknown. By arithmetic both are one.
+      limit_bytes: the bytes of one device's memory that a step may take.
+      remats: the policies to choose from, the one that recomputes least first.
+      sizes: the microbatches to choose from, in rows, largest first.
+    """
+    large = [size for size in sizes if size >= full_speed]
+    rounds = (large, sizes) if len(large) < len(sizes) else (sizes,)
+    for choices, remat in itertools.product(rounds, remats):
+        rows = _largest(functools.partial(needs, remat), functools.partial(predicted, remat), limit_bytes, choices)
+        if rows is not None:
+            return remat, rows
+    return None
+
+
+def _largest(
+    needs: Callable[[int], float | None],
+    predicted: Callable[[int], float | None],
+    limit_bytes: float,
+    sizes: Sequence[int],
+) -> int | None:
+    """The largest of `sizes` (descending) that fits, None if none does. The memory needed grows with the size.
+
+    Bisects; what is predicted says where to look.
+    """
+    low, high = 0, len(sizes)  # sizes[high:] are known to fit
+    while low < high:
+        middle = (low + high) // 2
+        guesses = [predicted(size) for size in sizes[low:high]]
+        if guesses[-1] is not None:
+            promising = [low + i for i, guess in enumerate(guesses) if guess <= limit_bytes]
+            if not promising and high < len(sizes) and guesses[-1] > SURELY * limit_bytes:
+                break
+            middle = promising[0] if promising else high - 1
+        need = needs(sizes[middle])
+        if need is not None and need <= limit_bytes:
+            high = middle
+        else:
+            low = middle + 1
+    return sizes[high] if high < len(sizes) else None
+
+
 class Planner:
-    """Finds what fits, for one config on any mesh.
+    """Finds what fits by arithmetic, for one config on any mesh.
 
     Keeps the shapes for each mesh and optimizer, since they are slow to make.
     """
 
     def __init__(self, config: Config):
         self.config = config
-        self._estimators: dict[tuple, Estimator] = {}
+        self._estimators: dict[tuple[MeshConfig, str], Estimator] = {}
 
     def memory(self, mesh: MeshConfig, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Memory:
-        """Returns the memory that the config's train step takes on each device, after these changes.
-
-        An optimizer or remat of "" and a microbatch of 0 stand for the config's own value.
-        """
-        optimizer = optimizer or self.config.optim.name
-        key = (mesh, optimizer)
+        """Returns the memory on each device of a mesh; "" and 0 stand for the config's own optimizer, remat and microbatch."""
         changed = with_changes(self.config, optimizer, remat, microbatch)
+        key = mesh, changed.optim.name
         if key not in self._estimators:
             self._estimators[key] = Estimator(changed, abstract_mesh(mesh, devices_of(mesh)))
         return self._estimators[key](changed)
 
-    def microbatches(self, mesh: MeshConfig) -> list[int]:
-        """Returns the microbatches to choose from, in rows, largest first.
+    def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remats: Sequence[str] = ()) -> Fit | None:
+        """Returns what fits into `limit` bytes a device: the first of `remats` that does, and its largest microbatch.
 
-        Each is a power of two rows a device and divides the batch.
+        None if nothing does; without `remats` the config's own policy alone is tried. A microbatch is a power of two of rows
+        for each device, and divides the batch.
         """
-        ways, batch = mesh.data * mesh.fsdp, self.config.train.batch_size
-        sizes = [ways << power for power in range(batch.bit_length())]
-        return [size for size in reversed(sizes) if batch % size == 0]
 
-    def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remat: str = "") -> Fit | None:
-        """Returns the fit with the largest microbatch that needs at most `limit` bytes a device; None if there is none."""
-        for microbatch in self.microbatches(mesh):
-            memory = self.memory(mesh, optimizer, remat, microbatch)
-            if memory.total <= limit:
-                names = (optimizer or self.config.optim.name, remat or self.config.model.remat)
-                return Fit(devices_of(mesh), *names, microbatch, memory)
-        return None
+        @functools.cache
+        def needs(remat: str, microbatch: int) -> float:
+            return self.memory(mesh, optimizer, remat, microbatch).total
+
+        ways, batch = mesh.data * mesh.fsdp, self.config.train.batch_size
+        sizes = [ways << power for power in reversed(range(batch.bit_length())) if batch % (ways << power) == 0]
+        chosen = choose(needs, needs, limit, remats or (self.config.model.remat,), sizes)
+        if not chosen:
+            return None
+        name = optimizer or self.config.optim.name
+        return Fit(devices_of(mesh), name, *chosen, self.memory(mesh, optimizer, *chosen))
 
     def fewest(self, limit: float) -> Fit | None:
         """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp).
@@ -126,8 +194,8 @@ class Planner:
         """
         devices = 1
         while devices <= min(MOST_DEVICES, self.config.train.batch_size):
-            if found := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):
-                return found
+            if fitting := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):
+                return fitting
             devices *= 2
         return None
 
@@ -136,13 +204,9 @@ class Planner:
 
         It tries other remat policies first, then 8-bit AdamW, then both.
         """
-        own = self.config.model.remat
-        stronger = list(KEPT)[list(KEPT).index(own) :]
-        for optimizer in dict.fromkeys((self.config.optim.name, "adamw8bit")):
-            for remat in stronger:
-                if found := self.largest(mesh, limit, optimizer, remat):
-                    return found
-        return None
+        stronger = REMATS[REMATS.index(self.config.model.remat) :]
+        optimizers = dict.fromkeys((self.config.optim.name, "adamw8bit"))
+        return next(filter(None, (self.largest(mesh, limit, name, stronger) for name in optimizers)), None)
 
     def faster(self, mesh: MeshConfig, limit: float) -> Fit | None:
         """Returns the fit with the policy that recomputes least, where the config's own repeats products (dots, full).
@@ -150,16 +214,44 @@ class Planner:
         None if its own repeats none, or if no policy that repeats fewer fits.
         """
         own = self.config.model.remat
-        cheaper = list(KEPT)[: list(KEPT).index(own)] if own in ("dots", "full") else []
-        return next(filter(None, (self.largest(mesh, limit, remat=remat) for remat in cheaper)), None)
+        return self.largest(mesh, limit, remats=REMATS[: REMATS.index(own)]) if own in ("dots", "full") else None
 
 
 def with_changes(config: Config, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Config:
     """Returns the config with these values; "" and 0 stand for its own value."""
-    c = config
-    return dataclasses.replace(
-        c,
-        optim=dataclasses.replace(c.optim, name=optimizer or c.optim.name),
-        model=dataclasses.replace(c.model, remat=remat or c.model.remat),
-        train=dataclasses.replace(c.train, microbatch_size=microbatch or c.train.microbatch_size),
+    return with_keys(
+        config,
+        optim={"name": optimizer or config.optim.name},
+        model={"remat": remat or config.model.remat},
+        train={"microbatch_size": microbatch or config.train.microbatch_size},
     )
+
+
+def with_method(config: Config, name: str) -> Config:
+    """Returns the config with another of METHODS to fine-tune, in microbatches of one row on one device."""
+    kind, quantize, optimizer = METHODS[name]
+    changed = with_keys(config, adapter={"kind": kind, "quantize": quantize})
+    return with_changes(changed, optimizer=optimizer, microbatch=1)
+
+
+def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:
+    """Returns for each of METHODS the bytes that a step takes on one device with one row in memory, and the card that it needs.
+
+    Args:
+      config: the config, with `model.dtype` and `model.attention` set (not auto).
+      cards: those to choose from.
+
+    Returns:
+      A dict for each method. method: its name. bytes: remat policy -> bytes, without remat and with the most. card: the name
+        of the smallest card that holds it with the most; None if none does.
+    """
+    rows = []
+    for name in METHODS:
+        planner = Planner(with_method(config, name))
+        taken = {
+            remat: planner.memory(ONE_DEVICE, remat=remat, microbatch=1).total for remat in (REMATS[0], REMATS[-1])
+        }
+        large = [card for card in cards if card.memory >= taken[REMATS[-1]]]
+        card = min(large, key=lambda card: (card.memory, card.usd), default=None)
+        rows.append({"method": name, "bytes": taken, "card": card and card.name})
+    return rows

@@ -24,7 +24,7 @@ import jax
 from jaxlm import config_files, console, processes, sharding
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.models import hardware
-from jaxlm.plan import bench, flops, lower, machines, room, tune
+from jaxlm.plan import bench, flops, lower, machines, tune
 
 STEP_S = 4.0  # a step that is timed takes about this at most
 STEPS, TIMED_S = 3, 6.0  # of timing at most, but two steps at least
@@ -72,7 +72,7 @@ def _memory(config: Config, found: dict) -> float:
         return config.tune.memory_gb * 1e9
     if found["kind"] == "cpu":
         with contextlib.suppress(OSError):
-            return tune.HEADROOM * room.available_bytes() / found["count"]
+            return tune.HEADROOM * lower.available_bytes() / found["count"]
     return found["memory"]
 
 
@@ -153,7 +153,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     if config.train.microbatch_size == -1:  # chosen at a start; planned as one row a device
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, microbatch_size=ways))
     sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
-    limit, own = tune.memory_limit(config.tune.memory_gb), room.of_devices(0.0)
+    limit, own = tune.memory_limit(config.tune.memory_gb), lower.of_devices(0.0)
     found = {"kind": device.device_kind, "count": mesh.size, "setting": machines.key(config, mesh.shape)}
     found |= {
         "microbatch": config.train.microbatch_size,

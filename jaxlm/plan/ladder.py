@@ -43,11 +43,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError, checks, older
+from jaxlm.config import Config, ConfigError, checks, older, with_keys
 from jaxlm.console import Say, hours, say
 from jaxlm.data.rows import Order
 from jaxlm.plan import here, rungs
 from jaxlm.plan.cost import tokens
+from jaxlm.plan.fit import with_changes
 from jaxlm.plan.ladder_fit import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.params import count_params
 from jaxlm.plan.rungs import Rung
@@ -82,55 +83,62 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
       ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
         this machine's speed is needed and not known.
     """
-    if found := read(folder):
-        config = older.as_in_ladder(config, found["same"], say)
+    ladder = read(folder)
+    if ladder:
+        config = older.as_in_ladder(config, ladder["same"], say)
     held_out = rungs.held_out_tokens(config, order)
     same = json.loads(json.dumps(rungs.same(config, order)))
-    if found:
-        kept = {"sizes": found["sizes"], "tokens": found["budgets"], "hours": found["hours"]["limit"]}
+    if ladder:
+        was = {"sizes": ladder["sizes"], "tokens": ladder["budgets"], "hours": ladder["hours"]["limit"]}
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
-        _check_same(folder, found["same"] | kept, same | {key: value for key, value in wanted.items() if value})
-        climbed = rungs.rungs(config, found["sizes"], found["budgets"], folder)
-        if [run["name"] for run in found["runs"]] != [rung.name for rung in climbed]:
+        _check_same(folder, ladder["same"] | was, same | {key: value for key, value in wanted.items() if value})
+        climbed = rungs.rungs(config, ladder["sizes"], ladder["budgets"], folder)
+        if [run["name"] for run in ladder["runs"]] != [rung.name for rung in climbed]:
             raise ConfigError(f"{folder / FILE} is damaged: delete it; runs that are done are kept")
     else:
-        sizes = list(asked.sizes) or rungs.sizes(config.model)
-        measured = _speeds(config, sizes, asked.budgets, folder)
-        speeds = {size: row["tokens_per_second"] for size, row in measured.items()}
-        limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
-        budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
-        climbed = rungs.rungs(config, sizes, budgets, folder)
-        if asked.budgets and min(run.config.train.steps for run in climbed) < rungs.ASKED_STEPS:
-            least = rungs.ASKED_STEPS * climbed[0].config.train.batch_size * config.train.seq_len
-            raise ConfigError(
-                f"--tokens: {budgets[0]:,.0f} are less than {rungs.ASKED_STEPS} steps; give {least:,} or more"
-            )
-        times = [rungs.seconds(one, speeds[one.config.model.d_model], held_out) / 3600 for one in climbed if speeds]
-        if limit and sum(times) > TOO_LONG * limit:
-            raise ConfigError(
-                f"these runs take about {hours(sum(times))}, more than --hours={limit:g}: name fewer tokens, or more hours"
-            )
-        found = _new(config, order, name, climbed) | {"same": same, "sizes": sizes, "budgets": budgets}
-        found["machine"] = next((f"{row['kind']} x {row['count']}" for row in measured.values()), None)
-        found["hours"] = {"limit": limit, "planned": sum(times) or None, "spent": 0.0}
-        for one, took in zip(found["runs"], times, strict=False):
-            one["planned_hours"] = took
-    for one in climbed:
-        checks.validate(one.config)
-    return found, climbed
+        planned, climbed = _planned(config, folder, asked, held_out)
+        ladder = _new(config, order, name) | {"same": same} | planned
+    for rung in climbed:
+        checks.validate(rung.config)
+    return ladder, climbed
 
 
-def _new(config: Config, order: Order, name: str, climbed: Sequence[Rung]) -> Ladder:
-    m = config.model
+def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) -> tuple[Ladder, list[Rung]]:
+    """`sizes`, `budgets`, `machine`, `hours` and `runs` of a new ladder, and the runs themselves."""
+    sizes = list(asked.sizes) or rungs.sizes(config.model)
+    measured = _speeds(config, sizes, asked.budgets, folder)
+    speeds = {size: row["tokens_per_second"] for size, row in measured.items()}
+    limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
+    budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
+    climbed = rungs.rungs(config, sizes, budgets, folder)
+    if asked.budgets and min(rung.config.train.steps for rung in climbed) < rungs.ASKED_STEPS:
+        least = rungs.ASKED_STEPS * climbed[0].config.train.batch_size * config.train.seq_len
+        raise ConfigError(
+            f"--tokens: {budgets[0]:,.0f} are less than {rungs.ASKED_STEPS} steps; give {least:,} or more"
+        )
+    runs = [rung.to_json() for rung in climbed]
+    for run, rung in zip(runs, climbed, strict=True):
+        if speeds:
+            run["planned_hours"] = rungs.seconds(rung, speeds[run["d_model"]], held_out) / 3600
+    planned = sum(run["planned_hours"] or 0.0 for run in runs)
+    if limit and planned > TOO_LONG * limit:
+        raise ConfigError(
+            f"these runs take about {hours(planned)}, more than --hours={limit:g}: name fewer tokens, or more hours"
+        )
+    machine = next((f"{row['kind']} x {row['count']}" for row in measured.values()), None)
+    spent = {"limit": limit, "planned": planned or None, "spent": 0.0}
+    return {"runs": runs, "sizes": sizes, "budgets": budgets, "machine": machine, "hours": spent}, climbed
+
+
+def _new(config: Config, order: Order, name: str) -> Ladder:
+    """What a new ladder says of its target and of the text that all losses are of."""
+    m, e = config.model, config.eval
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
     target |= {"lr": config.optim.lr or rungs.by_rule(config).lr, "shape": {key: getattr(m, key) for key in shape}}
-    e, held_out = config.eval, {"seq_len": config.train.seq_len, "mixture": dict(order.mixture)}
+    held_out = {"seq_len": config.train.seq_len, "mixture": dict(order.mixture)}
     held_out |= {"rows": math.prod(e.older_batches)} if e.older_batches else {"max_mb": e.max_mb}
-    runs = [one.to_json() for one in climbed]
-    return {"version": VERSION, "target": target, "held_out": held_out, "runs": runs} | dict.fromkeys(
-        ("rates", "fit", "foretold")
-    )
+    return {"version": VERSION, "target": target, "held_out": held_out} | dict.fromkeys(("rates", "fit", "foretold"))
 
 
 def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
@@ -144,18 +152,14 @@ def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
     """Width -> `here.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
-    found = {}
+    rows = {}
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
-        rows = c.train.batch_size if c.train.microbatch_size == -1 else c.train.microbatch_size
-        remat = "none" if c.model.remat == "auto" else c.model.remat
-        settled = {"train": dataclasses.replace(c.train, microbatch_size=rows)}
-        settled |= {"model": dataclasses.replace(c.model, remat=remat)}
-        # This machine is meant, whatever else is planned for.
-        settled |= {"plan": dataclasses.replace(c.plan, accelerator="")}
-        row = here.row(dataclasses.replace(c, **settled))
+        microbatch = c.train.batch_size if c.train.microbatch_size == -1 else 0
+        c = with_changes(c, remat="none" if c.model.remat == "auto" else "", microbatch=microbatch)
+        row = here.row(with_keys(c, plan={"accelerator": ""}))  # this machine is meant, whatever else is planned for
         if row.get("tokens_per_second"):
-            found[size] = row
+            rows[size] = row
         elif budgets:
             return {}
         else:
@@ -164,44 +168,42 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
             raise ConfigError(
                 f"how fast this machine trains d_model={size} is not known ({why}): {again}give --tokens=N,N,N"
             )
-    return found
+    return rows
 
 
-def conclude(ladder: dict[str, typing.Any]) -> None:
+def conclude(ladder: Ladder) -> None:
     """Puts `rates`, `fit` and `foretold` into a ladder in place, as far as its runs are done."""
-    runs, target = ladder["runs"], ladder["target"]
-    cheapest = next(run for run in runs if run["kind"] == "grid")
-    tried = [run for run in runs if run["kind"] == "rate" or run is cheapest]
+    grid = [run for run in ladder["runs"] if run["kind"] == "grid"]
+    tried = sorted(
+        (run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]), key=lambda run: run["lr"]
+    )
     if len(tried) > 2 and all(run["loss"] or run["why"] for run in tried):
         best, edge = best_rate([(run["lr"], run["loss"]) for run in tried])
-        kept = [{key: run[key] for key in ("lr", "times", "loss")} for run in sorted(tried, key=lambda run: run["lr"])]
-        ladder["rates"] = {"tried": kept, "best": best, "edge": edge, "lr": cheapest["lr"], "rule": cheapest["rule"]}
-    grid = [run for run in runs if run["kind"] == "grid"]
+        rates = [{key: run[key] for key in ("lr", "times", "loss")} for run in tried]
+        ladder["rates"] = {"tried": rates, "best": best, "edge": edge, "lr": grid[0]["lr"], "rule": grid[0]["rule"]}
     if not all(run["loss"] for run in grid):
         return
     points = [Point(run["parameters"], run["tokens"], run["loss"]) for run in grid]
     length = float(np.mean([run["bytes_per_token"] for run in grid]))
-    found = fit(points, length)
-    ladder["fit"] = _fit_to_json(found) | {"missed": missed(points, length)}
-    rows = [(target["parameters"], share * target["tokens"]) for share in FORETOLD]
-    keys = ("parameters", "tokens", "loss", "low", "high")
-    ladder["foretold"] = [dict(zip(keys, (*row, *found.loss(*row)), strict=True)) for row in rows]
-
-
-def _fit_to_json(found: Fit) -> dict[str, typing.Any]:
-    """Returns `fit` as ladder.json has it, without `missed`."""
-    law = {name: getattr(found.law, name) for name in CONSTANTS}
-    draws = [[float(f"{value:.6g}") for value in draw] for draw in found.draws_Kx6.tolist()]
-    measured = {"parameters": found.params, "tokens": found.tokens}
-    return {"law": law, "noise": found.noise, "draws": draws, "from": measured}
+    fitted = fit(points, length)
+    ladder["fit"] = {
+        "law": {name: getattr(fitted.law, name) for name in CONSTANTS},
+        "noise": fitted.noise,
+        "draws": [[float(f"{value:.6g}") for value in draw] for draw in fitted.draws_Kx6.tolist()],
+        "from": {"parameters": fitted.params, "tokens": fitted.tokens},
+        "missed": missed(points, length),
+    }
+    keys, parameters = ("parameters", "tokens", "loss", "low", "high"), ladder["target"]["parameters"]
+    rows = [(parameters, share * ladder["target"]["tokens"]) for share in FORETOLD]
+    ladder["foretold"] = [dict(zip(keys, (*row, *fitted.loss(*row)), strict=True)) for row in rows]
 
 
 def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
     """Returns the fit of what `read` returned; None if its runs are not all done."""
-    if not (found := ladder["fit"]):
+    if not (saved := ladder["fit"]):
         return None
-    last, draws = found["from"], np.array(found["draws"], float)
-    return Fit(Law("ladder", **found["law"]), found["noise"], draws, last["parameters"], last["tokens"])
+    largest, draws = saved["from"], np.array(saved["draws"], float)
+    return Fit(Law("ladder", **saved["law"]), saved["noise"], draws, largest["parameters"], largest["tokens"])
 
 
 def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
@@ -211,19 +213,18 @@ def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
       ConfigError: its file is damaged.
     """
     folder = pathlib.Path(config.workdir) / FOLDER
-    if not config.workdir or not (found := read(folder)):
+    if not config.workdir or not (ladder := read(folder)):
         return None
-    if not (fitted := fit_of(found)):
-        done = sum(one["loss"] is not None for one in found["runs"])
-        say(
-            f"{folder} is left out: {done} of its {len(found['runs'])} runs are done, and the same jaxlm ladder goes on"
-        )
-        return None
-    target, m = found["target"], config.model
-    if (target["shape"]["family"], target["vocab_size"]) != (m.family, m.vocab_size):
-        say(f"{folder} is left out: it is of {target['shape']['family']} with {target['vocab_size']:,} ids")
-        return None
-    return fitted, folder
+    shape, vocab_size = ladder["target"]["shape"], ladder["target"]["vocab_size"]
+    if not (fitted := fit_of(ladder)):
+        done, runs = sum(run["loss"] is not None for run in ladder["runs"]), len(ladder["runs"])
+        why = f"{done} of its {runs} runs are done, and the same jaxlm ladder goes on"
+    elif (shape["family"], vocab_size) != (config.model.family, config.model.vocab_size):
+        why = f"it is of {shape['family']} with {vocab_size:,} ids"
+    else:
+        return fitted, folder
+    say(f"{folder} is left out: {why}")
+    return None
 
 
 _NUMBERS = ("d_model", "parameters", "tokens", "steps", "batch_size", "lr", "times", "rule", "hours")
@@ -248,12 +249,12 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
     """
     path = folder / FILE
     try:
-        found = files.json_of(path.read_bytes())
-        if found["version"] != VERSION:
-            raise ConfigError(f"{path} is of version {found['version']}, this jaxlm writes {VERSION}: delete it")
-        if problem := files.problem(found, _SHAPE | ({"fit": _FIT} if found["fit"] else {})):
+        ladder = files.json_of(path.read_bytes())
+        if ladder["version"] != VERSION:
+            raise ConfigError(f"{path} is of version {ladder['version']}, this jaxlm writes {VERSION}: delete it")
+        if problem := files.problem(ladder, _SHAPE | ({"fit": _FIT} if ladder["fit"] else {})):
             raise ValueError(problem)
-        fit_of(found)
+        fit_of(ladder)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -262,7 +263,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
         raise
     except files.MANGLED as error:
         raise ConfigError(f"{path} is damaged: delete it; runs that are done are kept") from error
-    return found
+    return ladder
 
 
 def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:

@@ -1,22 +1,66 @@
-"""Lowers the real train step for a mesh, from shapes alone, and reads its memory and the placement of parameters."""
+"""Compiles the real train step from shapes alone, for devices that may be absent, and says what memory it takes and there is.
 
+Of absent devices: if JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler
+compiles the step for H100s. Otherwise it is compiled for the same number of fake CPU devices. That shows how parameters are
+split and what is sent, but the memory is that of a CPU program in float32, which says little about a GPU.
+"""
+
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+import pathlib
+import time
+import typing
+from collections.abc import Callable, Sequence
 
 import jax
+from jax.experimental import multihost_utils, topologies
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxlm import tree
-from jaxlm.config import Config
+from jaxlm import cgroups, sharding, tree
+from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.models import adapters
 from jaxlm.objectives import dpo, lm, policy, reward
+from jaxlm.plan import collectives
 from jaxlm.plan.params import trained_rows
 from jaxlm.step import parts
 
 # Program -> the maker of what it minimises.
 OBJECTIVES = {"reward": reward.make, "dpo": dpo.make}
 OBJECTIVES |= dict.fromkeys(("pretrain", "sft"), lm.make) | dict.fromkeys(("ppo", "grpo"), policy.make)
+LARGE = 1_000_000  # elements; a parameter with more should not be whole on every device of a mesh with fsdp
+# Compiles fast, optimises little. Of XLA's CPU compiler: the machine code is slow, the memory that it takes is the same.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# What XLA asks about an H100 that is not there: openxla/xla's gpu_device_info of the SXM card, whose figures are those of
+# its data sheet and of CUDA's properties.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024  threads_per_warp: 32  shared_memory_per_block: 49152  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048  core_count: 132  fpus_per_core: 128  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535  block_dim_limit_z: 65535  memory_bandwidth: 3352320000000  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98  device_memory_size: 84929347584  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 }  registers_per_core_limit: 65536  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 9 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+Options = dict[str, int | bool] | None
+MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
+
+
+def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
+    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
+
+    Which tokens have rows of their own is taken to be the last of the vocabulary, as ChatML's are.
+    """
+    size = config.model.vocab_size
+    rows = tuple(range(size - trained_rows(config.adapter), size))
+    adapter = adapters.of(config.adapter, rows)
+    faster = rows if adapter is None and config.program != "pretrain" else ()
+    return parts.make(config, mesh, OBJECTIVES[config.program], adapter, faster)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,25 +81,6 @@ class Placement:
     replicated: bool
 
 
-# Compiles fast, optimises little. Of XLA's CPU compiler: the machine code is slow, the memory that it takes is the same.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-Options = dict[str, int | bool] | None
-
-MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
-
-
-def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
-
-    Which tokens have rows of their own is taken to be the last of the vocabulary, as ChatML's are.
-    """
-    size = config.model.vocab_size
-    rows = tuple(range(size - trained_rows(config.adapter), size))
-    adapter = adapters.of(config.adapter, rows)
-    faster = rows if adapter is None and config.program != "pretrain" else ()
-    return parts.make(config, mesh, OBJECTIVES[config.program], adapter, faster)
-
-
 def lower_step(
     config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
@@ -72,6 +97,16 @@ def lower_step(
     made = make_parts(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
     return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
+
+
+def placements(params: dict, shardings: dict) -> list[Placement]:
+    """Returns the placement of each parameter, in tree order."""
+    rows = []
+    for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
+        size = math.prod(placed.shard_shape(leaf.shape))
+        spec = ", ".join("-" if entry is None else str(entry) for entry in placed.spec)
+        rows.append(Placement(name, leaf.shape, spec, size, placed.is_fully_replicated))
+    return rows
 
 
 def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax.stages.Compiled | None:
@@ -95,11 +130,151 @@ def memory_of(compiled: jax.stages.Compiled) -> int:
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
-def placements(params: dict, shardings: dict) -> list[Placement]:
-    """Returns the placement of each parameter, in tree order."""
-    rows = []
-    for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
-        size = math.prod(placed.shard_shape(leaf.shape))
-        spec = ", ".join("-" if entry is None else str(entry) for entry in placed.spec)
-        rows.append(Placement(name, leaf.shape, spec, size, placed.is_fully_replicated))
-    return rows
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The devices to compile for, which may be absent.
+
+    Attributes:
+      platform: "gpu" or "cpu", as `models.hardware.for_platform` takes it.
+      name: the name of the devices for users.
+      devices: the devices, absent or fake.
+      options: the compiler's options.
+    """
+
+    platform: str
+    name: str
+    devices: Sequence[jax.Device]
+    options: Options
+
+
+def target(devices: int, hosts: int) -> Target:
+    """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices.
+
+    Raises:
+      ConfigError: JAX has already started fewer CPU devices.
+    """
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", devices)
+    try:
+        shape = f"1x{hosts}x{-(-devices // hosts)}"
+        absent = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=shape).devices
+        # Autotuning would need the GPU itself.
+        return Target("gpu", f"{devices} x H100", absent[:devices], {"xla_gpu_autotune_level": 0})
+    except (NotImplementedError, RuntimeError):
+        pass
+    found = jax.devices("cpu")
+    if len(found) < devices:
+        raise ConfigError(f"JAX has begun with {len(found)} CPU devices, the mesh needs {devices}: use a new process")
+    return Target("cpu", f"{devices} fake CPU devices", found[:devices], QUICK)
+
+
+def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
+    """Compiles the step and reads the program.
+
+    Args:
+      config: the config, with the dtype and the attention of the target's platform, and a microbatch that the mesh
+        divides.
+      mesh: the sizes of the mesh's axes.
+      target: the devices.
+
+    Returns:
+      A dict. target, dtype, microbatch: as given. seconds: the time of compiling. memory: the bytes on each device.
+        memory_note: what to know of these bytes. parameters_per_device: the number of parameters' elements on each
+        device. replicated: how many parameters over LARGE every device holds whole, and the largest of them.
+        collectives: kind, times and bytes a step.
+    """
+    start = time.monotonic()
+    lowered, rows = lower_step(config, sharding.make_mesh(mesh, target.devices))
+    program = lowered.compile(compiler_options=target.options)
+    note = "" if target.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
+    if config.optim.offload or config.model.offload:
+        note = "as if nothing were offloaded: JAX knows no host memory of devices that are not there"
+    whole = {row.name: math.prod(row.shape) for row in rows if row.replicated and math.prod(row.shape) > LARGE}
+    largest = max(whole, key=whole.__getitem__, default=None)
+    return {
+        "target": target.name,
+        "dtype": config.model.dtype,
+        "microbatch": config.train.microbatch_size,
+        "seconds": time.monotonic() - start,
+        "memory": memory_of(program),
+        "memory_note": note,
+        "parameters_per_device": sum(row.per_device for row in rows),
+        "replicated": len(whole),
+        "largest_replicated": largest and {"name": largest, "elements": whole[largest]},
+        "collectives": collectives.by_kind(program.as_text()),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Memory that there is.
+
+    Attributes:
+      bytes: for each device.
+      of: whose it is, for the user.
+    """
+
+    bytes: float
+    of: str
+
+
+def of_devices(memory_gb: float) -> Room | None:
+    """Returns the memory of each device, the least of all processes; None if this platform does not say it.
+
+    Args:
+      memory_gb: `config.tune.memory_gb`, which counts if it is not 0.
+    """
+    if memory_gb:
+        return Room(memory_gb * 1e9, "by config.tune.memory_gb")
+    device, alone = jax.local_devices()[0], jax.device_count() == 1
+    least = -1.0  # unknown
+    if device.platform == "cpu":
+        of = "free on this machine" if alone else "free for each device"
+        with contextlib.suppress(OSError):
+            least = available_bytes() / jax.local_device_count()
+    else:
+        of = "on the device" if alone else "on each device"
+        least = float((device.memory_stats() or {}).get("bytes_limit", least))
+    if jax.process_count() > 1:
+        least = float(multihost_utils.process_allgather(least).min())
+    return None if least < 0 else Room(least, of)
+
+
+def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigError | RunError:
+    """Returns the error of a step that does not fit: what the same command meets again, or what may pass.
+
+    A device has the same memory the next time. A machine may have more of it free then; so a run that has begun only
+    failed.
+
+    Args:
+      words: what is wrong and how to mend it.
+      platform: of the devices.
+      memory_gb: `config.tune.memory_gb`: then the limit never changes.
+      begun: True if the run has checkpoints.
+    """
+    if platform != "cpu" or memory_gb:
+        return ConfigError(words)
+    words += "; if more can be had (swap, caches), say how much by --config.tune.memory_gb=GB"
+    return (RunError if begun else ConfigError)(words)
+
+
+def available_bytes(root: pathlib.Path = cgroups.ROOT) -> int:
+    """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves.
+
+    Raises OSError where there is no /proc (macOS).
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([available, *_left_by_cgroups(root)])
+
+
+def _left_by_cgroups(root: pathlib.Path) -> list[int]:
+    """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
+    left = []
+    for folder, first_version in cgroups.folders("memory", root):
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if first_version else ("max", "current")
+        with contextlib.suppress(OSError, ValueError):  # "max" = no limit
+            most, now = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))
+            stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            left.append(most - now + int(stats.get("inactive_file", stats.get("total_inactive_file", 0))))
+    return left

@@ -23,6 +23,12 @@ from jaxlm.config import Config
 MOST = 20  # measurements of one setting that are kept
 MOST_PLANS = 100  # of a host
 _PLANS = "plans"
+_ROW = {"tokens_per_second": files.NUMBER, "time": files.NUMBER, "by": files.TEXT}
+_PLAN = dict.fromkeys(("kind", "setting", "by", "what"), files.TEXT) | {
+    "count": files.whole(1)
+}  # as `here.row` reads it
+_PLAN |= dict.fromkeys(("microbatch", "memory", "time", "load"), files.NUMBER)
+_PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +109,9 @@ def planned(asked: str) -> dict | None:
     """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
     plans = files.json_there(path()).get(_PLANS)
     host = plans.get(platform.node()) if isinstance(plans, dict) else None
-    found = host.get(asked) if isinstance(host, dict) else None
-    return found if _is_plan(found) else None
+    plan = host.get(asked) if isinstance(host, dict) else None
+    whole = isinstance(plan, dict) and not files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN)
+    return plan if whole else None
 
 
 def remember(asked: str, found: dict) -> None:
@@ -151,27 +158,4 @@ def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
     """The measurements of a setting, oldest first, those that are not whole left out."""
     machine = content.get(_machine(kind, count))
     rows = machine.get(setting) if isinstance(machine, dict) else None
-    return [row for row in rows if _whole(row)] if isinstance(rows, list) else []
-
-
-def _whole(row: object) -> bool:
-    numbers = ("tokens_per_second", "time")
-    return (
-        isinstance(row, dict) and all(files.is_number(row.get(n)) for n in numbers) and isinstance(row.get("by"), str)
-    )
-
-
-def _is_plan(found: object) -> bool:
-    """True if it is all that `here.row` needs: a reason, or a machine and what it was measured to do."""
-    if not isinstance(found, dict):
-        return False
-    if "why" in found:
-        return isinstance(found["why"], str)
-    return (
-        all(isinstance(found.get(name), str) for name in ("kind", "setting", "by", "what"))
-        and all(files.is_number(found.get(name)) for name in ("count", "microbatch", "memory", "time", "load"))
-        and all(
-            found.get(name, "") is None or files.is_number(found.get(name)) for name in ("needed", "tokens_per_second")
-        )
-        and found["count"] > 0
-    )
+    return [row for row in rows if not files.problem(row, _ROW)] if isinstance(rows, list) else []

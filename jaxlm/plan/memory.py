@@ -93,22 +93,21 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
 
 
 class _Share(typing.NamedTuple):
-    """One device's share of a parameter.
+    """One device's share of variables.
 
     Attributes:
-      numbers: elements on the device.
-      width: bytes of one in the compute type.
-      in_layer: True if the parameter is in a layer.
+      numbers, bytes: the elements, and their bytes in the types in which they are there.
+      layer_numbers, layer_bytes: of them, those in the layers.
+      narrow_bytes: of the bytes, those of types narrower than float32.
+      drawing_bytes: the bytes if nothing is wider than the compute type; what is coded stays so.
     """
 
     numbers: int
-    width: int
-    in_layer: bool
-
-    @property
-    def bytes(self) -> int:
-        """Returns the bytes of the share in the compute type."""
-        return self.numbers * self.width
+    bytes: int
+    layer_numbers: int
+    layer_bytes: int
+    narrow_bytes: int
+    drawing_bytes: int
 
 
 class Estimator:
@@ -117,116 +116,94 @@ class Estimator:
     def __init__(self, config: Config, mesh: Mesh | AbstractMesh):
         made, dtype = lower.parts_of(config, mesh), jnp.dtype(config.model.dtype)
         compute = jax.eval_shape(lambda params: step.cast(params, dtype), made.abstract.params)
-        self._mesh = mesh
-        self._trained = _shares(compute, made.shardings.params)
-        self._frozen = _shares(made.frozen, made.frozen_shardings)
+        self._ways, self._axes, self._width = sharding.batch_ways(mesh), mesh.shape, dtype.itemsize
+        self._fsdp, self._tensor = (mesh.shape.get(axis, 1) for axis in ("fsdp", "tensor"))
+        self._trained = _share(compute, made.shardings.params, self._width)
+        self._frozen = _share(made.frozen, made.frozen_shardings, self._width)
         self._all_trained = "params" in made.abstract.params
-        self._optimizer, self._visiting = _device_bytes(made.abstract.opt_state, made.shardings.opt_state)
+        self._optimizer, self._visiting = device_bytes(made.abstract.opt_state, made.shardings.opt_state)
         placed = jax.tree.map(lambda leaf: leaf.sharding, made.batch())
-        self._batch, _ = _device_bytes(made.batch(), placed)
+        self._batch, _ = device_bytes(made.batch(), placed)
 
     def __call__(self, config: Config) -> Memory:
         """Returns the memory with this config's remat policy and microbatch."""
-        m, t = config.model, config.train
-        tokens = t.seq_len // self._mesh.shape.get("context", 1)
-        rows = t.microbatch_size // sharding.batch_ways(self._mesh)
-        accumulates = t.microbatch_size < t.batch_size
-        numbers = sum(share.numbers for share in self._trained)
-        steady = {
-            "parameters": numbers * _F32,
-            "frozen": sum(share.bytes for share in self._frozen),
-            "optimizer": self._optimizer,
-            "batch": self._batch,
-            "rollouts": self._reference(config),
-        }
-        sums = numbers * _F32 if accumulates else 0
-        gradients = sums or sum(share.bytes for share in self._trained)
-        layer = _Layer(config, rows, tokens, self._mesh.shape)
+        m, t, trained, frozen = config.model, config.train, self._trained, self._frozen
+        tokens = t.seq_len // self._axes.get("context", 1)
+        rows = t.microbatch_size // self._ways
+        in_float32 = trained.numbers * _F32
+        draws = flops.draws(config)
+        # The model that a policy is compared with is a second one only if all parameters are trained.
+        reference = trained.bytes if draws and config.policy.reference and self._all_trained else 0
+        steady = {"parameters": in_float32, "frozen": frozen.bytes, "optimizer": self._optimizer}
+        steady |= {"batch": self._batch, "rollouts": reference}
+        sums = in_float32 if t.microbatch_size < t.batch_size else 0
+        layer = _Layer(config, rows, tokens, self._axes)
         # XLA keeps two more copies for a scan over the layers: their parameters stacked, and their gradients stacked.
-        stacks, frozen_stacks = (
-            sum(share.bytes for share in shares if share.in_layer) if m.scan_layers else 0
-            for shares in (self._trained, self._frozen)
-        )
+        stacks, frozen_stacks = (trained.layer_bytes, frozen.layer_bytes) if m.scan_layers else (0, 0)
         held = {"gradients": sums, "activations": m.n_layers * layer.kept + layer.shared}
-        copies, joined = self._copies(m) + stacks + frozen_stacks, self._joined(m)
+        # XLA keeps a cast of each trained parameter.
+        copies = trained.narrow_bytes + (self._head_copy(m) if self._all_trained else 0) + stacks + frozen_stacks
+        joined = self._joined(m)
         # Frozen kernels that are joined do not wait for the backward pass: it joins them again.
         waiting = joined if self._all_trained else 0
-        # The last layer's backward pass, the loss, the update (which makes float32 updates of all parameters).
+        nothing = {"copies": 0, "activations": 0}
+        # The last layer's backward pass, the loss, the update (which makes float32 updates of all parameters), drawing.
         moments = [
             Memory(**steady, **held, copies=copies + joined, workspace=layer.backward + self._head(m) + stacks),
             Memory(**steady, **held, copies=copies + waiting, workspace=self._loss(config, rows * tokens)),
-            Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32 + self._visiting),
-            self._drawing(config, Memory(**steady, gradients=0, copies=0, activations=0, workspace=0)),
+            Memory(**steady, **nothing, gradients=sums or trained.bytes, workspace=in_float32 + self._visiting),
         ]
+        if draws:
+            steady["rollouts"] += self._drawing(config)
+            moments.append(Memory(**steady, **nothing, gradients=0, workspace=0))
         return max(moments, key=lambda memory: memory.total)
 
-    def _reference(self, config: Config) -> int:
-        """Returns the bytes of the model that a policy is compared with: its own, if all parameters are trained."""
-        keeps = flops.draws(config) and config.policy.reference and self._all_trained
-        return sum(share.bytes for share in self._trained) if keeps else 0
-
-    def _drawing(self, config: Config, steady: Memory) -> Memory:
-        """Returns the memory while a policy draws answers: its weights laid out for that, some of them twice, and caches."""
-        if not flops.draws(config):
-            return steady
+    def _drawing(self, config: Config) -> int:
+        """The bytes with which a policy draws answers: its weights laid out for that, some of them twice, and caches."""
         m, r, t = config.model, config.rollout, config.train
-        answers, width = r.prompts * r.answers, jnp.dtype(m.dtype).itemsize
-        shares = self._trained if self._all_trained else self._frozen
-        weights = sum(min(share.bytes, share.numbers * width) for share in shares)  # what is coded stays so
-        packed = 0 if self._mesh.shape.get("tensor", 1) > 1 else m.n_layers * _side_by_side(m) * width
+        answers = r.prompts * r.answers
+        weights = (self._trained if self._all_trained else self._frozen).drawing_bytes
+        packed = 0 if self._tensor > 1 else m.n_layers * _side_by_side(m) * self._width
         slots = 1 << (t.seq_len * t.batch_size // answers - 1).bit_length()
-        cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * width
-        ways = sharding.batch_ways(self._mesh) * self._mesh.shape.get("tensor", 1)
-        drawing = weights + packed // self._mesh.shape.get("fsdp", 1) + cache // ways
-        return dataclasses.replace(steady, rollouts=steady.rollouts + drawing)
-
-    def _copies(self, m: ModelConfig) -> int:
-        """Returns the bytes of the copies in the compute type that XLA keeps: a cast of each trained parameter."""
-        cast = sum(share.bytes for share in self._trained if share.width < _F32)
-        return cast + (self._head_copy(m) if self._all_trained else 0)
+        cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * self._width
+        return weights + packed // self._fsdp + cache // (self._ways * self._tensor)
 
     def _joined(self, m: ModelConfig) -> int:
-        """Returns the bytes of the weights of layers as products use them: q|k|v and gate|up side by side, all gathered.
+        """The bytes of the weights of layers as products use them: q|k|v and gate|up side by side, all gathered.
 
         They are held for one layer at a time under remat or a scan, or if they are frozen; else for all layers until
         their backward pass.
         """
-        width, tensor = jnp.dtype(m.dtype).itemsize, self._mesh.shape.get("tensor", 1)
-        joined = _side_by_side(m, tensor) if m.fuse_projections else 0
+        joined = _side_by_side(m, self._tensor) if m.fuse_projections else 0
         # The joined weights are gathered already: they are not counted again.
-        layers = [share for share in (*self._trained, *self._frozen) if share.in_layer]
-        whole = sum(share.numbers for share in layers) * self._mesh.shape.get("fsdp", 1)
-        gathered = whole // m.n_layers - joined if self._mesh.shape.get("fsdp", 1) > 1 else 0
+        whole = (self._trained.layer_numbers + self._frozen.layer_numbers) * self._fsdp
+        gathered = whole // m.n_layers - joined if self._fsdp > 1 else 0
         times = m.n_layers if m.remat == "none" and not m.scan_layers and self._all_trained else 1
-        return (joined + gathered) * width * times
+        return (joined + gathered) * self._width * times
 
     def _head(self, m: ModelConfig) -> int:
-        """Returns the bytes of the head's gradient, float32, which the loss adds up over its tiles; 0 if it is frozen."""
-        if not self._all_trained:
-            return 0
-        return m.padded_vocab_size * m.d_model * _F32 // self._mesh.shape.get("tensor", 1)
+        """The bytes of the head's gradient, float32, which the loss adds up over its tiles; 0 if it is frozen."""
+        return m.padded_vocab_size * m.d_model * _F32 // self._tensor if self._all_trained else 0
+
+    def _head_copy(self, m: ModelConfig) -> int:
+        """The bytes of a tied head in the compute type; 0 if there is no copy of it."""
+        copied = m.tie_embeddings and self._width != _F32
+        return m.padded_vocab_size * m.d_model * self._width // self._tensor if copied else 0
 
     def _loss(self, config: Config, tokens: int) -> int:
-        """Returns the bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all.
+        """The bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all.
 
         With a frozen head and tiles a copy of a tied head, transposed; without tiles the logits' gradient in float32.
         """
-        m, width = config.model, jnp.dtype(config.model.dtype).itemsize
+        m, width = config.model, self._width
         tile = min(config.loss.tile_tokens or tokens, tokens)
         of_gradient, head = width, self._head(m)
         if not self._all_trained:
             of_gradient, head = (width, self._head_copy(m)) if tile < tokens else (_F32, 0)
         # Without tiles the policy's logits wait for the backward pass while the reference makes its own.
         others = _F32 if tile == tokens and flops.reference(config) == "each step" else 0
-        logits = tile * m.padded_vocab_size // self._mesh.shape.get("tensor", 1) * (_F32 + of_gradient + others)
+        logits = tile * m.padded_vocab_size // self._tensor * (_F32 + of_gradient + others)
         return logits + 2 * tokens * m.d_model * width + head
-
-    def _head_copy(self, m: ModelConfig) -> int:
-        """Returns the bytes of a tied head in the compute type; 0 if there is no copy of it."""
-        width = jnp.dtype(m.dtype).itemsize
-        if not m.tie_embeddings or width == _F32:
-            return 0
-        return m.padded_vocab_size * m.d_model * width // self._mesh.shape.get("tensor", 1)
 
 
 def _side_by_side(m: ModelConfig, tensor: int = 1) -> int:
@@ -293,16 +270,24 @@ class _Layer:
         self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + term + m.d_model) * width + scores
 
 
-def _shares(variables: Variables, shardings: Variables) -> list[_Share]:
-    """The shares of variables that have the types in which they are there."""
+def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
+    """What a device holds of variables; `width`: bytes of the compute type."""
     leaves = zip(tree.named_leaves(tree.merge(variables)), jax.tree.leaves(tree.merge(shardings)), strict=True)
-    return [
-        _Share(math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
+    sizes = [
+        (math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
         for (name, leaf), placed in leaves
     ]
+    return _Share(
+        numbers=sum(n for n, _, _ in sizes),
+        bytes=sum(n * own for n, own, _ in sizes),
+        layer_numbers=sum(n for n, _, in_layer in sizes if in_layer),
+        layer_bytes=sum(n * own for n, own, in_layer in sizes if in_layer),
+        narrow_bytes=sum(n * own for n, own, _ in sizes if own < _F32),
+        drawing_bytes=sum(n * min(own, width) for n, own, _ in sizes),
+    )
 
 
-def _device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
+def device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
     """Returns the bytes of a tree on each device: (what stays there, what comes from the host's memory to be used)."""
     sizes = {True: 0, False: 0}
     for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):

@@ -17,7 +17,7 @@ import pathlib
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
 from jaxlm.console import human
 from jaxlm.data import passes
 from jaxlm.data.rows import Order
@@ -58,36 +58,19 @@ class Rung:
 
     @property
     def parameters(self) -> int:
-        """Returns the number of its parameters, embeddings included."""
         return count_params(self.config.model)
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens that it trains on."""
         return tokens(self.config)
 
     def to_json(self) -> dict[str, typing.Any]:
         """Returns the run as ladder.json has it, not done yet."""
-        t, m = self.config.train, self.config.model
-        return {
-            "name": self.name,
-            "d_model": m.d_model,
-            "n_layers": m.n_layers,
-            "parameters": self.parameters,
-            "tokens": self.tokens,
-            "steps": t.steps,
-            "batch_size": t.batch_size,
-            "lr": self.config.optim.lr,
-            "times": self.times,
-            "rule": self.rule,
-            "kind": self.kind,
-            "planned_hours": None,
-            "hours": 0.0,
-            "loss": None,
-            "bits_per_byte": None,
-            "bytes_per_token": None,
-            "why": "",
-        }
+        m, t = self.config.model, self.config.train
+        run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": self.parameters}
+        run |= {"tokens": self.tokens, "steps": t.steps, "batch_size": t.batch_size, "lr": self.config.optim.lr}
+        run |= {"times": self.times, "rule": self.rule, "kind": self.kind, "planned_hours": None, "hours": 0.0}
+        return run | dict.fromkeys(("loss", "bits_per_byte", "bytes_per_token")) | {"why": ""}
 
 
 def check(config: Config) -> None:
@@ -142,38 +125,37 @@ def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folde
     if len({human(budget) for budget in budgets}) < len(budgets):
         close = ", ".join(f"{budget:,.0f}" for budget in budgets)
         raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
-    rates = [rung(config, widths[0], budgets[0], folder, times) for times in TIMES]
     grid = [rung(config, width, budget, folder) for width in widths for budget in budgets]
     grid.sort(key=lambda run: flops.of(run.config).causal * run.tokens)
-    return [rates[0], grid[0], rates[2], *grid[1:]]
+    slower, faster = (rung(config, widths[0], budgets[0], folder, times) for times in TIMES if times != 1)
+    return [slower, grid[0], faster, *grid[1:]]
 
 
 def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times: float = 1.0) -> Rung:
     """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`."""
-    rows = batch_size(config, budget)
-    steps = max(round(budget / (rows * config.train.seq_len)), 2)
-    model = smaller(config.model, width)
-    changed = dataclasses.replace(config, model=model, train=_train(config, steps, rows))
-    o, share, whole, small = config.optim, steps / config.train.steps, by_rule(config), by_rule(changed)
+    o, t, rows = config.optim, config.train, batch_size(config, budget)
+    steps = max(round(budget / (rows * t.seq_len)), 2)
+    rows_at_once = t.microbatch_size if t.microbatch_size == -1 else math.gcd(t.microbatch_size, rows)
+    train = {"steps": steps, "batch_size": rows, "microbatch_size": rows_at_once, "eval_every_steps": 0}
+    changed = dataclasses.replace(with_keys(config, train=train), model=smaller(config.model, width))
+    whole, small, share = by_rule(config), by_rule(changed), steps / t.steps
     off = (o.lr or whole.lr) / whole.lr  # the config's own rate over the rule's
-    optim = dataclasses.replace(
-        o,
-        lr=float(f"{off * small.lr * times:.3g}"),
+    optim = {
+        "lr": float(f"{off * small.lr * times:.3g}"),
         # 0 in the run itself would hold its matrices to the rule whatever `times` is.
-        matrix_lr_ratio=o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
-        warmup_steps=min(round(o.warmup_steps * share), steps - 1),
-        decay_at_step=min(round(o.decay_at_step * share), steps - 1),
-        schedule_steps=0,
-    )
+        "matrix_lr_ratio": o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
+        "warmup_steps": min(round(o.warmup_steps * share), steps - 1),
+        "decay_at_step": min(round(o.decay_at_step * share), steps - 1),
+        "schedule_steps": 0,
+    }
     name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
-    quiet = _alone(dataclasses.replace(changed, optim=optim, workdir=str(folder / "runs" / name)))
-    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, quiet)
+    changed = dataclasses.replace(with_keys(changed, optim=optim), workdir=str(folder / "runs" / name))
+    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, _alone(changed))
 
 
 def by_rule(config: Config) -> OptimConfig:
     """Returns `optim` with `lr` by rule for a config's size, batch and tokens, all steps counted; the ratio too, if it is 0."""
-    asked = dataclasses.replace(config.optim, lr=0.0, schedule_steps=0)
-    return recipe.by_rule(dataclasses.replace(config, optim=asked), lambda line: None).optim
+    return recipe.by_rule(with_keys(config, optim={"lr": 0.0, "schedule_steps": 0}), lambda line: None).optim
 
 
 def batch_size(config: Config, budget: float) -> int:
@@ -186,46 +168,36 @@ def batch_size(config: Config, budget: float) -> int:
     return rows
 
 
-def _train(config: Config, steps: int, rows: int) -> typing.Any:
-    micro = config.train.microbatch_size
-    if micro != -1:
-        micro = math.gcd(micro, rows)
-    return dataclasses.replace(config.train, steps=steps, batch_size=rows, microbatch_size=micro, eval_every_steps=0)
-
-
 def _alone(c: Config) -> Config:
     """The config without what only a run of its own needs: phases, mirror, messages, samples, benchmarks, traces."""
-    checkpoint = dataclasses.replace(
-        c.checkpoint,
-        **{"every_steps": 0, "every_minutes": interval.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0},
-        **{"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0},
-    )
-    nothing = dataclasses.replace(c.runs.on_exit, done="", gate="", failed="", stopped="")
-    return dataclasses.replace(
+    seldom = {"every_steps": 0, "every_minutes": interval.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
+    by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
+    return with_keys(
         c,
-        checkpoint=checkpoint,
-        eval=dataclasses.replace(c.eval, at_start=False, tasks=()),
-        sample=dataclasses.replace(c.sample, prompts=()),
-        phases=dataclasses.replace(c.phases, plan={}, accept=""),
-        stop=dataclasses.replace(c.stop, usd=0.0, hours=0.0, usd_per_centinat=0.0),
-        runs=dataclasses.replace(c.runs, on_exit=nothing, notices=()),
-        notify=dataclasses.replace(c.notify, urls=(), heartbeat_url=""),
-        log=dataclasses.replace(c.log, tensorboard=False, wandb="", parameters=False),
-        profile=dataclasses.replace(c.profile, steps=""),
-        stability=dataclasses.replace(c.stability, skip=()),
+        checkpoint=seldom | by_loss,
+        eval={"at_start": False, "tasks": ()},
+        sample={"prompts": ()},
+        phases={"plan": {}, "accept": ""},
+        stop={"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0},
+        runs={"on_exit": dataclasses.replace(c.runs.on_exit, done="", gate="", failed="", stopped=""), "notices": ()},
+        notify={"urls": (), "heartbeat_url": ""},
+        log={"tensorboard": False, "wandb": "", "parameters": False},
+        profile={"steps": ""},
+        stability={"skip": ()},
     )
 
 
 def held_out_tokens(config: Config, order: Order) -> int:
     """Returns about how many tokens of held-out text each run is measured on. Raises ConfigError if there are none."""
-    e, found = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
-    if not sum(entry["tokens"] for entry in found):
+    e, entries = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
+    if not sum(entry["tokens"] for entry in entries):
         raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
     if e.older_batches:
         most = math.prod(e.older_batches) * config.train.seq_len
-        return sum(min(entry["tokens"], most or entry["tokens"]) for entry in found)
-    shares = [min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1) if e.max_mb else 1.0) for entry in found]
-    return sum(round(share * entry["tokens"]) for share, entry in zip(shares, found, strict=True))
+        return sum(min(entry["tokens"], most or entry["tokens"]) for entry in entries)
+    if not e.max_mb:
+        return sum(entry["tokens"] for entry in entries)
+    return sum(round(min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1)) * entry["tokens"]) for entry in entries)
 
 
 def check_data(order: Order, climbed: Sequence[Rung]) -> str:
@@ -263,10 +235,13 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
     Raises:
       ConfigError: the smallest run would have fewer than STEPS steps.
     """
-    smallest, asked = speeds[min(speeds)], hours
-    fixed = sum(len(BUDGETS) * (START_S + held_out / EVAL_SPEED / speed) for speed in speeds.values())
-    fixed += (len(TIMES) - 1) * (START_S + held_out / EVAL_SPEED / smallest)
-    token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + (len(TIMES) - 1) * BUDGETS[0] / smallest
+    smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
+
+    def beside(speed: float) -> float:
+        return START_S + held_out / EVAL_SPEED / speed
+
+    fixed = sum(len(BUDGETS) * beside(speed) for speed in speeds.values()) + others * beside(smallest)
+    token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + others * BUDGETS[0] / smallest
 
     def smallest_budget(hours: float) -> float:
         return BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
@@ -274,17 +249,20 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
     def enough(budget: float) -> float:  # tokens of STEPS steps, whose batch goes with the budget
         return STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
 
-    found = smallest_budget(hours)
-    if found >= enough(found):
-        return [share / BUDGETS[0] * found for share in BUDGETS]
-    least = f"the smallest run would have {STEPS * max(found, 0) / enough(found):.0f} steps, and {STEPS} are the least"
-    while (budget := smallest_budget(hours)) < enough(budget):
+    budget, longer = smallest_budget(hours), hours
+    if budget >= enough(budget):
+        return [share / BUDGETS[0] * budget for share in BUDGETS]
+    least = (
+        f"the smallest run would have {STEPS * max(budget, 0) / enough(budget):.0f} steps, and {STEPS} are the least"
+    )
+    while budget < enough(budget):
         if enough(budget) > BUDGETS[0] * tokens(config):
             raise ConfigError(
                 f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
             )
-        hours = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
-    raise ConfigError(f"{asked:.3g} hours are too short for a ladder here: {least}; give --hours={hours:g}")
+        longer = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
+        budget = smallest_budget(longer)
+    raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
 
 
 def _up(value: float) -> float:

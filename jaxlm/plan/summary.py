@@ -5,11 +5,11 @@ import math
 import typing
 from collections.abc import Sequence
 
-from jaxlm.config import Config, MeshConfig
-from jaxlm.plan import accelerators, departures, fit, flops, methods, params, scaling, speed
+from jaxlm.config import Config, MeshConfig, with_keys
+from jaxlm.plan import accelerators, departures, fit, flops, params, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import by_phase, cost, tokens
-from jaxlm.plan.memory import KEPT, Memory
+from jaxlm.plan.memory import Memory
 from jaxlm.plan.params import count_params, params_by_component
 
 
@@ -30,6 +30,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     microbatch = fit.own_microbatch(config, mesh)
     memory = planner.memory(mesh, microbatch=microbatch)
     rows = [_row(config, planner, mesh, memory, device) for device in chosen]
+    c = config.checkpoint
     return {
         "model": _model(config),
         "training": _training(config),
@@ -42,17 +43,23 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "optimizer": config.optim.name,
             "bytes": dataclasses.asdict(memory),
             "total": memory.total,
-            "by_remat": _by_remat(config, planner, mesh, microbatch),
+            "by_remat": {
+                remat: {
+                    "total": planner.memory(mesh, remat=remat, microbatch=microbatch).total,
+                    "time": speed.remat_factor(config, remat),  # of a step, in units of one without remat
+                }
+                for remat in fit.REMATS
+            },
         },
-        "methods": methods.compare(config, prices.accelerators) if config.program != "pretrain" else [],
+        "methods": fit.by_method(config, prices.accelerators) if config.program != "pretrain" else [],
         "accelerators": rows,
         "phases": phases(config, rows),
         "prices_as_of": prices.as_of,
         "preemptions_per_day": config.plan.preemptions_per_day,
         "restart_minutes": config.plan.restart_minutes,
         "checkpoint": {
-            "every_steps": config.checkpoint.every_steps or config.train.steps,
-            "every_minutes": config.checkpoint.every_minutes,
+            "every_steps": c.every_steps or config.train.steps,
+            "every_minutes": c.every_minutes,
             "bytes": _checkpoint_bytes(config),
         },
     }
@@ -70,26 +77,27 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
     priced = [row for row in fitting if math.isclose(row["usd_per_hour"], price, rel_tol=0.1)]
     row = min(priced or fitting, key=lambda row: row["usd"])
     usd_per_hour = price or row["usd_per_hour"]
-    found = by_phase(config, row["tokens_per_second"], row["devices"], config.plan.hosts)
-    limits = {f"phases.plan.{part['name']}.usd": (part["limit_usd"], part["hours"] * usd_per_hour) for part in found}
-    whole = {"name": "all", "last_step": steps, "steps": steps, "hours": sum(part["hours"] for part in found)}
-    found = [part for part in found if part["name"] or len(found) > 1] + [whole | {"limit_usd": stop.usd}]
-    limits |= {"stop.usd": (stop.usd, whole["hours"] * usd_per_hour), "stop.hours": (stop.hours, whole["hours"])}
+    parts = by_phase(config, row["tokens_per_second"], row["devices"], config.plan.hosts)
+    limits = {f"phases.plan.{part['name']}.usd": (part["limit_usd"], part["hours"] * usd_per_hour) for part in parts}
+    hours = sum(part["hours"] for part in parts)
+    limits |= {"stop.usd": (stop.usd, hours * usd_per_hour), "stop.hours": (stop.hours, hours)}
+    if len(parts) == 1 and not parts[0]["name"]:
+        parts = []  # the whole alone
+    parts.append({"name": "all", "last_step": steps, "steps": steps, "hours": hours, "limit_usd": stop.usd})
     return {
         "accelerator": row["name"],
         "devices": row["devices"],
         "usd_per_hour": usd_per_hour,
         "price_given": bool(price),
         "price_known": bool(priced),
-        "rows": [part | {"usd": part["hours"] * usd_per_hour} for part in found],
+        "rows": [part | {"usd": part["hours"] * usd_per_hour} for part in parts],
         "below": [{"key": key, "limit": a, "planned": b} for key, (a, b) in limits.items() if 0 < a * 1.001 < b],
     }
 
 
 def _checkpoint_bytes(config: Config) -> int:
     """The bytes of one checkpoint: what is trained, and the optimizer's whole state."""
-    here = dataclasses.replace(config, optim=dataclasses.replace(config.optim, offload=False))
-    memory = fit.Planner(here).memory(fit.ONE_DEVICE, microbatch=1)
+    memory = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return memory.parameters + memory.optimizer
 
 
@@ -100,12 +108,12 @@ def hosts(config: Config, mesh: MeshConfig) -> int:
 
 def _model(config: Config) -> dict[str, typing.Any]:
     m = config.model
+    shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size", "tie_embeddings")
     return {
         "family": m.family,
         "parameters": count_params(m),
         "by_component": params_by_component(m),
-        "shape": {k: getattr(m, k) for k in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")}
-        | {"vocab_size": m.vocab_size, "tie_embeddings": m.tie_embeddings},
+        "shape": {key: getattr(m, key) for key in shape},
         "dtype": m.dtype,
         "attention": m.attention,
     }
@@ -129,34 +137,19 @@ def _training(config: Config) -> dict[str, typing.Any]:
 
 
 def _run(config: Config) -> dict[str, typing.Any]:
-    t, total = config.train, tokens(config)
-    per_token = flops.of(config)
+    t, total, per_token = config.train, tokens(config), flops.of(config)._asdict()
+    law = scaling.stand(count_params(config.model), total, config.model.vocab_size)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,
         "seq_len": t.seq_len,
         "tokens_per_step": t.batch_size * t.seq_len,
         "tokens": total,
-        "flops_per_token": per_token._asdict(),
-        "flops": {name: value * total for name, value in per_token._asdict().items()},
+        "flops_per_token": per_token,
+        "flops": {name: value * total for name, value in per_token.items()},
         "formula": flops.formula(config),
         "multiplied": flops.multiplied(config),
-        "scaling": _scaling(config) if config.program == "pretrain" else None,
-    }
-
-
-def _scaling(config: Config) -> dict[str, typing.Any]:
-    return dataclasses.asdict(scaling.stand(count_params(config.model), tokens(config), config.model.vocab_size))
-
-
-def _by_remat(config: Config, planner: fit.Planner, mesh: MeshConfig, microbatch: int) -> dict[str, typing.Any]:
-    """Remat policy -> the bytes of a device, and how long a step takes in units of one without remat."""
-    return {
-        remat: {
-            "total": planner.memory(mesh, remat=remat, microbatch=microbatch).total,
-            "time": speed.remat_factor(config, remat),
-        }
-        for remat in KEPT
+        "scaling": dataclasses.asdict(law) if config.program == "pretrain" else None,
     }
 
 
@@ -165,38 +158,39 @@ def _row(
 ) -> dict[str, typing.Any]:
     """The row of one accelerator: `plan.mesh` made of it, or as few of it as the model needs."""
     asked = bool(config.plan.mesh)
-    found = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
-    devices = found.devices if found else fit.devices_of(mesh)
-    as_planned = bool(found) and devices == fit.devices_of(mesh)
-    costs = _cost(config, device, found, hosts(config, mesh) if asked else -(-devices // 8), devices)
-    per_token = flops.of(config).palm
-    other = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
+    fitting = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
+    devices = fitting.devices if fitting else fit.devices_of(mesh)
+    as_planned = bool(fitting) and devices == fit.devices_of(mesh)
+    costs = _cost(config, device, fitting, hosts(config, mesh) if asked else -(-devices // 8), devices)
+    change = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
+    changed = change and _change(config, mesh, device, change)
     return {
         "name": device.name,
         "memory": device.memory,
         "fits": as_planned and memory.total <= device.memory,
-        "devices": devices if found else None,
+        "devices": devices if fitting else None,
         "usd_per_hour": devices * device.usd,
-        "microbatch": found.microbatch if found else None,
-        "memory_needed": found.memory.total if found else None,
-        "mfu": costs["tokens_per_second"] * per_token / (devices * device.tflops * 1e12),
+        "microbatch": fitting and fitting.microbatch,
+        "memory_needed": fitting and fitting.memory.total,
+        "mfu": costs["tokens_per_second"] * flops.of(config).palm / (devices * device.tflops * 1e12),
         "mfu_from": device.mfu_from,
         **costs,
-        "remedy": None if as_planned or not other else _change(config, mesh, device, other),
-        "faster": _change(config, mesh, device, other) if as_planned and other else None,
+        "remedy": None if as_planned else changed,
+        "faster": changed if as_planned else None,
     }
 
 
-def _cost(config: Config, device: Accelerator, found: fit.Fit | None, machines: int, devices: int) -> dict:
-    """Hours and dollars with what `found` changes; of the config as it is if nothing fits."""
-    changed = fit.with_changes(config, found.optimizer, found.remat, found.microbatch) if found else config
-    if changed.train.microbatch_size < 1:
-        changed = fit.with_changes(changed, microbatch=devices)
-    return dataclasses.asdict(cost(changed, device, devices, machines))
+def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines: int, devices: int) -> dict:
+    """Hours and dollars with what fits; of the config as it is, a row a device if that is left open, if nothing does."""
+    if fitting:
+        config = fit.with_changes(config, fitting.optimizer, fitting.remat, fitting.microbatch)
+    elif config.train.microbatch_size < 1:
+        config = fit.with_changes(config, microbatch=devices)
+    return dataclasses.asdict(cost(config, device, devices, machines))
 
 
-def _change(config: Config, mesh: MeshConfig, device: Accelerator, found: fit.Fit) -> dict[str, typing.Any]:
+def _change(config: Config, mesh: MeshConfig, device: Accelerator, change: fit.Fit) -> dict[str, typing.Any]:
     """What to set on `mesh`, and what the run then takes."""
-    costs = _cost(config, device, found, hosts(config, mesh), found.devices)
-    settings = {key: getattr(found, key) for key in ("devices", "optimizer", "remat", "microbatch")}
+    costs = _cost(config, device, change, hosts(config, mesh), change.devices)
+    settings = {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
     return settings | {key: costs[key] for key in ("tokens_per_second", "hours", "usd")}

@@ -12,41 +12,37 @@ WIDTH = 100  # columns
 FAR = {"parameters": 10, "tokens": 2}
 BUSY = 0.5  # processes that want to run, for each core, from which a measurement on a CPU says little
 
-_REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "train.microbatch_size"}
-
 
 def render(plan: dict[str, typing.Any]) -> str:
     """Returns a plan as text.
 
     Args:
       plan: the dict that `summary.summarise` returns, under `here` the one of `here.row`, and under `disk` what the run
-        leaves there. If the step was compiled, `compiled` has the dict that `compiled.compile_step` returns.
+        leaves there. If the step was compiled, `compiled` has the dict that `lower.compile_step` returns.
     """
-    parts = [_model(plan), _tokens(plan), _recipe(plan["recipe"]), _memory(plan), _methods(plan), _disk(plan)]
-    if "compiled" in plan:
-        parts.append(_compiled(plan["compiled"]))
-    parts += [_table(plan), _phases(plan), _notes(plan)]
-    return "\n\n".join(part for part in parts if part)
+    parts = (_model, _tokens, _recipe, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
+    return "\n\n".join(filter(None, (part(plan) for part in parts)))
 
 
 def _model(plan: dict) -> str:
     m, s = plan["model"], plan["model"]["shape"]
     parts = ", ".join(f"{name} {human(n)}" for name, n in m["by_component"].items() if n)
-    tied = "tied" if s["tie_embeddings"] else "untied"
     shape = (
         f"{m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
-        f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} ({tied})"
+        f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} "
+        f"({'tied' if s['tie_embeddings'] else 'untied'})"
     )
     return wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + wrapped(shape)
 
 
 def _tokens(plan: dict) -> str:
     run = plan["run"]
-    text = f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
+    text = f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}"
     if run["scaling"]:
-        text += f"{wrapped(_chinchilla(plan))}\n{_flops(plan)}\n"
-        return text + _loss(run["scaling"]) + _ladder(plan) + _data(plan)
-    return _training(plan["training"]) + "\n" + text + _flops(plan)
+        lines = [text, _chinchilla(plan), _flops(plan), _loss(run["scaling"]), _ladder(plan), _data(plan)]
+    else:
+        lines = [_training(plan["training"]), text, _flops(plan)]
+    return "\n".join(filter(None, lines))
 
 
 def _chinchilla(plan: dict) -> str:
@@ -54,7 +50,7 @@ def _chinchilla(plan: dict) -> str:
     ratio = law["tokens_per_param"] / (law["optimal_tokens"] / plan["model"]["parameters"])
     stand = "about Chinchilla's optimum" if 0.8 < ratio < 1.25 else f"{ratio:.2g} x Chinchilla's optimum"
     fits = ", ".join(human(n) for n in law["optimal_by_law"].values())
-    return (
+    return wrapped(
         f"{law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
         f"by two laws: {fits})"
     )
@@ -80,15 +76,15 @@ def _training(t: dict) -> str:
     }
     kept = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
     frozen = f"; {human(t['frozen'])} frozen, {kept}" if t["frozen"] else ""
-    lines = [f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"]
-    if t["reference"]:
-        how = {
-            "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",
-            "each step": "the frozen model alone, a second forward pass in each step",
-            "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
-        }
-        lines.append(f"REFERENCE  {how[t['reference']]}")
-    return "\n".join(wrapped(line, indent="") for line in lines)
+    text = f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"
+    if not t["reference"]:
+        return wrapped(text, indent="")
+    how = {
+        "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",
+        "each step": "the frozen model alone, a second forward pass in each step",
+        "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
+    }
+    return wrapped(text, indent="") + "\n" + wrapped(f"REFERENCE  {how[t['reference']]}", indent="")
 
 
 def _loss(law: dict) -> str:
@@ -105,57 +101,55 @@ def _loss(law: dict) -> str:
 
 def _ladder(plan: dict) -> str:
     """What the small runs foretell; "" if there are none."""
-    if not (found := plan.get("ladder")):
+    if not (ladder := plan.get("ladder")):
         return ""
-    text = f"LADDER  {found['loss']:.3f} held-out nats a token at the end, 80% in {found['low']:.3f} to {found['high']:.3f}, "
-    text += f"by the runs in {found['dir']}"
-    if far := [f"{times:.2g} times their {what}" for what, times in found["beyond"].items() if times > FAR[what]]:
+    text = f"LADDER  {ladder['loss']:.3f} held-out nats a token at the end, 80% in {ladder['low']:.3f} to "
+    text += f"{ladder['high']:.3f}, by the runs in {ladder['dir']}"
+    if far := [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]:
         text += f"; a guess, since it has {', '.join(far)}"
-    return "\n" + wrapped(text, indent="")
+    return wrapped(text, indent="")
 
 
 def _data(plan: dict) -> str:
     """How many times the run reads its data; "" if there is no data yet."""
-    if not (found := plan.get("data")):
+    if not (data := plan.get("data")):
         return ""
-    epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
-    tokens = f"DATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
-    text = "\n" + wrapped(tokens, indent="")
-    if found.get("mixture"):
-        text += "\n" + wrapped(f"Mixture: {found['mixture']}.")
-    if max(found["epochs"].values(), default=0) > passes.MOST:
+    epochs = ", ".join(f"{name} {n:.2g}" for name, n in data["epochs"].items())
+    tokens = f"DATA  {human(sum(data['tokens'].values()))} tokens in {data['dir']}; times through: {epochs}"
+    lines = [wrapped(tokens, indent="")]
+    if data.get("mixture"):
+        lines.append(wrapped(f"Mixture: {data['mixture']}."))
+    if max(data["epochs"].values(), default=0) > passes.MOST:
         beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
-        text += "\n" + wrapped(f"{beyond}: get more, or take fewer steps.")
-    return text
+        lines.append(wrapped(f"{beyond}: get more, or take fewer steps."))
+    return "\n".join(lines)
 
 
-def _recipe(found: dict | None) -> str:
+def _recipe(plan: dict) -> str:
     """The published rules, and what in the config departs from them; "" where there are none."""
-    if not found:
+    if not (recipe := plan["recipe"]):
         return ""
     forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
     forms |= {"matrix_lr_ratio": ("of the matrices {} times that", "{:.3g}")}
     forms |= {"batch_tokens": ("batch of {} tokens", ""), "warmup_steps": ("warm-up of {} steps", "")}
     words = []
-    for name, rule in found["rules"].items():
+    for name, rule in recipe["rules"].items():
         phrase, form = forms[name]
         value, low, high = (
-            form.format(x) if form else human(round(x)) for x in (rule["value"], rule["low"], rule["high"])
+            form.format(rule[key]) if form else human(round(rule[key])) for key in ("value", "low", "high")
         )
         words.append(phrase.format(value) + f" ({low} to {high})" * (low != high))
     lines = [wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
-    for d in found["departures"]:
+    for d in recipe["departures"]:
         lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
-    lines += [] if found["departures"] else ["  nothing here departs from them by more than half"]
-    return "\n".join(lines)
+    return "\n".join(lines if recipe["departures"] else [*lines, "  nothing here departs from them by more than half"])
 
 
 def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
     devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
-    rows = [[name, gigabytes(n)] for name, n in memory["bytes"].items() if n or name not in ("frozen", "rollouts")]
-    rows.append(["total", gigabytes(memory["total"])])
+    rows = {name: n for name, n in memory["bytes"].items() if n or name not in ("frozen", "rollouts")}
     notes = {
         "parameters": "trained, float32",
         "optimizer": memory["optimizer"],
@@ -165,22 +159,20 @@ def _memory(plan: dict) -> str:
         "workspace": "a layer's backward pass, the loss or the update",
         "rollouts": "what draws answers, and the reference",
     }
-    lines = table([[f"  {name}", n, notes.get(name, "") if n != "0.00" else ""] for name, n in rows], right=[1])
-    return (
-        f"MEMORY of {devices}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
-        f"{plan['model']['dtype']}, attention {plan['model']['attention']}\n{lines}\n{_remats(memory)}"
-    )
-
-
-def _remats(memory: dict) -> str:
-    """What each remat policy takes: memory against time."""
+    cells = [
+        [f"  {name}", gigabytes(n), notes.get(name, "")] for name, n in (rows | {"total": memory["total"]}).items()
+    ]
+    lines = table([[name, n, note * (n != "0.00")] for name, n, note in cells], right=[1])
     by, own = memory["by_remat"], memory["remat"]
-    parts = [
-        f"{name} {gigabytes(of['total'])} GB"
-        + ("" if name == own else f" and {of['time'] / by[own]['time']:.2f} x the time")
+    remats = [
+        f"{name} {gigabytes(of['total'])} GB" + f" and {of['time'] / by[own]['time']:.2f} x the time" * (name != own)
         for name, of in by.items()
     ]
-    return wrapped(f"model.remat: {'; '.join(parts)}")
+    head = (
+        f"MEMORY of {devices}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
+        f"{plan['model']['dtype']}, attention {plan['model']['attention']}"
+    )
+    return "\n".join([head, lines, wrapped(f"model.remat: {'; '.join(remats)}")])
 
 
 def _methods(plan: dict) -> str:
@@ -207,72 +199,65 @@ def _disk(plan: dict) -> str:
     return wrapped(text, indent="")
 
 
-def _compiled(c: dict) -> str:
+def _compiled(plan: dict) -> str:
+    """What the compiled step holds and sends; "" if none was compiled."""
+    if not (c := plan.get("compiled")):
+        return ""
+    note, whole = f" ({c['memory_note']})" if c["memory_note"] else "", c["largest_replicated"]
+    largest = whole and f"the largest {whole['name']} with {human(whole['elements'])} numbers"
+    replicated = f"{c['replicated']} of them, {largest}" if whole else "none"
     lines = [
-        f"COMPILED for {c['target']} in {c['seconds']:.0f} s: {gigabytes(c['memory'])} GB on each"
-        + (f" ({c['memory_note']})" if c["memory_note"] else "")
-    ]
-    whole = c["largest_replicated"]
-    lines.append(
+        f"COMPILED for {c['target']} in {c['seconds']:.0f} s: {gigabytes(c['memory'])} GB on each{note}",
         f"  parameters: {gigabytes(4 * c['parameters_per_device'])} GB of float32 on each device; left whole on all: "
-        + (
-            f"{c['replicated']} of them, the largest {whole['name']} with {human(whole['elements'])} numbers"
-            if whole
-            else "none"
-        )
-    )
-    for row in c["collectives"]:
-        lines.append(f"  {row['kind']:<20}{row['times']:>7,} a step{gigabytes(row['bytes']):>9} GB")
-    if not c["collectives"]:
-        lines.append("  devices send each other nothing")
-    return "\n".join(lines)
+        + replicated,
+    ]
+    sent = [f"  {row['kind']:<20}{row['times']:>7,} a step{gigabytes(row['bytes']):>9} GB" for row in c["collectives"]]
+    return "\n".join([*lines, *(sent or ["  devices send each other nothing"])])
 
 
 def _table(plan: dict) -> str:
     sources = list(dict.fromkeys(row["mfu_from"] for row in plan["accelerators"] if row["mfu_from"]))
-    head = ["ACCELERATORS", "GB", "as is", "devices", "microbatch", "tokens/s", "time", "on demand", "spot", "MFU"]
-    rows = [head]
+    rows = [["ACCELERATORS", "GB", "as is", "devices", "microbatch", "tokens/s", "time", "on demand", "spot", "MFU"]]
     if "kind" in plan["here"]:
         rows.append(_here(plan["here"]))
     for row in plan["accelerators"]:
-        origin = f"[{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
         cells = [row["name"], gigabytes(row["memory"], 0), "yes" if row["fits"] else "no"]
         if row["devices"] is None:
-            cells += ["-"] * 7
-        else:
-            cells += [str(row["devices"]), str(row["microbatch"]), human(row["tokens_per_second"]), hours(row["hours"])]
-            cells += [dollars(row["usd"]), dollars(row["usd_spot"]) if _spot_pays(row) else "more"]
-            cells.append(f"{row['mfu']:.0%} {origin}")
-        rows.append(cells)
+            rows.append(cells + ["-"] * 7)
+            continue
+        cells += [str(row["devices"]), str(row["microbatch"]), human(row["tokens_per_second"]), hours(row["hours"])]
+        origin = f"[{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
+        spot = dollars(row["usd_spot"]) if _spot_pays(row) else "more"
+        rows.append([*cells, dollars(row["usd"]), spot, f"{row['mfu']:.0%} {origin}"])
     notes = [f"  [{i}] {source}" for i, source in enumerate(sources, 1)]
-    return "\n".join([table(rows, right=range(1, len(head) - 1)), *notes])
+    return "\n".join([table(rows, right=range(1, 9)), *notes])
 
 
 def _phases(plan: dict) -> str:
     """What each phase takes, and which limits the plan is beyond; "" if no accelerator holds the model."""
-    if not (found := plan.get("phases")):
+    if not (phases := plan.get("phases")):
         return ""
-    card = f"{found['devices']} x {found['accelerator']}"
+    card = f"{phases['devices']} x {phases['accelerator']}"
     if len(plan["accelerators"]) > 1:
-        card += ", by its price," if found["price_known"] else ", the cheapest that fits,"
-    origin = "hardware.usd_per_hour" if found["price_given"] else "its price above: hardware.usd_per_hour is 0"
-    title = f"PHASES  on {card} at ${found['usd_per_hour']:.2f} an hour ({origin}); start, evaluation and checkpoints counted"
+        card += ", by its price," if phases["price_known"] else ", the cheapest that fits,"
+    origin = "hardware.usd_per_hour" if phases["price_given"] else "its price above: hardware.usd_per_hour is 0"
+    title = f"PHASES  on {card} at ${phases['usd_per_hour']:.2f} an hour ({origin}); start, evaluation and checkpoints counted"
     cells = [["  phase", "last step", "steps", "time", "dollars", "limit"]]
-    for row in found["rows"]:
-        cost = [hours(row["hours"]), spent(row["usd"]), spent(row["limit_usd"]) if row["limit_usd"] else "-"]
-        cells.append([f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}", *cost])
+    for row in phases["rows"]:
+        limit = spent(row["limit_usd"]) if row["limit_usd"] else "-"
+        steps = [f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}"]
+        cells.append([*steps, hours(row["hours"]), spent(row["usd"]), limit])
     below = "config.{key}={limit:g} is below the {planned:.4g} of the plan: the run would stop there"
     lines = [wrapped(title, indent=""), table(cells, right=range(1, 6))]
-    return "\n".join([*lines, *(wrapped(below.format(**row)) for row in found["below"])])
+    return "\n".join([*lines, *(wrapped(below.format(**row)) for row in phases["below"])])
 
 
 def _here(row: dict) -> list[str]:
     """The cells of this machine."""
-    speed = row["tokens_per_second"]
-    cells = ["this machine", gigabytes(row["memory"], 0), {True: "yes", False: "no", None: "?"}[row["fits"]]]
-    cells += [str(row["count"]), str(row["microbatch"])]
+    speed, fits = row["tokens_per_second"], {True: "yes", False: "no", None: "?"}[row["fits"]]
+    cells = ["this machine", gigabytes(row["memory"], 0), fits, str(row["count"]), str(row["microbatch"])]
     cells += [human(speed), hours(row["hours"])] if speed else ["-", "-"]
-    cells += [dollars(row["usd"]) if row["usd"] is not None else "-", "-"]
+    cells += ["-" if row["usd"] is None else dollars(row["usd"]), "-"]
     return [*cells, f"{row['mfu']:.0%} measured" if row["mfu"] else "measured" if speed else "-"]
 
 
@@ -317,26 +302,30 @@ def _of_here(row: dict) -> list[str]:
 
 def _changes(plan: dict) -> list[str]:
     """What would let the mesh as planned hold the model, and what would let it compute less again."""
+    memory, devices = plan["memory"], plan["mesh"]["devices"]
+    by, own = memory["by_remat"], memory["by_remat"][memory["remat"]]["time"]
+    where = f"{devices} devices" if devices > 1 else "one device"
     lines, never, faster = [], [], {}
-    where = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
-    by, own = plan["memory"]["by_remat"], plan["memory"]["remat"]
     for row in plan["accelerators"]:
         if change := row["remedy"]:
-            took = by[change["remat"]]["time"] / by[own]["time"]
+            took = by[change["remat"]]["time"] / own
             again = f", recomputing counted ({took:.2f} x the time)" if took > 1 else ""
+            keys = [f"optim.name={change['optimizer']}"] if change["optimizer"] != memory["optimizer"] else []
+            keys += [f"model.remat={change['remat']}"] if change["remat"] != memory["remat"] else []
+            keys.append(f"train.microbatch_size={change['microbatch']}")
             lines.append(
-                f"{row['name']}: {where} would do with {_settings(change, plan)}: "
-                f"{human(change['tokens_per_second'])} tokens/s, {hours(change['hours'])}{again}."
+                f"{row['name']}: {where} would do with {', '.join(keys)}: {human(change['tokens_per_second'])} tokens/s, "
+                f"{hours(change['hours'])}{again}."
             )
         elif row["faster"]:
             faster.setdefault(row["faster"]["remat"], []).append(row)
-        elif row["devices"] != plan["mesh"]["devices"]:
+        elif row["devices"] != devices:
             never.append(row["name"])
     for remat, rows in faster.items():
         first = rows[0]
         lines.append(
             f"{', '.join(row['name'] for row in rows)}: model.remat={remat} fits too, and takes "
-            f"{by[remat]['time'] / by[own]['time']:.2f} x the time of {own}: {human(first['faster']['tokens_per_second'])} "
+            f"{by[remat]['time'] / own:.2f} x the time of {memory['remat']}: {human(first['faster']['tokens_per_second'])} "
             f"tokens/s in place of {human(first['tokens_per_second'])} on {first['name']}, with "
             f"train.microbatch_size={first['faster']['microbatch']}."
         )
@@ -344,13 +333,6 @@ def _changes(plan: dict) -> list[str]:
         who = "all" if len(never) == len(plan["accelerators"]) else ", ".join(never)
         lines.append(f"{who}: {where} can't hold it with any remat policy or 8-bit AdamW.")
     return lines
-
-
-def _settings(change: dict, plan: dict) -> str:
-    """The keys to set."""
-    own = {"optimizer": plan["memory"]["optimizer"], "remat": plan["memory"]["remat"]}
-    words = [f"{_REMEDY[key]}={change[key]}" for key in own if change[key] != own[key]]
-    return ", ".join([*words, f"{_REMEDY['microbatch']}={change['microbatch']}"])
 
 
 def _spot(plan: dict) -> list[str]:
@@ -379,7 +361,5 @@ def _spot(plan: dict) -> list[str]:
 
 def wrapped(text: str, indent: str = "  ") -> str:
     """Returns the text in lines of at most WIDTH columns, the first indented by `indent`, the others by two more columns."""
-    later = indent + "  "
-    return textwrap.fill(
-        text, WIDTH, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
-    )
+    words = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_on_hyphens=False, break_long_words=False)
+    return words.fill(text)

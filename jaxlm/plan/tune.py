@@ -8,19 +8,26 @@ says how much memory a candidate needs.
 import dataclasses
 import itertools
 import time
-import typing
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh
 
 from jaxlm import sharding
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.console import Say, gigabytes
-from jaxlm.plan import lower, room
+from jaxlm.plan import lower
+from jaxlm.plan.fit import REMATS, choose
 
-REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
 HEADROOM = 0.95  # of a device's memory, for the step
-SURELY = 1.2  # times the limit: a microbatch that is predicted to need more is not tried
+# Setting -> the section of the config that has its key.
+SECTIONS = {
+    "microbatch_size": "train",
+    "remat": "model",
+    "attention": "model",
+    "scan_layers": "model",
+    "tile_tokens": "loss",
+}
 FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a larger one gains little on any accelerator
 
 
@@ -36,13 +43,7 @@ class Candidate:
 
     def overrides(self) -> list[str]:
         """Returns the settings as overrides for the command line of `jaxlm train`."""
-        return [
-            f"--config.train.microbatch_size={self.microbatch_size}",
-            f"--config.model.remat={self.remat}",
-            f"--config.model.attention={self.attention}",
-            f"--config.model.scan_layers={str(self.scan_layers).lower()}",
-            f"--config.loss.tile_tokens={self.tile_tokens}",
-        ]
+        return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
 
     def __str__(self) -> str:
         layers = "scanned" if self.scan_layers else "unrolled"
@@ -51,16 +52,15 @@ class Candidate:
             f"tile {self.tile_tokens}"
         )
 
+    def with_(self, remat: str, microbatch_size: int) -> "Candidate":
+        return dataclasses.replace(self, remat=remat, microbatch_size=microbatch_size)
+
     def applied(self, config: Config) -> Config:
         """Returns the config with these settings."""
-        model = {name: getattr(self, name) for name in ("remat", "attention", "scan_layers")}
-        return dataclasses.replace(
-            config,
-            train=dataclasses.replace(config.train, microbatch_size=self.microbatch_size),
-            eval=dataclasses.replace(config.eval, batch_size=config.eval.batch_size or self.microbatch_size),
-            model=dataclasses.replace(config.model, **model),
-            loss=dataclasses.replace(config.loss, tile_tokens=self.tile_tokens),
-        )
+        keys: dict[str, dict] = {"eval": {"batch_size": config.eval.batch_size or self.microbatch_size}}
+        for name, section in SECTIONS.items():
+            keys.setdefault(section, {})[name] = getattr(self, name)
+        return with_keys(config, **keys)
 
 
 @dataclasses.dataclass
@@ -124,17 +124,10 @@ class Compiler:
         """Takes over what a candidate needs that was compiled elsewhere; of a microbatch of 0 rows, what is there without."""
         self._needs[candidate] = need
 
-    def fits(self, candidate: Candidate) -> bool:
-        """True if the candidate's step stays within the memory limit. Compiles the step if that was not done yet."""
+    def needs(self, candidate: Candidate) -> int | None:
+        """Returns the bytes that a candidate needs on a device; None if it can't be compiled. Compiles it if need be."""
         if candidate not in self._needs:
             self.compile(candidate)
-        return self._needs[candidate] is not None and self._needs[candidate] <= self.limit_bytes
-
-    def needs(self, candidate: Candidate) -> int | None:
-        """Returns the bytes that a candidate needs on a device; None if it can't be compiled.
-
-        Call `compile` or `fits` first.
-        """
         return self._needs[candidate]
 
     def predicted(self, candidate: Candidate) -> float | None:
@@ -142,12 +135,24 @@ class Compiler:
         known = [
             (other.microbatch_size, need)
             for other, need in self._needs.items()
-            if need is not None and dataclasses.replace(other, microbatch_size=candidate.microbatch_size) == candidate
+            if need is not None and other.with_(other.remat, candidate.microbatch_size) == candidate
         ]
         if len(known) < 2:
             return None
         (least, low), (most, high) = min(known), max(known)
         return low + (high - low) / (most - least) * (candidate.microbatch_size - least)
+
+    def choose(self, start: Candidate, sizes: Sequence[int], remats: Sequence[str]) -> Candidate | None:
+        """Returns `start` with the policy and the microbatch that `fit.choose` takes; None if nothing fits."""
+        chosen = choose(
+            lambda *setting: self.needs(start.with_(*setting)),
+            lambda *setting: self.predicted(start.with_(*setting)),
+            self.limit_bytes,
+            remats,
+            sizes,
+            full_speed_rows(self.config, self.mesh),
+        )
+        return chosen and start.with_(*chosen)
 
 
 def fit(
@@ -155,7 +160,7 @@ def fit(
     mesh: Mesh,
     say: Say,
     make_parts: lower.MakeParts = lower.parts_of,
-    begun: typing.Callable[[], bool] = lambda: False,
+    begun: Callable[[], bool] = lambda: False,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
 
@@ -177,11 +182,11 @@ def resolve(
     limit_bytes: float,
     log: Say,
     make_parts: lower.MakeParts = lower.parts_of,
-    begun: typing.Callable[[], bool] = lambda: False,
+    begun: Callable[[], bool] = lambda: False,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
 
-    See `choose` for what it takes.
+    See `plan.fit.choose` for what it takes.
 
     Args:
       config: the config, with `model.attention` and `model.dtype` set (not auto).
@@ -192,27 +197,26 @@ def resolve(
       begun: returns True if the run has checkpoints.
 
     Raises:
-      ConfigError, RunError: nothing fits. See `room.refusal`.
+      ConfigError, RunError: nothing fits. See `lower.refusal`.
     """
     if not undecided(config):
         return config
-    auto_remat, auto_size = config.model.remat == "auto", config.train.microbatch_size == -1
-    sizes = microbatch_sizes(config, sharding.batch_ways(mesh)) if auto_size else [config.train.microbatch_size]
-    remats = REMATS if auto_remat else (config.model.remat,)
+    size, remat = config.train.microbatch_size, config.model.remat
+    sizes = microbatch_sizes(config, sharding.batch_ways(mesh)) if size == -1 else [size]
+    remats = REMATS if remat == "auto" else (remat,)
     compiler = Compiler(config, mesh, limit_bytes, make_parts)
     start = own(config, sizes[0], remats[0])
-    chosen = choose(compiler, start, sizes, remats, full_speed_rows(config, mesh))
-    if chosen:
+    if chosen := compiler.choose(start, sizes, remats):
         of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
         log(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
         return chosen.applied(config)
-    need = compiler.needs(dataclasses.replace(start, remat=remats[-1], microbatch_size=sizes[-1]))
+    need = compiler.needs(start.with_(remats[-1], sizes[-1]))
     said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
     words = (
         f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
         f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
-    raise room.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun())
+    raise lower.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun())
 
 
 def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
@@ -228,69 +232,23 @@ def full_speed_rows(config: Config, mesh: Mesh) -> float:
     return sharding.batch_ways(mesh) * FULL_SPEED_TOKENS / config.train.seq_len
 
 
-def choose(
-    compiler: Compiler, start: Candidate, sizes: list[int], remats: typing.Sequence[str], full_speed: float
-) -> Candidate | None:
-    """Returns the candidate to take; None if none fits.
-
-    It has the remat policy that recomputes least, and with that policy the largest microbatch. First only microbatches of
-    at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small.
-
-    Args:
-      start: what all candidates have, but for microbatch and remat.
-      sizes: the microbatch sizes to choose from, in descending order.
-      remats: the policies, from the one that recomputes least.
-    """
-    large = [size for size in sizes if size >= full_speed]
-    for choices, remat in itertools.product((large, sizes), remats):
-        size = _largest(compiler, dataclasses.replace(start, remat=remat), choices)
-        if size is not None:
-            return dataclasses.replace(start, remat=remat, microbatch_size=size)
-    return None
-
-
-def _largest(compiler: Compiler, candidate: Candidate, sizes: list[int]) -> int | None:
-    """The largest of `sizes` (descending) that fits, None if none does. The memory needed grows with the size.
-
-    Bisects; once the needs of two sizes are known, a line through them says where to look.
-    """
-    low, high = 0, len(sizes)  # sizes[high:] are known to fit
-    each = [dataclasses.replace(candidate, microbatch_size=size) for size in sizes]
-    while low < high:
-        middle = (low + high) // 2
-        needs = [compiler.predicted(one) for one in each[low:high]]
-        if needs[-1] is not None:
-            promising = [low + i for i, need in enumerate(needs) if need <= compiler.limit_bytes]
-            if not promising and high < len(sizes) and needs[-1] > SURELY * compiler.limit_bytes:
-                break
-            middle = promising[0] if promising else high - 1
-        if compiler.fits(each[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return sizes[high] if high < len(sizes) else None
-
-
-def candidates(config: Config, backends: typing.Sequence[str], ways: int) -> dict[str, tuple]:
+def candidates(config: Config, backends: Sequence[str], ways: int) -> dict[str, tuple]:
     """Returns setting's name -> the values to try, in the order in which `search` varies the settings.
 
     The values come from `config.tune`. If it lists none, `backends` are the attention backends to try, and the
     microbatch sizes are those that `ways` (data x fsdp of the mesh) divides.
     """
     t = config.tune
-    return {
-        "attention": tuple(t.attention or backends),
-        "microbatch_size": tuple(t.microbatch_sizes or microbatch_sizes(config, ways)),
-        "remat": tuple(t.remat),
-        "scan_layers": tuple(t.scan_layers),
-        "tile_tokens": tuple(t.tile_tokens),
-    }
+    sizes = t.microbatch_sizes or microbatch_sizes(config, ways)
+    values = {"attention": t.attention or backends, "microbatch_size": sizes, "remat": t.remat}
+    values |= {"scan_layers": t.scan_layers, "tile_tokens": t.tile_tokens}
+    return {name: tuple(choices) for name, choices in values.items()}
 
 
 def search(
     values: dict[str, tuple],
     start: Candidate,
-    trial: typing.Callable[[Candidate], Trial],
+    trial: Callable[[Candidate], Trial],
     *,
     exhaustive: bool,
     max_seconds: float,
@@ -308,7 +266,13 @@ def search(
       exhaustive: True to try every combination instead.
       max_seconds: the seconds after which no further trial begins.
     """
-    end, done = time.monotonic() + max_seconds, {}
+    end = time.monotonic() + max_seconds
+    done: dict[Candidate, Trial] = {}
+    # In the order in which they need more memory, so that `needless` can rule the later ones out.
+    rising = values | {
+        "remat": sorted(values["remat"], key=REMATS.index),
+        "microbatch_size": sorted(values["microbatch_size"]),
+    }
 
     def fits(candidate: Candidate) -> bool | None:
         """None if it was not tried yet."""
@@ -316,14 +280,14 @@ def search(
 
     def needless(candidate: Candidate) -> bool:
         """True if a smaller candidate already failed to fit, or a cheaper remat policy already fits."""
-        sizes = [size for size in values["microbatch_size"] if size < candidate.microbatch_size]
-        less = [remat for remat in REMATS[: REMATS.index(candidate.remat)] if not exhaustive]
-        if any(fits(dataclasses.replace(candidate, microbatch_size=size)) is False for size in sizes):
-            return True
-        return any(fits(dataclasses.replace(candidate, remat=remat)) for remat in less)
+        smaller = [size for size in rising["microbatch_size"] if size < candidate.microbatch_size]
+        cheaper = () if exhaustive else REMATS[: REMATS.index(candidate.remat)]
+        return any(fits(candidate.with_(candidate.remat, size)) is False for size in smaller) or any(
+            fits(candidate.with_(remat, candidate.microbatch_size)) for remat in cheaper
+        )
 
     def sweep(base: Candidate, *settings: str) -> None:
-        for choice in itertools.product(*(_smallest_first(name, values[name]) for name in settings)):
+        for choice in itertools.product(*(rising[name] for name in settings)):
             candidate = dataclasses.replace(base, **dict(zip(settings, choice, strict=True)))
             if candidate not in done and not needless(candidate) and time.monotonic() < end:
                 done[candidate] = trial(candidate)
@@ -337,17 +301,10 @@ def search(
     return list(done.values())
 
 
-def _smallest_first(name: str, choices: tuple) -> tuple:
-    """The values in the order in which they need more memory, so that `needless` can rule the later ones out."""
-    if name == "remat":
-        return tuple(sorted(choices, key=REMATS.index))
-    return tuple(sorted(choices)) if name == "microbatch_size" else choices
-
-
 def best(trials: list[Trial]) -> Trial | None:
     """Returns the fastest trial; None if no candidate ran."""
     ran = [t for t in trials if t.tokens_per_second]
-    return max(ran, key=lambda t: t.tokens_per_second) if ran else None
+    return max(ran, key=lambda t: t.tokens_per_second, default=None)
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
@@ -359,7 +316,7 @@ def memory_limit(memory_gb: float = 0.0) -> float:
     Raises:
       ConfigError: this platform does not say how much memory it has.
     """
-    found = room.of_devices(memory_gb)
-    if found is None:
+    room = lower.of_devices(memory_gb)
+    if room is None:
         raise ConfigError("how much memory there is can't be found on this platform: give --config.tune.memory_gb")
-    return found.bytes if memory_gb else HEADROOM * found.bytes
+    return room.bytes if memory_gb else HEADROOM * room.bytes

@@ -26,25 +26,27 @@ UNKNOWN_BYTES = int(256e6)  # tried on the disk if the size of a checkpoint is n
 
 
 class Report:
-    """Runs checks, prints each finding at once, and remembers whether anything failed."""
+    """Runs checks, prints each finding at once, and remembers them all."""
 
     def __init__(self, as_json: bool):
         self._as_json = as_json
         self.who = ""  # set where there are several processes, which all print
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
 
-    def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> list[Finding]:
-        """Runs one check, at most for `seconds`, prints what it found and returns it."""
-        found = findings.examine(name, ask, seconds)
-        found = [dataclasses.replace(finding, name=self.who + finding.name) for finding in found]
-        for finding in found:
+    @property
+    def hung(self) -> bool:
+        """True if something did not answer in time."""
+        return any(finding.hung for finding in self.findings)
+
+    def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> None:
+        """Runs one check, at most for `seconds`, and prints what it found."""
+        for finding in findings.examine(name, ask, seconds):
+            finding = dataclasses.replace(finding, name=self.who + finding.name)
             print(json.dumps(dataclasses.asdict(finding)) if self._as_json else finding, flush=True)
-        self.found += found
-        return found
+            self.findings.append(finding)
 
     def count(self, verdict: str) -> int:
-        """Returns how many findings have this verdict."""
-        return sum(finding.verdict == verdict for finding in self.found)
+        return sum(finding.verdict == verdict for finding in self.findings)
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -69,19 +71,17 @@ def run(config: Config, args: argparse.Namespace) -> int:
         report.who = machine.who
         report.check("memory", machine.memory)
     _storage(report, config, args, _checkpoint_bytes(machine))
-    answers = not any(finding.hung for finding in report.found)  # what hangs once would hang what follows
-    if machine and answers:
+    if machine and not report.hung:  # what hangs once would hang what follows
         report.check("checkpoint", machine.checkpoint, 60)
         report.check("config", machine.fits_the_run, COMPILE_S)
         report.check("links", machine.links, 60)
         report.check("forward", machine.forward, COMPILE_S)
         report.check("speed", machine.speed, COMPILE_S)
-        report.check("loader", machine.loader, 60)
     if machine:
         report.check("clock", lambda: machine.clock(began))
     failed, warned = report.count(FAIL), report.count(WARN)
     say(f"{failed or 'nothing'} failed, {warned or 'nothing'} to watch, in {time.monotonic() - began[1]:.0f} s")
-    if any(finding.hung for finding in report.found):  # a thread that waits for ever would keep Python from ending
+    if report.hung:  # a thread that waits for ever would keep Python from ending
         sys.stdout.flush()
         os._exit(1)
     return 1 if failed else 0

@@ -38,11 +38,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not (args.out or config.workdir):
         raise ConfigError("no folder for the ladder: give --out=DIR")
     folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / ladder.FOLDER)
-    found, climbed = ladder.begin(config, order, folder, asked, args.config)
+    plan, climbed = ladder.begin(config, order, folder, asked, args.config)
     if line := rungs.check_data(order, climbed):
         say(line)
     if args.plan:
-        print(json.dumps(found) if args.json else ladder_text.runs(found))
+        print(json.dumps(plan) if args.json else ladder_text.runs(plan))
         return 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,13 +50,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"the ladder's folder {folder} can't be made: {error.strerror or error}") from error
     with files.lock(folder, "makes the ladder in", "workdir"):
         mixture = dict(order.mixture)
-        for one, rung in zip(found["runs"], climbed, strict=True):
-            note(one, rung, mixture)
-        keep(folder, found)
-        say(ladder_text.runs(found))
-        code = climb(folder, found, climbed, mixture)
+        for run, rung in zip(plan["runs"], climbed, strict=True):
+            note(run, rung, mixture)
+        keep(folder, plan)
+        say(ladder_text.runs(plan))
+        code = climb(folder, plan, climbed, mixture)
     if code == 0:
-        print(json.dumps(found) if args.json else ladder_text.found(found))
+        print(json.dumps(plan) if args.json else ladder_text.found(plan))
         say(f"written to {folder / ladder.FILE}")
     return code
 
@@ -73,21 +73,21 @@ def wanted(args: argparse.Namespace) -> Asked:
 
 def _numbers(option: str, text: str) -> list[float]:
     """The numbers of an option, rising: "250k,500k,1M"."""
-    found = []
+    numbers = set()
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([kmb]?)", word.strip().lower())
         if not match or not float(match[1]):
             raise ConfigError(f"--{option}={text}: {word!r} is no number such as 500k, 1.5M or 2B")
-        found.append(float(match[1]) * _UNITS[match[2]])
-    if text and len(set(found)) < _LEAST:
+        numbers.add(float(match[1]) * _UNITS[match[2]])
+    if text and len(numbers) < _LEAST:
         raise ConfigError(f"--{option}={text}: give at least {_LEAST} different ones")
-    return sorted(set(found))
+    return sorted(numbers)
 
 
-def climb(folder: pathlib.Path, found: Ladder, climbed: list[Rung], mixture: dict[str, float]) -> int:
+def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict[str, float]) -> int:
     """Trains what is not done, and writes the ladder after each run. Returns the exit code."""
-    for number, (one, rung) in enumerate(zip(found["runs"], climbed, strict=True), start=1):
-        if one["loss"] or one["why"]:
+    for number, (run, rung) in enumerate(zip(plan["runs"], climbed, strict=True), start=1):
+        if run["loss"] or run["why"]:
             continue
         what, place = f"run {number} of {len(climbed)}, {rung.name}", pathlib.Path(rung.config.workdir)
         with console.working(what, end=False, quiet=True):
@@ -95,28 +95,28 @@ def climb(folder: pathlib.Path, found: Ladder, climbed: list[Rung], mixture: dic
         if code == 4:
             say(f"{what}: interrupted; the same command goes on")
             return code
-        note(one, rung, mixture)
-        if code == 3 and not one["loss"] and rung.kind == "rate":  # a rate that is too high is worth knowing
-            one["why"] = apart.last_words(place)
-        keep(folder, found)
-        if not (one["loss"] or one["why"]):
+        note(run, rung, mixture)
+        if code == 3 and not run["loss"] and rung.kind == "rate":  # a rate that is too high is worth knowing
+            run["why"] = apart.last_words(place)
+        keep(folder, plan)
+        if not (run["loss"] or run["why"]):
             say(f"{what}: ended with code {code}: {apart.last_words(place)} (all that it said: {place / apart.OUTPUT})")
             return code or 1
-        left = sum(run["planned_hours"] or 0.0 for run in found["runs"] if not (run["loss"] or run["why"]))
-        result = f"loss {one['loss']:.4f}" if one["loss"] else "it diverged"
-        say(f"{what}: {result}, {hours(one['hours'])}" + (f"; about {hours(left)} left" if left else ""))
+        left = sum(other["planned_hours"] or 0.0 for other in plan["runs"] if not (other["loss"] or other["why"]))
+        came = f"loss {run['loss']:.4f}" if run["loss"] else "it diverged"
+        say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
     return 0
 
 
-def note(one: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
+def note(run: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
     """Puts what came of a run into its entry of the ladder, if it is done."""
-    if result := apart.result(rung.config, mixture):
-        one |= {"hours": result.hours, "loss": result.loss}
-        one |= {"bits_per_byte": result.bits_per_byte, "bytes_per_token": result.bytes_per_token}
+    if measured := apart.result(rung.config, mixture):
+        run |= {"hours": measured.hours, "loss": measured.loss}
+        run |= {"bits_per_byte": measured.bits_per_byte, "bytes_per_token": measured.bytes_per_token}
 
 
-def keep(folder: pathlib.Path, found: Ladder) -> None:
+def keep(folder: pathlib.Path, plan: Ladder) -> None:
     """Draws what conclusions the runs so far allow, and writes the ladder."""
-    found["hours"]["spent"] = sum(run["hours"] for run in found["runs"])
-    ladder.conclude(found)
-    ladder.write(folder, found)
+    plan["hours"]["spent"] = sum(run["hours"] for run in plan["runs"])
+    ladder.conclude(plan)
+    ladder.write(folder, plan)

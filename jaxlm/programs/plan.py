@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from jaxlm import console
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.console import say
 from jaxlm.data import passes, shards, vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.models import hardware
-from jaxlm.plan import budget, budget_text, compiled, cost, fit, here, ladder, params, recipe, summary
+from jaxlm.plan import budget, cost, fit, here, ladder, ladder_text, lower, params, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 from jaxlm.train.workdir import has_checkpoints
@@ -39,7 +39,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         mesh = fit.parse_mesh(config.plan.mesh)
         fit.check_mesh(config, mesh)
         if config.plan.compile:
-            target = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
+            target = lower.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config) if config.program == "pretrain" else None
     plan["ladder"] = foretold(config) if config.program == "pretrain" else None
@@ -49,7 +49,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         model = hardware.for_platform(config.model, target.platform)
         planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
         with console.working(f"compiling the step for {target.name}"):
-            plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
+            plan["compiled"] = lower.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
 
@@ -62,16 +62,18 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     config = _settled(with_data(config, args.overrides))
     fitted, folder = ladder.known(config, say) or (None, None)
     with console.working("choosing a model for each accelerator"):
-        found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
-    found["ladder"] = folder and str(folder)
-    for row in found["accelerators"]:
-        train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
-        read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
+        choice = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
+    choice["ladder"] = folder and str(folder)
+    begun = config.workdir and has_checkpoints(pathlib.Path(config.workdir))
+    for row in choice["accelerators"]:
+        read = data(with_keys(config, train={key: row["overrides"][f"train.{key}"] for key in ("steps", "batch_size")}))
         row["epochs"] = read and read["epochs"]
-    if config.workdir and has_checkpoints(pathlib.Path(config.workdir)):
-        for row in found["accelerators"]:
+        if begun:
             row["overrides"]["workdir"] = f"{config.workdir.rstrip('/')}-{usd:g}usd"  # a run keeps its model
-    print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config, args.overrides))
+    text = (
+        json.dumps(_finite(choice), indent=1) if args.json else ladder_text.budget(choice, args.config, args.overrides)
+    )
+    print(text)
     return 0
 
 
@@ -84,8 +86,7 @@ def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
         if any(override.startswith("data.dir=") for override in overrides):
             say(f"there is no finished data in {config.data.dir}, so nobody knows how often the run would read it")
         return config
-    size = shards.open_data(config.data.dir).vocab_size
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+    return with_keys(config, model={"vocab_size": shards.open_data(config.data.dir).vocab_size})
 
 
 def _settled(config: Config) -> Config:
@@ -111,15 +112,15 @@ def data(config: Config) -> dict[str, typing.Any] | None:
         if (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
             say(f"the data is left out of the plan: {error}")
         return None
-    found = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
-    return found | ({"mixture": passes.words(order, steps)} if order.final else {})
+    read = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
+    return read | ({"mixture": passes.words(order, steps)} if order.final else {})
 
 
 def foretold(config: Config) -> dict[str, typing.Any] | None:
     """Returns the held-out loss that the ladder in WORKDIR/ladder foretells, with its interval; None if there is no ladder."""
-    if not (found := ladder.known(config, say)):
+    if not (known := ladder.known(config, say)):
         return None
-    fitted, folder = found
+    fitted, folder = known
     parameters, tokens = params.count_params(config.model), cost.tokens(config)
     loss, low, high = fitted.loss(parameters, tokens)
     beyond = {"parameters": parameters / fitted.params, "tokens": tokens / fitted.tokens}

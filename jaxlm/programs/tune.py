@@ -31,8 +31,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if jax.process_count() > 1:
         raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
     config = make_sized(config, say)
-    backends = hardware.backends(config.model, jax.devices()[0].platform)
-    settled = hardware.for_platform(config.model, jax.devices()[0].platform, config.mesh.context)
+    device = jax.devices()[0]
+    backends = hardware.backends(config.model, device.platform)
+    settled = hardware.for_platform(config.model, device.platform, config.mesh.context)
     config = dataclasses.replace(config, model=settled)
     limit = tune.memory_limit(config.tune.memory_gb)
     values = tune.candidates(config, backends, sharding.batch_ways(mesh))
@@ -43,9 +44,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         runner = bench.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
         stack.enter_context(stopped_by_ctrl_c(runner))
-        kept = {"exhaustive": config.tune.exhaustive, "max_seconds": config.tune.max_seconds}
+        t = config.tune
         try:
-            trials = tune.search(values, start, runner.trial, **kept)
+            trials = tune.search(values, start, runner.trial, exhaustive=t.exhaustive, max_seconds=t.max_seconds)
             with console.working("the fastest again, in turns"):
                 trials = runner.rematch(trials, start)
         except KeyboardInterrupt:
@@ -53,24 +54,27 @@ def run(config: Config, args: argparse.Namespace) -> int:
             trials = sorted(runner.done, key=bench.slowness)
     table = [bench.row(config, trial) for trial in trials]
     print_table(table if args.json else bench.readable(table), args.json)
-    if not trials or not trials[0].tokens_per_second:
-        say(
-            f"nothing ran in {gigabytes(limit, 1)} GB and tune.max_seconds={config.tune.max_seconds:g}: see the notes above"
-        )
-        return 4 if runner.stop.is_set() else 1
-    best = trials[0]
-    own = next((t for t in trials if t.candidate == start and t.tokens_per_second), None)
-    gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
-    say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
-    setting = machines.key(best.candidate.applied(config), mesh.shape)
-    machines.record(jax.devices()[0].device_kind, mesh.size, setting, best.tokens_per_second, "tune")
-    out.write_text("\n".join(best.candidate.overrides()) + "\n")
-    own_keys = [f"--config.{key}" for key in args.overrides if not key.startswith(("workdir=", "tune."))]
+    best = trials[0] if trials and trials[0].tokens_per_second else None
+    if best:
+        own = next((trial for trial in trials if trial.candidate == start and trial.tokens_per_second), None)
+        gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
+        say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
+        setting = machines.key(best.candidate.applied(config), mesh.shape)
+        machines.record(device.device_kind, mesh.size, setting, best.tokens_per_second, "tune")
+        out.write_text("\n".join(best.candidate.overrides()) + "\n")
+        say(f"train with it: {command(config, args, out)}")
+    else:
+        say(f"nothing ran in {gigabytes(limit, 1)} GB and tune.max_seconds={t.max_seconds:g}: see the notes above")
+    return 4 if runner.stop.is_set() else 0 if best else 1
+
+
+def command(config: Config, args: argparse.Namespace, out: pathlib.Path) -> str:
+    """Returns the command that trains with the settings in `out`."""
+    own = [f"--config.{key}" for key in args.overrides if not key.startswith(("workdir=", "tune."))]
     workdir = shlex.quote(config.workdir) if config.workdir else "DIR"
     folder = [] if args.config == config.workdir else [f"--config.workdir={workdir}"]  # a run's folder says it already
-    words = [shlex.quote(args.config), *folder, *map(shlex.quote, own_keys)]
-    say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
-    return 4 if runner.stop.is_set() else 0
+    words = [shlex.quote(args.config), *folder, *map(shlex.quote, own)]
+    return f"jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})"
 
 
 def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
@@ -104,18 +108,16 @@ def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
 
 def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:
     """Raises ConfigError if the model, the mesh or this device can't have one of the values to try."""
-    for name, known in (("remat", tune.REMATS), ("attention", backends)):
-        for value in values[name]:
-            if value not in known:
-                raise ConfigError(f"config.tune.{name}: {value!r} is not one of {', '.join(known)}")
+    ways = sharding.batch_ways(mesh)
+    for backend in values["attention"]:
+        if backend not in backends:
+            raise ConfigError(f"config.tune.attention: {backend!r} is not one of {', '.join(backends)}")
     for size in values["microbatch_size"]:
-        if size < 1 or config.train.batch_size % size or size % sharding.batch_ways(mesh):
+        if config.train.batch_size % size or size % ways:
             raise ConfigError(
                 f"config.tune.microbatch_sizes: {size} must divide train.batch_size={config.train.batch_size} and be "
-                f"divisible by the mesh's data x fsdp = {sharding.batch_ways(mesh)} devices"
+                f"divisible by the mesh's data x fsdp = {ways} devices"
             )
-    if any(size < 0 for size in values["tile_tokens"]):
-        raise ConfigError(f"config.tune.tile_tokens={values['tile_tokens']}: tokens in a tile, or 0 for all at once")
     if empty := [name for name, choices in values.items() if not choices]:
         raise ConfigError(f"nothing to try for {empty[0]}: config.tune names no value for it")
 

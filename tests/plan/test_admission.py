@@ -6,7 +6,7 @@ import pytest
 from jaxlm import config, config_files, sharding
 from jaxlm.config import ConfigError, MeshConfig, RunError
 from jaxlm.plan import admission, lower, tune
-from jaxlm.plan.room import Room
+from jaxlm.plan.lower import Room
 from jaxlm.step import parts
 
 TINY = [

@@ -9,7 +9,7 @@ import pytest
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, budget, budget_text, cost, fit, recipe
+from jaxlm.plan import accelerators, budget, cost, fit, ladder_text, recipe
 from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
 from jaxlm.plan.scaling import Law
@@ -119,7 +119,7 @@ def test_the_command_keeps_what_was_typed_and_a_shell_takes_it():
         "plan.accelerator=H100",
     ]
     found = budget.plan(load("speed_1b", *typed), 50)
-    page = budget_text.render(found, "speed_1b", typed)
+    page = ladder_text.budget(found, "speed_1b", typed)
     said = page[page.index("  jaxlm train") : page.index("NOTES")]
     assert max(map(len, said.splitlines())) <= 100
     ran = subprocess.run(
@@ -160,7 +160,7 @@ def test_a_ladder_takes_the_place_of_the_published_law():
     assert row["loss"] == known(0.3).law.loss(row["parameters"], row["tokens"])
     assert (row["loss"], row["low"], row["high"]) == known(0.3).loss(row["parameters"], row["tokens"])
     assert row["low"] < row["loss"] < row["high"]
-    text = " ".join(budget_text.render(slow | {"ladder": "runs/x/ladder"}, "speed_1b").split())
+    text = " ".join(ladder_text.budget(slow | {"ladder": "runs/x/ladder"}, "speed_1b").split())
     assert "By the law of the runs in runs/x/ladder" in text
     assert "No ladder" not in text
 
@@ -168,7 +168,7 @@ def test_a_ladder_takes_the_place_of_the_published_law():
 def test_the_page_says_that_there_is_no_ladder():
     found = budget.plan(load("speed_1b", "plan.accelerator=H100"), 50)
     found["accelerators"][0]["epochs"] = {"web": 5.0}
-    page = budget_text.render(found, "speed_1b")
+    page = ladder_text.budget(found, "speed_1b")
     assert max(map(len, page.splitlines())) <= 100
     for words in (
         "BUDGET  $50.00",
@@ -194,7 +194,7 @@ def test_both_rates_are_those_that_the_command_trains_with():
 def test_a_command_has_whole_numbers_however_large():
     found = budget.plan(load("speed_1b", "plan.accelerator=H100"), 50)
     found["accelerators"][0]["overrides"]["train.steps"] = 1_234_567
-    assert "--config.train.steps=1234567" in budget_text.render(found, "speed_1b")
+    assert "--config.train.steps=1234567" in ladder_text.budget(found, "speed_1b")
 
 
 def test_little_money_still_names_a_model_and_pays_for_the_start_first():
@@ -204,7 +204,7 @@ def test_little_money_still_names_a_model_and_pays_for_the_start_first():
     assert row["steps"] >= budget.LEAST_STEPS
     assert row["tokens"] / row["tokens_per_second"] < 3600 * (row["hours"] - cost.START_HOURS)
     row |= {"loss": None, "low": None, "high": None}  # too little for a forecast
-    assert "H100" in budget_text.render(found, "speed_1b")
+    assert "H100" in ladder_text.budget(found, "speed_1b")
     with pytest.raises(ConfigError, match="buys no 20 steps of any model on H100: give more"):
         on("H100", 2.70 * cost.START_HOURS)
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxlm import config, config_files, sharding
 from jaxlm.models import hardware
-from jaxlm.plan import flops, here, lower, machines, room, tune
+from jaxlm.plan import flops, here, lower, machines, tune
 
 TINY = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "vocab_size": 128, "attention": "xla"}
 
@@ -91,7 +91,7 @@ def test_a_cpus_memory_is_that_of_now(monkeypatch):
     starts = printed(monkeypatch, FOUND)
     c = resolve()
     for free, fits in ((2e9, False), (8e9, True), (3e9, False)):
-        monkeypatch.setattr(room, "available_bytes", lambda free=free: free)
+        monkeypatch.setattr(lower, "available_bytes", lambda free=free: free)
         row = here.row(c)
         assert (row["memory"], row["fits"]) == (tune.HEADROOM * free, fits)
     assert here.row(resolve("tune.memory_gb=5"))["memory"] == 5e9
@@ -100,7 +100,7 @@ def test_a_cpus_memory_is_that_of_now(monkeypatch):
 
 def test_a_gpus_memory_is_its_own(monkeypatch):
     printed(monkeypatch, FOUND | {"kind": "NVIDIA H200"})
-    monkeypatch.setattr(room, "available_bytes", lambda: 8e9)
+    monkeypatch.setattr(lower, "available_bytes", lambda: 8e9)
     assert here.row(resolve())["memory"] == 1e9
 
 
@@ -130,7 +130,7 @@ def test_a_measurement_takes_half_of_what_is_free_on_a_cpu(monkeypatch):
 
     monkeypatch.setattr(here, "_timed", timed)
     monkeypatch.setattr(here.bench, "product", lambda dtype: 1e12)
-    monkeypatch.setattr(room, "available_bytes", lambda: 8e9 * jax.local_device_count())
+    monkeypatch.setattr(lower, "available_bytes", lambda: 8e9 * jax.local_device_count())
     *_, found = here.measure(resolve("plan.measure=again"))
     assert found["memory"] == tune.HEADROOM * 8e9
     *_, found = here.measure(resolve("plan.measure=again", "tune.memory_gb=2"))

@@ -74,7 +74,7 @@ def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):
 
 
 def test_the_step_is_made_before_the_mesh_is_set(monkeypatch):
-    """It makes a key, and the mesh's devices may be absent: `plan.compiled` only describes H100s to XLA."""
+    """It makes a key, and the mesh's devices may be absent: `plan.lower` only describes H100s to XLA."""
     make, meshes = step.make, []
 
     def watched(*args):

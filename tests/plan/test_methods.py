@@ -6,7 +6,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, fit, methods
+from jaxlm.plan import accelerators, fit
 
 CARDS = accelerators.load().accelerators
 
@@ -15,7 +15,7 @@ CARDS = accelerators.load().accelerators
 def rows(request) -> dict[str, dict]:
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", f"program={request.param}"]))
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
-    return {row["method"]: row for row in methods.compare(c, CARDS)}
+    return {row["method"]: row for row in fit.by_method(c, CARDS)}
 
 
 def test_what_is_frozen_takes_no_gradient_and_no_state(rows):
@@ -39,12 +39,12 @@ def test_a_model_that_no_card_holds_has_none():
     c = config.resolve(config_files.load("quickstart", ["workdir=w", "program=sft", "optim.name=adamw"]))
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
     small = [dataclasses.replace(card, memory=1e6) for card in CARDS]
-    assert {row["card"] for row in methods.compare(c, small)} == {None}
+    assert {row["card"] for row in fit.by_method(c, small)} == {None}
 
 
 def test_a_method_changes_the_config_by_its_own_keys():
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", "program=sft", "optim.name=adamw8bit"]))
-    found = methods.changed(c, "QLoRA (nf4)")
+    found = fit.with_method(c, "QLoRA (nf4)")
     assert (found.adapter.kind, found.adapter.quantize, found.optim.name) == ("lora", "nf4", "adamw8bit")
     assert fit.own_microbatch(found, fit.ONE_DEVICE) == 1
-    assert methods.changed(c, "all parameters, adamw").optim.name == "adamw"
+    assert fit.with_method(c, "all parameters, adamw").optim.name == "adamw"

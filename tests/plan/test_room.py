@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.plan import room
+from jaxlm.plan import lower
 
 
 def machine(root, cgroup: str, **files: int | str) -> int:
@@ -18,7 +18,7 @@ def machine(root, cgroup: str, **files: int | str) -> int:
         path = root / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
-    return room.available_bytes(root)
+    return lower.available_bytes(root)
 
 
 def test_without_a_cgroup(tmp_path):
@@ -43,24 +43,24 @@ def test_an_older_cgroup(tmp_path):
 
 
 def test_this_machine():
-    assert 0 < room.available_bytes() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < lower.available_bytes() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_a_cpus_devices_share_what_is_free(monkeypatch):
-    monkeypatch.setattr(room, "available_bytes", lambda: 16e9)
-    assert room.of_devices(0.0) == room.Room(16e9 / jax.local_device_count(), "free for each device")
-    assert room.of_devices(2.0) == room.Room(2e9, "by config.tune.memory_gb")
+    monkeypatch.setattr(lower, "available_bytes", lambda: 16e9)
+    assert lower.of_devices(0.0) == lower.Room(16e9 / jax.local_device_count(), "free for each device")
+    assert lower.of_devices(2.0) == lower.Room(2e9, "by config.tune.memory_gb")
 
 
 def test_a_machine_that_does_not_say(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError):
-        room.available_bytes(tmp_path)
-    real = room.available_bytes
-    monkeypatch.setattr(room, "available_bytes", lambda: real(tmp_path))
-    assert room.of_devices(0.0) is None
+        lower.available_bytes(tmp_path)
+    real = lower.available_bytes
+    monkeypatch.setattr(lower, "available_bytes", lambda: real(tmp_path))
+    assert lower.of_devices(0.0) is None
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_a_device_has_the_same_memory_the_next_time(platform):
-    assert type(room.refusal("too much", platform, 0.0, begun=True)) is ConfigError
-    assert str(room.refusal("too much", platform, 0.0, begun=True)) == "too much"
+    assert type(lower.refusal("too much", platform, 0.0, begun=True)) is ConfigError
+    assert str(lower.refusal("too much", platform, 0.0, begun=True)) == "too much"

@@ -13,7 +13,7 @@ from jaxlm.config import resolve
 from jaxlm.data import mixture, rows
 from jaxlm.models import hardware
 from jaxlm.objectives import lm
-from jaxlm.plan import accelerators, compiled, ladder
+from jaxlm.plan import accelerators, ladder, lower
 from jaxlm.plan.text import render
 from jaxlm.programs import plan as program
 from jaxlm.step import parts
@@ -141,7 +141,7 @@ def no_plugin(monkeypatch):
     def absent(**_):
         raise NotImplementedError
 
-    monkeypatch.setattr(compiled.topologies, "get_topology_desc", absent)
+    monkeypatch.setattr(lower.topologies, "get_topology_desc", absent)
 
 
 @pytest.mark.usefixtures("no_plugin")

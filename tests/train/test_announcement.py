@@ -10,7 +10,7 @@ from jaxlm.config import MeshConfig
 from jaxlm.models import hardware
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
-from jaxlm.plan.room import Room
+from jaxlm.plan.lower import Room
 from jaxlm.train import announcement, clock, loop
 
 

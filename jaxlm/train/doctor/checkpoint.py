@@ -34,6 +34,13 @@ def trial(workdir: str, mesh: Mesh) -> Finding:
     state = states.init({"params": {"a": jnp.arange(1024.0)}}, optax.adam(1e-3))
     state = jax.device_put(dataclasses.replace(state, step=jnp.int32(1)), NamedSharding(mesh, PartitionSpec()))
     began = time.monotonic()
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty
+            for path in made:
+                path.rmdir()
+
     try:
         together(lambda: shutil.rmtree(folder, ignore_errors=True), first_only=True)  # of a doctor that was killed
         checkpoints = Checkpointer(folder / "checkpoints")
@@ -43,14 +50,7 @@ def trial(workdir: str, mesh: Mesh) -> Finding:
             return Finding("checkpoint", FAIL, f"{why}; take another config.workdir")
         checkpoints.restore(1, state, jax.tree.map(lambda x: x.sharding, state))
     finally:
-        together(lambda: _remove(folder, made), first_only=True)
+        together(remove, first_only=True)
     seconds = time.monotonic() - began
     text = f"a tiny one was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
     return Finding("checkpoint", OK, text, {"seconds": seconds})
-
-
-def _remove(folder: pathlib.Path, made: list[pathlib.Path]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # not empty
-        for path in made:
-            path.rmdir()

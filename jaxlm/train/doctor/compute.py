@@ -5,7 +5,6 @@ Legend: B rows, T tokens.
 
 import dataclasses
 import datetime
-import statistics
 import time
 
 import jax
@@ -70,19 +69,17 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
         key, shardings = jax.random.key(config.seed), made.shardings.params["params"]
         variables = {"params": models.create_params(made.model, key, shardings)}
         forward = jax.jit(lambda variables, batch: base.hidden(made.model, variables, batch, None))
-        compare = jax.jit(differences)
-        first = forward(variables, batch)
-        found = [compare(first, forward(variables, batch)) for _ in range(2)]
-        apart = max(int(differing) for differing, _ in found)
-        bad = int(found[0][1])
-    figures = {"what": what, "differing": apart, "nonfinite": bad, "seconds": time.monotonic() - began}
-    if apart or bad:
-        of = (
-            f"{count(apart)} of {count(first.size)} numbers differ" if apart else f"{count(bad)} numbers are not finite"
-        )
-        text = f"{what}: {of} between equal forward passes: this device computes wrong; take another machine"
-        return Finding("forward", FAIL, text, figures)
-    return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
+        first, compare = forward(variables, batch), jax.jit(differences)
+        counts = [compare(first, forward(variables, batch)) for _ in range(2)]
+    differing, nonfinite = max(int(n) for n, _ in counts), int(counts[0][1])
+    seconds = time.monotonic() - began
+    figures = {"what": what, "differing": differing, "nonfinite": nonfinite, "seconds": seconds}
+    if not (differing or nonfinite):
+        return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
+    wrong = f"{count(differing)} of {count(first.size)} numbers differ"
+    wrong = wrong if differing else f"{count(nonfinite)} numbers are not finite"
+    text = f"{what}: {wrong} between equal forward passes: this device computes wrong; take another machine"
+    return Finding("forward", FAIL, text, figures)
 
 
 def differences(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -90,11 +87,6 @@ def differences(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
     integer = jnp.dtype(f"uint{8 * one.dtype.itemsize}")
     bits = [jax.lax.bitcast_convert_type(x, integer) for x in (one, two)]
     return (bits[0] != bits[1]).sum(), (~jnp.isfinite(one)).sum()
-
-
-def most_tokens_per_second(config: Config, mesh: Mesh, flop_per_second: float) -> float:
-    """Returns the tokens per second of a step that did nothing but matrix products at this speed on each device."""
-    return mesh.size * flop_per_second / flops.of(config).causal
 
 
 def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
@@ -108,24 +100,26 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
     """
     kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
     before = machines.known(kind, mesh.size, setting)
-    made = lower.parts_of(config, mesh)
     began = time.monotonic()
+    made = lower.parts_of(config, mesh)
     state, frozen = made.create()
-    batch, step, seconds = bench.random_batch(made), made.jit(), []
-    with jax.set_mesh(mesh):
+    batch, step = bench.random_batch(made), made.jit()
+
+    def timed() -> float:
+        nonlocal state
+        began = time.perf_counter()
         state, metrics = step(frozen, state, batch)
         jax.block_until_ready(metrics)
-        ready, end = time.monotonic() - began, time.monotonic() + _STEP_SECONDS
-        while len(seconds) < 2 or (len(seconds) < _STEPS and time.monotonic() < end):
-            began = time.perf_counter()
-            state, metrics = step(frozen, state, batch)
-            jax.block_until_ready(metrics)
-            seconds.append(time.perf_counter() - began)
-    tokens = config.train.batch_size * config.train.seq_len
-    now = tokens / statistics.median(seconds)
+        return time.perf_counter() - began
+
+    with jax.set_mesh(mesh):
+        timed()
+        ready = time.monotonic() - began
+        (step_s,) = bench.medians([timed], _STEPS, _STEP_SECONDS)
+    now = config.train.batch_size * config.train.seq_len / step_s
     if jax.process_index() == 0:
         machines.record(kind, mesh.size, setting, now, "doctor")
-    figures = {"tokens_per_second": now, "step_s": statistics.median(seconds), "start_s": ready}
+    figures = {"tokens_per_second": now, "step_s": step_s, "start_s": ready}
     figures |= {"product_flops": product_flops, "before": before and before.tokens_per_second}
     return compared(figures, before, config.hardware.peak_tflops or flops.peak_tflops(kind))
 
@@ -138,13 +132,12 @@ def compared(figures: dict, before: machines.Known | None, peak_tflops: float | 
       before: what such devices did with this setting.
       peak_tflops: the peak of one device by its data sheet, if known.
     """
-    of = f" of {peak_tflops:.0f}" if peak_tflops else ""
-    product_tflops = f"{figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
-    text = f"{human(figures['tokens_per_second'])} tokens/s; a matrix product makes {product_tflops}"
+    now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
+    text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
     if not before:
         return Finding("speed", OK, f"{text}; nothing is known of such a run on this device yet", figures)
     day = datetime.datetime.fromtimestamp(before.time).date()
     text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
-    if figures["tokens_per_second"] < SLOW * before.tokens_per_second:
+    if now < SLOW * before.tokens_per_second:
         return Finding("speed", WARN, f"{text}: slower; something else runs here, or the card is throttled", figures)
     return Finding("speed", OK, text, figures)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Callable
 
@@ -10,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm import sharding
-from jaxlm.config import Config
+from jaxlm.config import Config, MeshConfig
 from jaxlm.console import gigabytes, size
-from jaxlm.plan import lower, memory, room
+from jaxlm.plan import fit, lower, memory
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
@@ -49,22 +47,12 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
       mesh: the devices.
       dtype_asked: `model.dtype` as it was given, perhaps auto.
     """
-    ways, own = sharding.batch_ways(mesh), config.train.microbatch_size
-    microbatch = own if own > 0 and own % ways == 0 else ways
+    microbatch = fit.own_microbatch(config, MeshConfig(**mesh.shape))
     remat = "full" if config.model.remat == "auto" else config.model.remat
-    settled = dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, remat=remat),
-        train=dataclasses.replace(config.train, microbatch_size=microbatch),
-    )
+    settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
     made = lower.parts_of(settled, mesh)
-    leaves, placed = jax.tree.leaves(made.abstract), jax.tree.leaves(made.shardings)
-    checkpoint = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    offloaded = sum(
-        math.prod(where.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf, where in zip(leaves, placed, strict=True)
-        if where.memory_kind == "pinned_host"
-    )
+    checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made.abstract))
+    _, offloaded = memory.device_bytes(made.abstract, made.shardings)
     planned = memory.estimate(settled, mesh)
     state = planned.parameters + planned.optimizer + planned.gradients
     wider = dtype_asked == "auto" and config.model.dtype == "float32"
@@ -82,27 +70,25 @@ def present(gpu_present: bool) -> Finding:
     figures |= {"processes": jax.process_count()}
     text = f"{len(devices)} x {first.device_kind} ({first.platform})"
     text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    asked = os.environ.get("JAX_PLATFORMS", "")
-    if gpu_present and first.platform == "cpu" and "cpu" not in asked:
+    if gpu_present and first.platform == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
         return Finding("devices", FAIL, f'{text}, though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"', figures)
     return Finding("devices", OK, text, figures)
 
 
-def device_memory(planned: Need) -> Finding:
+def device_memory(planned: Need, free: int) -> Finding:
     """Returns a finding on the memory of this process's devices against the plan.
 
-    An accelerator's memory is allocated for real, in growing chunks, and freed again. Of a CPU, whose memory is also
-    that of all else, the system is asked instead.
+    An accelerator's memory is allocated for real, in growing chunks, and freed again. A CPU's is the `free` bytes of the
+    host, which it shares with all else.
     """
     if jax.default_backend() == "cpu":
-        return cpu_memory(planned, jax.local_device_count(), room.available_bytes())
+        return cpu_memory(planned, jax.local_device_count(), free)
     had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
-    least = min(had.values())
-    where = next(name for name, got in had.items() if got == least)
-    figures = {"need_bytes": planned.step, "allocatable_bytes": least, "by_device": had}
-    text = f"{_planned(planned)}; {gigabytes(least)} GB could be allocated" + f" on {where}" * (least < planned.step)
-    if least < planned.step:
-        return Finding("memory", FAIL, f"{text}: {_mend(planned)}", figures)
+    where = min(had, key=had.__getitem__)
+    figures = {"need_bytes": planned.step, "allocatable_bytes": had[where], "by_device": had}
+    text = f"{_planned(planned)}; {gigabytes(had[where])} GB could be allocated"
+    if had[where] < planned.step:
+        return Finding("memory", FAIL, f"{text} on {where}: {_mend(planned)}", figures)
     return Finding("memory", OK, text, figures)
 
 
@@ -114,28 +100,26 @@ def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
       devices: the number of JAX's devices on this host, which share its memory.
       free: the free bytes of this host.
     """
-    figures = {"need_bytes": planned.step * devices, "free_bytes": free}
-    text = (
-        f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{'s' * (devices > 1)}"
-    )
-    if planned.state * devices > free or planned.step * devices > 2 * free:
+    step, plural = planned.step * devices, "s" * (devices > 1)
+    text = f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{plural}"
+    verdict = OK
+    if planned.state * devices > free or step > 2 * free:
+        verdict = FAIL
         text += f", of which the state that is always there is {gigabytes(planned.state)} GB: {_mend(planned)}"
-        return Finding("memory", FAIL, text, figures)
-    if planned.step * devices > free:
-        return Finding("memory", WARN, f"{text}: {_mend(planned)}", figures)
-    return Finding("memory", OK, text, figures)
+    elif step > free:
+        verdict, text = WARN, f"{text}: {_mend(planned)}"
+    return Finding("memory", verdict, text, {"need_bytes": step, "free_bytes": free})
 
 
 def _planned(planned: Need) -> str:
-    return (
-        f"a step needs {gigabytes(planned.step)} GB a device by the plan (microbatch {planned.microbatch}, "
-        f"remat {planned.remat}{'; in float32, as a CPU computes: jaxlm plan counts with bfloat16' * planned.wider})"
-    )
+    wider = "; in float32, as a CPU computes: jaxlm plan counts with bfloat16" * planned.wider
+    settings = f"microbatch {planned.microbatch}, remat {planned.remat}{wider}"
+    return f"a step needs {gigabytes(planned.step)} GB a device by the plan ({settings})"
 
 
 def _mend(planned: Need) -> str:
-    less = "train.microbatch_size=-1 and model.remat=auto choose what fits" if planned.remat != "full" else ""
-    return "; ".join(filter(None, [less, "or end what holds the rest, or split the model by mesh.fsdp"]))
+    less = "train.microbatch_size=-1 and model.remat=auto choose what fits; " * (planned.remat != "full")
+    return f"{less}or end what holds the rest, or split the model by mesh.fsdp"
 
 
 def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
@@ -169,18 +153,12 @@ def zeros(device: jax.Device, count: int) -> jax.Array:
     return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))
 
 
-def host_memory(planned: Need, free: int | None = None) -> Finding:
-    """Returns a finding on the host's memory: a save copies the state there first, and offloaded state lives there.
-
-    Args:
-      planned: the plan.
-      free: the free bytes of the host; asked if None.
-    """
-    free = room.available_bytes() if free is None else free
+def host_memory(planned: Need, free: int) -> Finding:
+    """Returns a finding on the host's `free` bytes: a save copies the state there first, and offloaded state lives there."""
     share = planned.checkpoint // jax.process_count()
-    asked = share + planned.offloaded * jax.local_device_count()
-    figures = {"need_bytes": asked, "free_bytes": free}
+    needed = share + planned.offloaded * jax.local_device_count()
+    figures = {"need_bytes": needed, "free_bytes": free}
     text = f"a save holds {size(share)} of the host's memory for a while; {size(free)} are free"
-    if asked > free:
+    if needed > free:
         return Finding("host", FAIL, f"{text}: the first save would end the run; take a machine with more", figures)
-    return Finding("host", WARN if asked > 0.8 * free else OK, text, figures)
+    return Finding("host", WARN if needed > 0.8 * free else OK, text, figures)

@@ -4,12 +4,14 @@ The functions take the module `pynvml` (package nvidia-ml-py) as an argument. Wh
 out. Sources: NVML's reference, and "XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
 """
 
+import collections
+import contextlib
 import os
 import pathlib
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from jaxlm.console import gigabytes
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
@@ -37,6 +39,12 @@ SLOWED = {
 }
 HELD_BYTES = 1e9  # memory in use without a process that is seen; a driver alone takes less
 _MEND = "restart the machine or take another"
+_NONE = Finding("gpu", OK, "no NVIDIA device")
+_MOST_LINES = 100_000  # of the kernel's log
+
+Ask = Callable[
+    ..., typing.Any
+]  # the end of an NVML function's name, its arguments -> its answer, None if there is none
 
 
 def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
@@ -55,30 +63,23 @@ def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> l
       has_device: True if there is an NVIDIA device (`present`).
     """
     if nvml is None:
-        if not has_device:
-            return [Finding("gpu", OK, "no NVIDIA device")]
-        return [Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')]
+        missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')
+        return [missing if has_device else _NONE]
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        if not has_device:
-            return [Finding("gpu", OK, "no NVIDIA device")]
-        return [Finding("gpu", FAIL, f"NVIDIA's driver does not answer ({error}): {_MEND}")]
-    try:
-        cards = [_card(nvml, i) for i in range(count)]
-    finally:
-        nvml.nvmlShutdown()
-    return [finding for found in cards for finding in found] + xids(kernel_log) or [
-        Finding("gpu", OK, "no NVIDIA device")
-    ]
+        silent = Finding("gpu", FAIL, f"NVIDIA's driver does not answer ({error}): {_MEND}")
+        return [silent if has_device else _NONE]
+    cards = [finding for index in range(count) for finding in _card(nvml, index)]
+    nvml.nvmlShutdown()
+    return [*cards, *xids(kernel_log)] or [_NONE]
 
 
 def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
-    def ask(name: str, *args: typing.Any) -> typing.Any:
-        """What NVML's function says of this card; None if the card or the driver does not know."""
+    def ask(question: str, *args: typing.Any) -> typing.Any:
         try:
-            return getattr(nvml, name)(handle, *args)
+            return getattr(nvml, f"nvmlDeviceGet{question}")(handle, *args)
         except (nvml.NVMLError, AttributeError):
             return None
 
@@ -87,11 +88,9 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
         return [Finding(name, FAIL, f"does not answer ({error}): {_MEND}")]
-    kind = ask("nvmlDeviceGetName") or "NVIDIA device"
-    kind = kind.decode() if isinstance(kind, bytes) else kind
-    figures: dict[str, typing.Any] = {"kind": kind}
-    problems = [*_errors(nvml, ask, figures), *_slow(nvml, ask, figures), *_held(ask, figures)]
-    if problems:
+    figures = _figures(nvml, ask)
+    kind = figures["kind"]
+    if problems := list(_problems(ask, figures)):
         return [Finding(name, verdict, f"{kind}: {text}", figures) for verdict, text in problems]
     shown = [f"{figures['free_bytes'] / 1e9:.1f} GB free"] if "free_bytes" in figures else []
     shown += [f"{figures['power_limit_w']:.0f} W"] if "power_limit_w" in figures else []
@@ -100,85 +99,61 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
     return [Finding(name, OK, ", ".join([kind, *shown, "no errors"]), figures)]
 
 
-Ask = Callable[..., typing.Any]
-Problems = list[tuple[str, str]]
-
-
-def _errors(nvml: types.ModuleType, ask: Ask, figures: dict) -> Problems:
-    """Memory errors: uncorrected ones now and ever, rows that wait to be remapped or can't be."""
-    problems = []
+def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
+    """What the card says of itself."""
+    kind = ask("Name") or "NVIDIA device"
     uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    for key, counter in (("ecc_now", nvml.NVML_VOLATILE_ECC), ("ecc_ever", nvml.NVML_AGGREGATE_ECC)):
-        found = ask("nvmlDeviceGetTotalEccErrors", uncorrected, counter)
-        if found is not None:
-            figures[key] = found
+    rows, limit, memory = ask("RemappedRows"), ask("PowerManagementLimit"), ask("MemoryInfo")
+    reasons = ask("CurrentClocksEventReasons")
+    figures = {
+        "kind": kind.decode() if isinstance(kind, bytes) else kind,
+        "ecc_now": ask("TotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
+        "ecc_ever": ask("TotalEccErrors", uncorrected, nvml.NVML_AGGREGATE_ECC),
+        "remapped_rows": rows and rows[1],
+        "clock_reasons": ask("CurrentClocksThrottleReasons") if reasons is None else reasons,  # older drivers
+        "power_limit_w": limit / 1000 if limit else None,
+        "max_sm_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM) or None,
+        "sm_mhz": ask("ClockInfo", nvml.NVML_CLOCK_SM),
+        "temperature_c": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        "pcie_lanes": ask("CurrPcieLinkWidth") or None,
+    }
+    if memory is not None:
+        figures |= {"memory_bytes": memory.total, "free_bytes": memory.free, "used_bytes": memory.used}
+        if (processes := ask("ComputeRunningProcesses")) is not None:
+            others = [process.pid for process in processes if process.pid != os.getpid()]
+            figures["pids"] = [pid for pid in others if alive_pid(pid)]
+            figures["pids_unseen"] = [pid for pid in others if pid not in figures["pids"]]
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, str]]:
+    """Verdict and words of each thing that is wrong with a card or makes it slower than it was sold."""
     if figures.get("ecc_now"):
-        problems.append((FAIL, f"{figures['ecc_now']} uncorrectable memory errors since the driver started: {_MEND}"))
+        yield FAIL, f"{figures['ecc_now']} uncorrectable memory errors since the driver started: {_MEND}"
     elif figures.get("ecc_ever"):
-        problems.append((WARN, f"{figures['ecc_ever']} uncorrectable memory errors in its life: watch it"))
-    rows = ask("nvmlDeviceGetRemappedRows")
-    if rows is not None:
-        _, figures["remapped_rows"], pending, failed = rows
-        if failed:
-            problems.append((FAIL, "a bad row of memory could not be remapped: take another machine"))
-        elif pending:
-            problems.append((FAIL, f"a bad row of memory waits to be remapped: reset the GPU, {_MEND}"))
-    return problems
-
-
-def _slow(nvml: types.ModuleType, ask: Ask, figures: dict) -> Problems:
-    """What makes a card slower than it was sold: throttling, a lowered power limit or clock, missing PCIe lanes."""
-    problems = []
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
-    if reasons is not None:
-        figures["clock_reasons"] = reasons
-        if said := [meaning for bit, meaning in SLOWED.items() if reasons & bit]:
-            problems.append((WARN, f"slowed down: {', '.join(said)}; its cooling or power is at fault"))
-    limit, usual = ask("nvmlDeviceGetPowerManagementLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    if limit:
-        figures["power_limit_w"] = limit / 1000
-        if usual and limit < 0.98 * usual:
-            problems.append(
-                (WARN, f"power is limited to {limit / 1000:.0f} of {usual / 1000:.0f} W: it will be slower")
-            )
-    most = ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
-    if most:
-        figures["max_sm_mhz"] = most
-    now = ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
-    if now is not None:
-        figures["sm_mhz"] = now
-    heat = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-    if heat is not None:
-        figures["temperature_c"] = heat
-    lanes, all_lanes = ask("nvmlDeviceGetCurrPcieLinkWidth"), ask("nvmlDeviceGetMaxPcieLinkWidth")
-    if lanes:
-        figures["pcie_lanes"] = lanes
-        if all_lanes and lanes < all_lanes:
-            problems.append((WARN, f"PCIe runs on {lanes} of {all_lanes} lanes: loading and saving will be slower"))
-    return problems
-
-
-def _held(ask: Ask, figures: dict) -> Problems:
-    """Memory that others hold. In a container the driver names processes by numbers of the host, or none at all."""
-    memory, processes = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetComputeRunningProcesses")
-    if memory is None:
-        return []
-    figures |= {"memory_bytes": memory.total, "free_bytes": memory.free, "used_bytes": memory.used}
-    if processes is None:
-        return []
-    others = [process for process in processes if process.pid != os.getpid()]
-    alive = [process.pid for process in others if alive_pid(process.pid)]
-    gone = [process.pid for process in others if process.pid not in alive]
-    figures |= {"pids": alive, "pids_unseen": gone}
+        yield WARN, f"{figures['ecc_ever']} uncorrectable memory errors in its life: watch it"
+    _, _, pending, failed = ask("RemappedRows") or (0, 0, 0, 0)
+    if failed:
+        yield FAIL, "a bad row of memory could not be remapped: take another machine"
+    elif pending:
+        yield FAIL, f"a bad row of memory waits to be remapped: reset the GPU, {_MEND}"
+    if slowed := [meaning for bit, meaning in SLOWED.items() if figures.get("clock_reasons", 0) & bit]:
+        yield WARN, f"slowed down: {', '.join(slowed)}; its cooling or power is at fault"
+    limit_w, usual_w = figures.get("power_limit_w"), (ask("PowerManagementDefaultLimit") or 0) / 1000
+    if limit_w and limit_w < 0.98 * usual_w:
+        yield WARN, f"power is limited to {limit_w:.0f} of {usual_w:.0f} W: it will be slower"
+    lanes, all_lanes = figures.get("pcie_lanes"), ask("MaxPcieLinkWidth") or 0
+    if lanes and lanes < all_lanes:
+        yield WARN, f"PCIe runs on {lanes} of {all_lanes} lanes: loading and saving will be slower"
+    if "pids" not in figures:
+        return
+    # In a container the driver names processes by numbers of the host, or none at all.
+    alive, gone, held = figures["pids"], figures["pids_unseen"], f"{gigabytes(figures['used_bytes'])} GB are"
     if alive:
-        who = f"process {', '.join(map(str, alive))}"
-        return [(WARN, f"{who} uses it: {gigabytes(memory.used)} GB are taken; end it first")]
-    if gone or memory.used > HELD_BYTES:
+        yield WARN, f"process {', '.join(map(str, alive))} uses it: {held} taken; end it first"
+    elif gone or figures["used_bytes"] > HELD_BYTES:
         who = f"process {', '.join(map(str, gone))}, which is" if gone else "a process that is"
-        held = f"{gigabytes(memory.used)} GB are held by {who}"
-        return [(WARN, f"{held} dead or outside of this container: restart the machine")]
-    return []
+        yield WARN, f"{held} held by {who} dead or outside of this container: restart the machine"
 
 
 def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
@@ -191,36 +166,27 @@ def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
 
 def xids(kernel_log: str) -> list[Finding]:
     """Returns a finding for each (card, Xid of XIDS) in the kernel's messages since the machine started."""
-    seen: dict[tuple[str, int], int] = {}
-    for card, number in re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", kernel_log):
-        if int(number) in XIDS:
-            seen[card, int(number)] = seen.get((card, int(number)), 0) + 1
-    found = []
+    findings = []
+    seen = collections.Counter(re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", kernel_log))
     for (card, number), times in seen.items():
-        verdict, meaning = XIDS[number]
-        text = f"Xid {number} in the kernel's log ({times} times): {meaning}; {_MEND}"
-        found.append(Finding(f"gpu {card}", verdict, text, {"xid": number, "times": times}))
-    return found
+        if known := XIDS.get(int(number)):
+            verdict, meaning = known
+            text = f"Xid {number} in the kernel's log ({times} times): {meaning}; {_MEND}"
+            findings.append(Finding(f"gpu {card}", verdict, text, {"xid": int(number), "times": times}))
+    return findings
 
 
 def kernel_log(path: str = "/dev/kmsg") -> str:
     """Returns the kernel's messages; "" if they can't be read, as in most containers."""
-    lines = []
-    try:
-        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        while len(lines) < 100_000:
-            try:
-                line = os.read(log, 8192)  # one message a read; EPIPE: it was overwritten meanwhile, the next follows
-            except BrokenPipeError:
-                continue
-            if not line:
-                break
-            lines.append(line)
-    except OSError:  # EAGAIN: that was the last one
-        pass
-    finally:
-        os.close(log)
+
+    def without_waiting(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK)
+
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
+        while len(lines) < _MOST_LINES:
+            with contextlib.suppress(BrokenPipeError):  # a message was overwritten meanwhile: the next follows
+                if not (line := log.read(8192)):  # one message a read; None: that was the last one
+                    break
+                lines.append(line)
     return b"\n".join(lines).decode("utf-8", "replace")

@@ -18,8 +18,8 @@ OLDEST_YEAR, NEWEST_YEAR = 2025, 2100
 MOST_DRIFT_S = 0.5  # of the wall clock against the monotonic one, while the doctor runs
 MOST_SKEW_S = 2.0  # between two hosts
 SHM_BYTES = 1e9  # of /dev/shm, by which NCCL connects the GPUs of one host
-_BYTES_A_DEVICE = {"cpu": 8 << 20}  # to sum over all devices; else:
-_MANY_BYTES = 256 << 20
+_CPU_BYTES, _BYTES = 8 << 20, 256 << 20  # of each device, to sum over all of them
+_ALONE = "one process: no other clock to agree with"
 
 
 def now() -> tuple[float, float]:
@@ -34,22 +34,20 @@ def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list
       began, ended: what `now` returned at two moments.
       at_hosts: the wall clocks of all processes at one moment; None if there is one process.
     """
-    drift = (ended[0] - began[0]) - (ended[1] - began[1])
-    skew = max(at_hosts) - min(at_hosts) if at_hosts else 0.0
+    seconds = ended[1] - began[1]
+    drift, skew = ended[0] - began[0] - seconds, max(at_hosts) - min(at_hosts) if at_hosts else 0.0
     year = datetime.datetime.fromtimestamp(ended[0], datetime.UTC).year
-    figures = {"year": year, "drift_s": drift, "skew_s": skew, "seconds": ended[1] - began[1]}
-    mend = "set it by NTP (timedatectl set-ntp true)"
+    mend, verdict = "set it by NTP (timedatectl set-ntp true)", WARN
     if not OLDEST_YEAR <= year <= NEWEST_YEAR:
-        return Finding("clock", FAIL, f"it is {year} by the clock: certificates will be refused; {mend}", figures)
-    if abs(drift) > MOST_DRIFT_S:
+        verdict, text = FAIL, f"it is {year} by the clock: certificates will be refused; {mend}"
+    elif abs(drift) > MOST_DRIFT_S:
         text = f"the clock was moved by {drift:+.1f} s while the doctor ran: times and dollars will be off; {mend}"
-        return Finding("clock", WARN, text, figures)
-    if skew > MOST_SKEW_S:
-        return Finding("clock", WARN, f"the hosts' clocks are {skew:.1f} s apart; {mend}", figures)
-    several = (
-        f"{len(at_hosts)} processes agree to {skew:.2f} s" if at_hosts else "one process: no other clock to agree with"
-    )
-    return Finding("clock", OK, f"{year}, drift {drift:+.3f} s; {several}", figures)
+    elif skew > MOST_SKEW_S:
+        text = f"the hosts' clocks are {skew:.1f} s apart; {mend}"
+    else:
+        agree = f"{len(at_hosts)} processes agree to {skew:.2f} s" if at_hosts else _ALONE
+        verdict, text = OK, f"{year}, drift {drift:+.3f} s; {agree}"
+    return Finding("clock", verdict, text, {"year": year, "drift_s": drift, "skew_s": skew, "seconds": seconds})
 
 
 def clocks() -> list[float] | None:
@@ -68,35 +66,33 @@ def links(mesh: Mesh) -> Finding:
     n = mesh.size
     if n == 1:
         return Finding("links", OK, "one device: nothing to check")
-    platform = jax.devices()[0].platform
-    count = _BYTES_A_DEVICE.get(platform, _MANY_BYTES) // 4
-    split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    bytes_each = _CPU_BYTES if jax.default_backend() == "cpu" else _BYTES
+    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((mesh.axis_names,), ()))
     numbers_N = jax.make_array_from_callback((n,), split, lambda at: np.arange(1, n + 1, dtype=np.float32)[at])
-    fill = jax.jit(lambda x_N: jnp.broadcast_to(x_N[:, None], (n, count)), out_shardings=split)
-    add = jax.jit(lambda x_NxC: x_NxC.sum(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    fill = jax.jit(lambda x_N: jnp.broadcast_to(x_N[:, None], (n, bytes_each // 4)), out_shardings=split)
+    add = jax.jit(lambda x_NxC: x_NxC.sum(0), out_shardings=whole)
     x_NxC = fill(numbers_N)
-    sum_C = jax.block_until_ready(add(x_NxC))
+    jax.block_until_ready(add(x_NxC))
     began = time.perf_counter()
     for _ in range(3):
         sum_C = jax.block_until_ready(add(x_NxC))
     seconds = (time.perf_counter() - began) / 3
     wrong = int((sum_C != n * (n + 1) / 2).sum())
-    speed = 2 * (n - 1) / n * 4 * count / seconds  # what a ring moves through each link
-    figures = {"devices": n, "bytes": 4 * count, "seconds": seconds, "bytes_per_second": speed, "wrong": wrong}
+    speed = 2 * (n - 1) / n * bytes_each / seconds  # what a ring moves through each link
+    figures = {"devices": n, "bytes": bytes_each, "seconds": seconds, "bytes_per_second": speed, "wrong": wrong}
     if wrong:
-        return Finding(
-            "links", FAIL, f"a sum over {n} devices is wrong in {wrong} places: take another machine", figures
-        )
-    text = f"a sum of {size(4 * count)} over {n} devices, {jax.process_count()} processes: {size(speed)}/s each"
+        text = f"a sum over {n} devices is wrong in {wrong} places: take another machine"
+        return Finding("links", FAIL, text, figures)
+    text = f"a sum of {size(bytes_each)} over {n} devices, {jax.process_count()} processes: {size(speed)}/s each"
     return Finding("links", OK, text, figures)
 
 
-def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> Finding | None:
-    """Returns a finding if /dev/shm is too small for the GPUs of this host to reach each other; None if all is well."""
+def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> list[Finding]:
+    """Returns a finding if /dev/shm is too small for the GPUs of this host to reach each other."""
     if jax.default_backend() != "gpu" or jax.local_device_count() == 1:
-        return None
-    room = shutil.disk_usage(folder).total
-    if room >= SHM_BYTES:
-        return None
-    text = f"{folder} has {size(room)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
-    return Finding("links", WARN, text, {"shm_bytes": room})
+        return []
+    total = shutil.disk_usage(folder).total
+    if total >= SHM_BYTES:
+        return []
+    text = f"{folder} has {size(total)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
+    return [Finding("links", WARN, text, {"shm_bytes": total})]

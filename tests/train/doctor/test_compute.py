@@ -1,7 +1,5 @@
 """Equal forward passes, and the speed of the step against what is known of the device."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,9 +80,5 @@ def test_the_speed_is_compared(now, verdict):
     assert "a matrix product makes 700 of 989 TFLOP/s; before: 1k (4 times, last by train on 2026-11-" in found.text
 
 
-def test_the_most_that_a_step_can_reach():
-    c = resolve()
+def test_a_matrix_product_is_timed():
     assert bench.product("float32") > 1e8
-    one = compute.most_tokens_per_second(c, mesh(c), 1e12)
-    deeper = dataclasses.replace(c, model=dataclasses.replace(c.model, n_layers=8))
-    assert 0 < compute.most_tokens_per_second(deeper, mesh(c), 1e12) < one

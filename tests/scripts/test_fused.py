@@ -4,6 +4,7 @@ import functools
 import json
 import re
 
+import fused
 import jax
 import jax.numpy as jnp
 import pytest
@@ -14,7 +15,6 @@ from jaxlm.config import MeshConfig
 from jaxlm.objectives import lm
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import attention
-from jaxlm.plan import fused
 from jaxlm.sharding import make_mesh
 from jaxlm.step import parts
 
