@@ -16,7 +16,7 @@ def test_every_section_and_key_has_a_comment():
 
 
 def test_the_keys_are_those_of_base_with_its_defaults():
-    defaults = BASE.get_config()
+    defaults = config_files.load("base")
     flat = config_files.flat_keys(defaults)
     named = {key.name: key for key in KNOWN.keys if ".NAME." not in key.name}
     assert {*named, *KNOWN.sections} == {*flat, "prepare.sources.NAME", "phases.plan.NAME"}
