@@ -7,7 +7,7 @@ import pytest
 import tiny_stops
 from tiny_stops import HUP, INT, TERM
 
-from jaxlm.train import clock, loop, notices, signals, supervised, supervisor
+from jaxlm.train import clock, farewell, loop, signals, supervised, supervisor
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def notice(monkeypatch):
     """What a cloud's notice does in this process."""
     monkeypatch.setattr(supervised, "announced", False)
     acts = []
-    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act))
+    monkeypatch.setattr(farewell, "watch_for_notices", lambda clouds, act, say: acts.append(act))
     supervisor._ask_for_notices(("gce",))
     return acts[0]
 

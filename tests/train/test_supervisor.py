@@ -18,7 +18,7 @@ import pytest
 import tiny_stops
 
 from jaxlm import config, config_files, files
-from jaxlm.train import children, notices, supervised, supervisor
+from jaxlm.train import children, farewell, supervised, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
@@ -217,7 +217,7 @@ def test_two_signals_that_mean_one_request_cost_no_save(tmp_path, monkeypatch, d
     faster = 0.2
     monkeypatch.setattr(supervised, "_SAME_S", faster * tiny_stops.SAME)
     acts = []
-    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act) or (lambda: None))
+    monkeypatch.setattr(farewell, "watch_for_notices", lambda clouds, act, say: acts.append(act) or (lambda: None))
     lost = []
     for number, pair in enumerate(tiny_stops.pairs(trials(2), draw)):
         monkeypatch.setattr(supervised, "announced", False)
