@@ -7,6 +7,7 @@ its state saved (exit codes 0, 2, 3, 4).
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -41,7 +42,8 @@ def run(config: Config, program: Callable[[], int]) -> int:
     notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
-        supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
+        tell = functools.partial(notify.tell, config.notify, workdir=config.workdir)
+        supervisor = Supervisor(again, config, tell)
         with supervisor.signals():  # that mean the request which ended the run must not cost the farewell
             return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
