@@ -7,7 +7,7 @@ import contextlib
 import math
 import pathlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ml_collections import config_dict
 
@@ -39,7 +39,7 @@ def records(folder: pathlib.Path) -> list[dict]:
     return []
 
 
-def latest(records: Sequence[dict]) -> dict:
+def latest(records: Iterable[dict]) -> dict:
     """Returns the record that was written last, with the clocks of the whole run; after a rollback not the last step's."""
     return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
 
