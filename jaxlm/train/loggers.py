@@ -17,8 +17,7 @@ from jaxlm import files
 from jaxlm.config import ConfigError, LogConfig
 from jaxlm.console import say
 from jaxlm.redact import redact
-from jaxlm.train.appender import Appender
-from jaxlm.train.metrics import JsonLines
+from jaxlm.train.metrics import Appender, JsonLines
 
 _FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
 

@@ -38,11 +38,10 @@ class Scores(dict[int, float]):
 
     def read(self, folder: pathlib.Path) -> "Scores":
         """Takes in what metrics.jsonl of a run says, without what a rollback undid; returns itself."""
-        rollbacks = ledger.read(folder)["rollbacks"]
-        for record in metrics.records(folder / "metrics.jsonl", containing=json.dumps(self._config.best_metric)):
-            if not metrics.is_void(record["step"], record.get("time") or 0.0, rollbacks):
-                self.note(record["step"], record)
-        self.losses |= metrics.held_out_losses(folder / "metrics.jsonl", rollbacks)
+        path, rollbacks = folder / "metrics.jsonl", ledger.read(folder)["rollbacks"]
+        for record in metrics.valid(path, json.dumps(self._config.best_metric), rollbacks):
+            self.note(record["step"], record)
+        self.losses |= metrics.held_out_losses(path, rollbacks)
         return self
 
     def pairs(self) -> list[list[list[float]]]:
