@@ -62,9 +62,9 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
     """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
-    home = folder if has_checkpoints(folder) else expanded(config.origin)
-    saved = home / "config.json"
-    if not (home == folder or config.origin_state) or not saved.is_file():
+    begun = has_checkpoints(folder)
+    saved = (folder if begun else expanded(config.origin)) / "config.json"
+    if not (begun or config.origin_state) or not saved.is_file():
         return None
     optim = config_files.from_run(saved).optim
     return {key: getattr(optim, key) for key in BY_RULE}
@@ -127,11 +127,9 @@ def check_data_seed(config: Config) -> None:
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
     """Raises ConfigError if the config offloads to the host's memory and the device can't read that memory."""
-    asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]
-    if asked and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        raise ConfigError(
-            f"{asked[0]}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False"
-        )
+    section = "optim" if optim.offload else "model" if model.offload else ""
+    if section and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ConfigError(f"{section}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False")
 
 
 def check_price(config: Config, device_kind: str, devices: int) -> None:
@@ -145,28 +143,32 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
     limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
     if config.hardware.usd_per_hour or not limited:
         return
-    flag, times = "--config.hardware.usd_per_hour=", f"{devices} x " * (devices > 1)
-    cards = accelerators.load(config.plan.prices).of_device(device_kind)
-    flags = [f"{flag}{devices * card.usd:g} ({times}{card.name})" for card in cards]
+    times, cards = f"{devices} x " * (devices > 1), accelerators.load(config.plan.prices).of_device(device_kind)
+    prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
     raise ConfigError(
         f"{limited[0]} limits dollars, and without a price it would never be spent: give "
-        f"{' or '.join(flags or [f'{flag}PRICE ({times}{device_kind})'])}, or what an hour of this machine costs you"
+        f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
+        "costs you"
     )
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
     """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
     free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
+    if not model.vocab_size:
+        free += ("vocab_size",)  # the data's, which the checkpoint's fingerprint is compared with
     keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
-    _check_same(folder, "model", model, keys)
+    _check_same(folder, "a model", "model", model, keys)
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
     """Raises ConfigError if the arrays of this optimizer's state differ from those in the folder's checkpoints."""
-    _check_same(folder, "optim", optim, _OPTIM_STATE_KEYS)
+    _check_same(folder, "an optimizer", "optim", optim, _OPTIM_STATE_KEYS)
 
 
-def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]) -> None:
+def _check_same(
+    folder: pathlib.Path, what: str, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]
+) -> None:
     """Compares these keys of a section with the config that the folder's checkpoints were made with, if there are any."""
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
@@ -178,10 +180,7 @@ def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimCon
         return
     new = dataclasses.asdict(section)
     for key in keys:
-        if key == "vocab_size" and not new[key]:
-            continue  # the data's, which the checkpoint's fingerprint is compared with
         if old[key] != new[key]:
-            what = "a model" if name == "model" else "an optimizer"
             raise ConfigError(
                 f"{folder} holds {what} with {key}={old[key]}, now {name}.{key}={new[key]}: set it back, or give another "
                 "config.workdir"
