@@ -144,9 +144,7 @@ class Clock:
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each activity up to now. Their sum is the wall time of all starts."""
-        found = dict(self._seconds)
-        found[self.activity] += time.monotonic() - self._mark
-        return found
+        return self._seconds | {self.activity: self._seconds[self.activity] + time.monotonic() - self._mark}
 
     def _show(self, detail: str = "") -> None:
         if self._pulse:

@@ -86,10 +86,8 @@ class Recorder:
         self.noted(step, figures)
         self._note(step, figures)
         if self._writer:
-            shown = {
-                key.removeprefix("val/").removeprefix("eval/"): figures[key] for key in figures if redteam.leads(key)
-            }
-            words = [f"{key} {value:.4f}" for key, value in shown.items()]
+            names = [key for key in figures if redteam.leads(key)]
+            words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
             first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]
