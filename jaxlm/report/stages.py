@@ -109,8 +109,8 @@ def _persisting(stages: Sequence[tuple[str, Texts]]) -> list[Markup]:
     """A line for each kind of known junk in the first stage's texts and still in the last one's."""
     (first, before), (last, after) = stages[0], stages[-1]
     was, still = ({label for line in _lines(texts) for label in _labels(line["text"])} for texts in (before, after))
-    told = [f"{first} wrote “{label}”, and {last} still does. {_CANT}" for label in sorted(was & still)]
-    return [tag("p", line) for line in told]
+    lines = [f"{first} wrote “{label}”, and {last} still does. {_CANT}" for label in sorted(was & still)]
+    return [tag("p", line) for line in lines]
 
 
 def _lines(texts: Texts) -> list[dict]:

@@ -38,8 +38,8 @@ def announce(
         say(table(made.abstract.params))
     if trained:
         trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
-    told = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
-    for line in (*told, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
+    about = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
+    for line in (*about, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
         say(line)
 
 

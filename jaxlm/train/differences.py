@@ -117,9 +117,9 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
     was, now = _facts(before, starts[-1]), _facts(json.loads(to_json(config)), start)
     changed: list[dict] = []
     for what in ("config", "code", "packages", "hardware", "choices"):
-        told = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
+        keys = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
         for name, fact in was[what].items():
-            news = name not in told and name != "dirty" and not name.startswith(_NO_NEWS)
+            news = name not in keys and name != "dirty" and not name.startswith(_NO_NEWS)
             if news and name in now[what] and now[what][name] != fact:
                 key = f"{what}.{name}" if what in ("hardware", "code") else name
                 changed.append({"name": key, "was": fact, "is": now[what][name]})

@@ -75,8 +75,8 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     whole = {key: lists[key] for key in sound if lists[key]}
     if whole:
         _write(folder, empty | whole)
-    told = f"; its {' and '.join(whole)} are kept" if whole else ""
-    say(f"{path} is damaged: moved to {aside.name}{told}; the run goes on with a new one")
+    held = f"; its {' and '.join(whole)} are kept" if whole else ""
+    say(f"{path} is damaged: moved to {aside.name}{held}; the run goes on with a new one")
     return empty | whole
 
 
@@ -185,8 +185,7 @@ def end(
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 
     def facts(last: dict) -> dict:
-        told = "ended" in last and not hung
-        return {} if told else {"ended": {"step": max(step, last.get("step", 0)), **ended}}
+        return {} if "ended" in last and not hung else {"ended": {"step": max(step, last.get("step", 0)), **ended}}
 
     _on_last_start(folder, facts, pid)
 

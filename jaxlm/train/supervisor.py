@@ -132,6 +132,7 @@ class Times:
     patience: float = 1800.0  # for how long starts that die of storage or network are begun again
 
 
+@dataclasses.dataclass(eq=False)
 class Supervisor:
     """One run of `jaxlm train`, with all its starts.
 
@@ -143,45 +144,37 @@ class Supervisor:
       output: a file that takes what the child says and prints; None: where this process does.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        config: Config,
-        tell: Callable[[str, str], None] = lambda event, text: None,
-        times: Times | None = None,
-        output: typing.IO[bytes] | None = None,
-    ):
-        self._command, self._config, self._tell, self._output = list(command), config, tell, output
-        self._times = times or Times()
-        self._folder = pathlib.Path(config.workdir)
-        self._several = _several(config)
-        self._hangs = hangs.Watch(
-            hang_s=config.runs.hang_s,
-            data_timeout_s=config.data.timeout_s,
-            mirror_timeout_s=config.checkpoint.mirror_timeout_s,
-            meeting_s=config.distributed.start_timeout_s if self._several else 0.0,
-            reward_timeout_s=config.reward.timeout_s,
-        )
+    command: Sequence[str]
+    config: Config
+    tell: Callable[[str, str], None] = lambda event, text: None
+    times: Times = Times()
+    output: typing.IO[bytes] | None = None
+
+    def __post_init__(self):
+        c, self._folder, self._several = self.config, pathlib.Path(self.config.workdir), _several(self.config)
+        meeting_s = c.distributed.start_timeout_s if self._several else 0.0
+        mirror_s, rewards_s = c.checkpoint.mirror_timeout_s, c.reward.timeout_s
+        self._hangs = hangs.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
         self._requests: list[tuple[int, float]] = []  # the signals that ask to stop, and when each came
         self._at_once: float | None = None  # when they asked to stop at once
         self._over = False
         self._woken = threading.Event()
-        self._since = time.monotonic()
+        self._since = time.monotonic()  # from here the time of the next start counts
         self._hung = 0.0  # for how long the last child did
         self.start = farewell.Start(None, time.time())  # the last one
 
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
-        progress, failures = children.Progress(self._folder / "checkpoints", self._times.patience), 0
+        progress, failures = children.Progress(self._folder / "checkpoints", self.times.patience), 0
         screen.share()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.signals())
             # The lock is held between the starts too: another command must not train there meanwhile.
-            if lock := _lock(self._config):
+            if lock := _lock(self.config):
                 stack.callback(lock.close)
                 console.keep(self._folder / console.LOG)
-            stack.callback(_ask_for_notices(self._config.runs.notices))
+            stack.callback(_ask_for_notices(self.config.runs.notices))
             place = children.within(_READ_S, lambda: os.stat(self._folder))
             stack.callback(setattr, self, "_over", True)
             while True:
@@ -206,7 +199,14 @@ class Supervisor:
     def _one_start(self, lock: typing.IO[str] | None) -> children.Death:
         """Starts the child, watches it to its end, and ends what it leaves behind."""
         began = time.time()
-        child = children.Child(self._command, self._environment(), self._passed(lock), self._output)
+        # The child gets the config as it was read, so that an edited file changes nothing, and the lock.
+        passed = {supervised.CONFIG: os.memfd_create("jaxlm-config")}
+        os.write(passed[supervised.CONFIG], pickle.dumps(self.config))
+        if lock:
+            passed[files.HANDED_DOWN] = os.dup(lock.fileno())
+        lost = f"{clock.HUNG}:{self._hung:.3f}" if self._hung else ""
+        environment = {supervised.SINCE: repr(self._since), supervised.LOST: lost}
+        child = children.Child(self.command, environment, passed, self.output)
         self._hangs.begin(time.monotonic())
         self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)
         if self._requests:  # a signal that came just now
@@ -220,26 +220,15 @@ class Supervisor:
             )
             return children.Death(1, sign.step, sign.activity, self._hung, stuck=True)
         code = child.reap()
-        self._since = time.monotonic()
         fault = sign.detail == clock.FAULT and not sign.step and not _others_start_again()
         death = children.Death(code, sign.step, sign.activity, self._hung, child.out_of_memory, fault=fault)
         ended = {"step": sign.step, "code": code, "why": death.words(), "pid": child.pid, "hung": death.hung > 0}
         children.within(_READ_S, lambda: ledger.end(self._folder, **ended))
         return death
 
-    def _environment(self) -> dict[str, str]:
-        lost = f"{clock.HUNG}:{self._hung:.3f}" if self._hung else ""
-        return {supervised.SINCE: repr(self._since), supervised.LOST: lost}
-
-    def _passed(self, lock: typing.IO[str] | None) -> dict[str, int]:
-        """The variables that name open files, and these files."""
-        config = os.memfd_create("jaxlm-config")
-        os.write(config, pickle.dumps(self._config))
-        return {supervised.CONFIG: config} | ({files.HANDED_DOWN: os.dup(lock.fileno())} if lock else {})
-
     def _watch(self, child: children.Child) -> float:
         """Waits for the child's end, and brings it about if the child hangs; returns for how long it hung."""
-        times, told = self._times, False
+        times, said = self.times, False
         while not child.ended(times.look):
             now, sign = time.monotonic(), child.sign()
             used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
@@ -254,15 +243,15 @@ class Supervisor:
             # XLA hears no signal, and what has not begun needs no save. Of several processes none ends alone: that would
             # make the others start again.
             if _nothing_to_save(sign) and not (compiles and self._several):
-                if compiles and not told:
+                if compiles and not said:
                     _say("stopping: no step is done yet, so nothing is to be saved")
-                    told = True
+                    said = True
                 if waited > (times.at_once if compiles else times.still):
                     child.kill(times.kill)
                     return 0.0
-            elif waited > times.still and not told:
+            elif waited > times.still and not said:
                 _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
-                told = True
+                said = True
         return 0.0
 
     def _end_hung(self, child: children.Child, sign: hangs.Sign, now: float) -> float:
@@ -270,17 +259,17 @@ class Supervisor:
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
         _say(words)
-        stacks = child.stacks(self._times.stacks)
+        stacks = child.stacks(self.times.stacks)
         _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
         # The disk may be what hangs.
         if path := children.within(_READ_S, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
-        self._tell("stall", words)
+        self.tell("stall", words)
         # JAX passes SIGTERM on to the other processes, which would end as if they were not to come back.
         if not self._several:
             child.send(signal.SIGTERM)
-            child.ended(self._times.term)
-        child.kill(self._times.kill)
+            child.ended(self.times.term)
+        child.kill(self.times.kill)
         return time.monotonic() - since
 
     def _may_go_on(self, death: children.Death, progress: children.Progress) -> bool:
@@ -291,14 +280,14 @@ class Supervisor:
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
         # A finished run that could not be saved would train the rest for nothing.
-        if death.code == 1 and death.step >= self._config.train.steps and self._is_full():
+        if death.code == 1 and death.step >= self.config.train.steps and self._is_full():
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
         if progress.again:
             why = "storage or network failed for too long" if death.fault else "no checkpoint was saved in between"
             words = f"{death.words()}, as before, and {why}: not started again"
             _say(words)
-            self._tell("crash", words)
+            self.tell("crash", words)
         return not progress.again
 
     def _is_full(self) -> bool:
@@ -307,13 +296,13 @@ class Supervisor:
 
     def _wait(self, death: children.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""
-        delay = children.backoff(self._config.runs.backoff_s, failures)
-        peers = self._config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
+        delay = children.backoff(self.config.runs.backoff_s, failures)
+        peers = self.config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
         why = " (another process of the run died or froze)" if peers else ""
         words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
         _say(words)
         if not death.hung:  # of a hang it told before
-            self._tell("crash", words)
+            self.tell("crash", words)
         self._woken.wait(delay)
         if self._requests:
             _say(f"stopped between two starts{_AGAIN}")
@@ -370,7 +359,7 @@ class Supervisor:
 
     def _show_stacks(self, child: children.Child) -> None:
         with contextlib.suppress(OSError):  # it ended meanwhile
-            stacks = child.stacks(self._times.stacks)
+            stacks = child.stacks(self.times.stacks)
             _say(f"it waits for {child.sign().waits_for()}; the stacks of all its threads:\n{stacks}")
 
     def _on_pause(self, number: int, frame: typing.Any) -> None:
