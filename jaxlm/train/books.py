@@ -106,17 +106,14 @@ def _activities(record: dict) -> dict[str, float]:
 
 
 def _gap(clock: Clock, last: dict, start: dict) -> float:
-    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them.
-
-    Takes them off the clock's START as far as they are in it: a supervisor counts from when the process before died.
-    """
+    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them."""
     hardware, here = start.get("hardware"), ledger.machine()
     if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
         return 0.0
     signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if files.is_number(t)]
     if not signs:
         return 0.0
-    # A supervisor counts this start from the death of the one before: until this process was up, it was the gap.
+    # A supervisor counts a start from before its process was up. Until then it is the gap's time, not the clock's START.
     unix = time.time() - time.monotonic()  # of monotonic time 0
     then, began = max(signs), unix + clock.began
     up = max(then, began, min(unix + process_began(), time.time()))

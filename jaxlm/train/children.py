@@ -79,7 +79,6 @@ class Child:
         return self._last
 
     def send(self, number: int) -> None:
-        """Sends a signal to the process."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._ended, number)
 

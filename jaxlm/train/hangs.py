@@ -126,10 +126,7 @@ class Watch:
 
 
 def _kind(sign: Sign) -> str:
-    """Returns the name under which durations are learned.
-
-    Evaluations are told apart by their detail, unless it holds a number.
-    """
+    """The name under which durations are learned: an evaluation's detail tells them apart, unless it holds a number."""
     if sign.activity in _STEPS:
         return clock.STEP
     same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)

@@ -148,10 +148,7 @@ def _config_name(command: object) -> str:
 
 
 def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """The row of the prepared data of the run in `folder`, if it has such: in documents, read -> kept.
-
-    Data in the run's own folder was made by the run, whose time holds its seconds.
-    """
+    """The row of the prepared data of the run in `folder`, if it has such: in documents, read -> kept."""
     config = config_of(folder)
     if not config or config.origin or config.program != "pretrain":
         return []
@@ -159,7 +156,7 @@ def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
     try:
         sources = json_of((place / "prepared.json").read_bytes())["sources"].values()
         read, kept = (sum(int(source[key]["documents"]) for source in sources) for key in ("read", "kept"))
-        if folder.resolve() not in place.resolve().parents:
+        if folder.resolve() not in place.resolve().parents:  # else the run made it, and its time holds these seconds
             timings = json_of((place / "timings.json").read_bytes())
             seconds = float(sum(sum(stages.values()) for stages in timings.values()))
     except (OSError, *MANGLED):

@@ -131,7 +131,6 @@ class TensorBoard(_Guarded):
                 self._append(step=step, summary=summaries[0])
 
     def close(self) -> None:
-        """Flushes the file to disk and closes it."""
         if self._file:
             self._file.close()
 

@@ -108,25 +108,18 @@ class Appender:
         self._descriptor = -1
 
 
-class JsonLines:
-    """Appends JSON objects to a file, one a line. If the disk does not take a line, it waits in memory: see `Appender`.
-
-    Opening the file removes a last line that a crash cut short.
-    """
+class JsonLines(Appender):
+    """Appends JSON objects to a file, one a line. Opening it removes a last line that a crash cut short."""
 
     def __init__(self, path: pathlib.Path, on_full: Callable[[], None] | None = None):
         if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
             os.truncate(path, data.rfind(b"\n") + 1)
-        self._file = Appender(path, on_full)
+        super().__init__(path, on_full)
 
     def write(self, record: dict) -> None:
         """Writes one object. NaN and infinities become null, since JSON has neither."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self._file.append((json.dumps(clean) + "\n").encode())
-
-    def close(self) -> None:
-        """Flushes to disk and closes the file."""
-        self._file.close()
+        self.append((json.dumps(clean) + "\n").encode())
 
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:

@@ -66,7 +66,6 @@ class Outlook:
 
 
 def of_run(folder: pathlib.Path, config: Config) -> Outlook:
-    """Returns the outlook of the run in `folder`."""
     steps, final = config.train.steps, final_of(config, config.data.final.weights)
     return Outlook(folder, optim.rates(config.optim, steps), steps, config.hardware.usd_per_hour, final)
 

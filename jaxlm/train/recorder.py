@@ -43,7 +43,7 @@ class Recorder:
         self._meter, self._writer = meter, writer
         self._always, self._steps, self._every = (first, steps), steps, every_steps
         self._reads = {"skipped_in_a_row", "loss", *reads}
-        self._progress = Progress(steps, first - 1, meter.doing, before) if writer else None
+        self._progress = Progress(steps, first - 1, meter.clock.doing, before) if writer else None
         self._step = first - 1
         self.losses: Mapping[int, float] = {}
         self.noted: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None
@@ -94,7 +94,6 @@ class Recorder:
             screen.say_parts(parts)
 
     def say(self, text: str) -> None:
-        """Shows a line of text."""
         if self._writer:
             say(text)
 

@@ -41,11 +41,11 @@ class StopSignal:
 
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
         self._doing = doing
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._signals: list[tuple[int, float]] = []  # that came, and when
-        self._mine: typing.Any = None
+        self._why: typing.Any = None
         self._agreed = False
-        self._old: dict[int, typing.Any] = {}
+        self._before: dict[int, typing.Any] = {}  # the handlers
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
@@ -54,62 +54,57 @@ class StopSignal:
                 numbers.append(signal.SIGTERM)
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
-            for number in numbers:
-                self._old[number] = signal.signal(number, self._on_signal)
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *exc) -> None:
-        for number, handler in self._old.items():
+        for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._old.clear()
+        self._before.clear()
 
     def ask(self, why: typing.Any) -> None:
         """Asks all processes to stop at the same step, with the ending `why`. Any thread may ask; the first one counts.
 
         Args:
-          why: a `loop.Ending`.
+          why: a `loop.Ending`; None for a signal.
         """
-        self._mine = self._mine or why
-        self._ask()
+        self._why = self._why or why
+        if not self._requested.is_set():
+            self._requested.set()
+            if jax.process_count() > 1:  # JAX takes this as its preemption notice, and tells the other processes
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def requested(self, step: int) -> bool:
         """True if the run must stop after `step`. All processes get the same answer at the same step."""
         if jax.process_count() == 1:
-            return self._asked.is_set()
+            return self._requested.is_set()
         if not self._agreed and multihost_utils.reached_preemption_sync_point(step):
-            self._agreed, self._mine = True, self._of_any_process()
+            self._agreed, self._why = True, self._of_any_process()
         return self._agreed
 
     def asked(self) -> bool:
-        """True if this process was asked to stop."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     def alone(self) -> bool:
         """True if the run must stop and no other process has to agree."""
-        return jax.process_count() == 1 and self._asked.is_set()
+        return jax.process_count() == 1 and self.asked()
 
     def why(self) -> typing.Any:
         """Returns the `loop.Ending` that was asked for; None for a signal.
 
         Call it after `requested` or `alone` said yes: then it is the same on all processes.
         """
-        return self._mine
+        return self._why
 
     def _of_any_process(self) -> typing.Any:
         """The ending that the first process of those that asked for one asked for, with that process's number."""
-        mine = self._mine
-        if mine is not None:
-            mine = dataclasses.replace(mine, why=f"process {jax.process_index()}: {mine.why[:1000]}")
-        row = np.frombuffer(pickle.dumps(mine).ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
+        why = self._why
+        if why is not None:
+            why = dataclasses.replace(why, why=f"process {jax.process_index()}: {why.why[:1000]}")
+        row = np.frombuffer(pickle.dumps(why).ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
         rows = multihost_utils.process_allgather(row)
         endings = [pickle.loads(bytes(row)) for row in rows]  # of this very program, from its own processes
         return next((ending for ending in endings if ending is not None), None)
-
-    def _ask(self) -> None:
-        if not self._asked.is_set():
-            self._asked.set()
-            if jax.process_count() > 1:
-                os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
         supervised.note(number)
@@ -118,7 +113,7 @@ class StopSignal:
         if not earlier:
             activity = _WORDS.get(self._doing(), "step")
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
-            self._ask()
+            self.ask(None)
         elif supervised.asks_at_once(number, now, earlier):
             console.say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
             screen.end()

@@ -15,17 +15,8 @@ from jaxlm.files import MANGLED, is_number, is_step, json_lines, json_of
 from jaxlm.plan.params import count_params
 from jaxlm.train import clock, differences, ledger, lineage
 
-# Column of the report -> metric in metrics.jsonl.
-_COLUMNS = {
-    "step": "step",
-    "tokens": "tokens",
-    "cost_usd": "cost_usd",
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "lr": "train/lr",
-    "tokens_per_second": "tokens_per_second",
-    "mfu_palm": "mfu_palm",
-}
+# The metrics of the report's curves.
+_CURVES = ("step", "tokens", "cost_usd", "train/loss", "train/grad_norm", "train/lr", "tokens_per_second", "mfu_palm")
 
 
 def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
@@ -35,7 +26,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
     logged = [record for record in records if record.get("train/loss") is not None]
     return {
         "run": _run(folder, records, held_out, book),
-        "curves": {column: [record.get(name) for record in logged] for column, name in _COLUMNS.items()},
+        "curves": {name.removeprefix("train/"): [record.get(name) for record in logged] for name in _CURVES},
         "held_out": held_out,
         "figures": lineage.curves(config.program, records) if config else {},
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},

@@ -48,9 +48,9 @@ def run(config: Config, program: Callable[[], int]) -> int:
             return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
-    held = _lock(config)  # if it is refused, another start trains there: no farewell
+    lock = _lock(config)  # if it is refused, another start trains there: no farewell
     try:
-        with _handed_down(held):
+        with _handed_down(lock):
             code = program()
     except ConfigError:
         code = 2
@@ -291,7 +291,6 @@ class Supervisor:
         return not progress.again
 
     def _is_full(self) -> bool:
-        """True if another checkpoint has no room."""
         return bool(children.within(2 * _ROOM_S, lambda: room.is_full(self._folder / "checkpoints", _ROOM_S)))
 
     def _wait(self, death: children.Death, failures: int) -> bool:

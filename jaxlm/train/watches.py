@@ -80,9 +80,7 @@ class Told(Watch):
         raise NotImplementedError
 
     def every(self, name: str) -> np.ndarray:
-        """Returns a figure of the last steps."""
         return np.asarray([record[name] for record in self.last])
 
     def mean(self, name: str) -> float:
-        """Returns its mean over the last steps."""
         return float(self.every(name).mean())

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import jax
 from jax.sharding import Mesh
+from ml_collections import config_dict
 
 from jaxlm import config_files, files, processes, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
@@ -56,18 +57,19 @@ def workdir(path: str) -> pathlib.Path:
 
 
 def has_checkpoints(folder: pathlib.Path) -> bool:
-    """True if the run has begun: its folder holds a checkpoint."""
     return files.has_steps(folder / "checkpoints")
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
     """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
     begun = has_checkpoints(folder)
-    saved = (folder if begun else expanded(config.origin)) / "config.json"
-    if not (begun or config.origin_state) or not saved.is_file():
-        return None
-    optim = config_files.from_run(saved).optim
-    return {key: getattr(optim, key) for key in BY_RULE}
+    saved = _saved(folder if begun else expanded(config.origin)) if begun or config.origin_state else None
+    return {key: saved.optim[key] for key in BY_RULE} if saved else None
+
+
+def _saved(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+    path = folder / "config.json"
+    return config_files.from_run(path) if path.is_file() else None
 
 
 def as_begun(config: Config, folder: pathlib.Path) -> Config:
@@ -108,21 +110,19 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
 
 def older_batches(folder: pathlib.Path) -> list[int]:
     """Returns `eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
-    saved = folder / "config.json"
-    return list(config_files.from_run(saved).eval.older_batches) if has_checkpoints(folder) and saved.is_file() else []
+    saved = _saved(folder) if has_checkpoints(folder) else None
+    return list(saved.eval.older_batches) if saved else []
 
 
 def check_data_seed(config: Config) -> None:
     """Raises ConfigError if the data of the folder's run is gone, and would be made again with other held-out documents."""
-    saved = pathlib.Path(config.workdir) / "config.json"
-    gone = not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
-    if gone and saved.is_file() and has_checkpoints(saved.parent):
-        seed = max(config_files.from_run(saved).data.seed, 0)
-        if seed != max(config.data.seed, 0):
-            raise ConfigError(
-                f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
-                f"--config.data.seed={seed}, with which it is made again as it was"
-            )
+    folder, gone = pathlib.Path(config.workdir), not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
+    saved = _saved(folder) if gone and has_checkpoints(folder) else None
+    if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
+        raise ConfigError(
+            f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
+            f"--config.data.seed={seed}, with which it is made again as it was"
+        )
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
