@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import typing
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ _WORDS = {
 class StopSignal:
     """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second request ends the process at once (`supervised.asks_at_once`). A SIGHUP that was ignored at the start (nohup)
+    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored at the start (nohup)
     stays ignored.
 
     If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this
@@ -42,7 +41,7 @@ class StopSignal:
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
         self._doing = doing
         self._requested = threading.Event()
-        self._signals: list[tuple[int, float]] = []  # that came, and when
+        self._signals = supervised.Requests()
         self._why: typing.Any = None
         self._agreed = False
         self._before: dict[int, typing.Any] = {}  # the handlers
@@ -107,14 +106,13 @@ class StopSignal:
         return next((ending for ending in endings if ending is not None), None)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
-        supervised.note(number)
-        now, earlier = time.monotonic(), list(self._signals)
-        self._signals.append((number, now))
-        if not earlier:
+        supervised.requests.note(number)
+        meaning = self._signals.note(number)
+        if meaning == supervised.FIRST:
             activity = _WORDS.get(self._doing(), "step")
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
             self.ask(None)
-        elif supervised.asks_at_once(number, now, earlier):
+        elif meaning == supervised.AGAIN:
             console.say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
             screen.end()
             transcript.end()

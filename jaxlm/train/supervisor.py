@@ -45,7 +45,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
         tell = functools.partial(notify.tell, config.notify, workdir=config.workdir)
         supervisor = Supervisor(again, config, tell)
         with supervisor.signals():  # that mean the request which ended the run must not cost the farewell
-            return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
+            return _farewell(config, supervisor.run(), supervisor.start, supervisor.requests.first)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
     lock = _lock(config)  # if it is refused, another start trains there: no farewell
@@ -59,7 +59,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
         code = 4
         raise
     finally:
-        _farewell(config, code, start, supervised.signalled)
+        _farewell(config, code, start, supervised.requests.first)
     return code
 
 
@@ -156,7 +156,7 @@ class Supervisor:
         mirror_s, rewards_s = c.checkpoint.mirror_timeout_s, c.reward.timeout_s
         self._hangs = hangs.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
-        self._requests: list[tuple[int, float]] = []  # the signals that ask to stop, and when each came
+        self.requests = supervised.Requests()
         self._at_once: float | None = None  # when they asked to stop at once
         self._over = False
         self._woken = threading.Event()
@@ -183,7 +183,7 @@ class Supervisor:
                     return death.code
                 if death.stuck:
                     return 1
-                if self._requests:
+                if self.requests.came:
                     return self._stopped(death)
                 if place and children.within(_READ_S, lambda: files.moved(self._folder, place)):
                     if death.code != 1:  # else it said so itself
@@ -209,7 +209,7 @@ class Supervisor:
         child = children.Child(self.command, environment, passed, self.output)
         self._hangs.begin(time.monotonic())
         self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)
-        if self._requests:  # a signal that came just now
+        if self.requests.came:  # a signal that came just now
             child.send(signal.SIGTERM)
         self._hung = self._watch(child)
         sign, self._child = child.sign(), None  # before `reap`: no signal may reach another process of its number
@@ -237,9 +237,9 @@ class Supervisor:
             if self._at_once is not None and now > self._at_once + times.at_once:
                 child.kill(times.kill)
                 return 0.0
-            if not self._requests:
+            if not self.requests.came:
                 continue
-            waited, compiles = now - self._requests[0][1], sign.activity == clock.COMPILE
+            waited, compiles = now - self.requests.came[0][1], sign.activity == clock.COMPILE
             # XLA hears no signal, and what has not begun needs no save. Of several processes none ends alone: that would
             # make the others start again.
             if _nothing_to_save(sign) and not (compiles and self._several):
@@ -303,10 +303,10 @@ class Supervisor:
         if not death.hung:  # of a hang it told before
             self.tell("crash", words)
         self._woken.wait(delay)
-        if self._requests:
+        if self.requests.came:
             _say(f"stopped between two starts{_AGAIN}")
         self._since = time.monotonic()
-        return not self._requests
+        return not self.requests.came
 
     def _stopped(self, death: children.Death) -> int:
         """The exit code of a run that was asked to stop and did not say that its state is saved."""
@@ -335,25 +335,19 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @property
-    def signalled(self) -> int | None:
-        """The first signal that asked to stop; None if none did."""
-        return self._requests[0][0] if self._requests else None
-
     def _on_signal(self, number: int, frame: typing.Any) -> None:
         if number == signal.SIGUSR1:
             if self._child:
                 threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
             return
-        now, earlier = time.monotonic(), list(self._requests)
-        self._requests.append((number, now))
+        meaning = self.requests.note(number)
+        again = meaning == supervised.AGAIN
         self._woken.set()
-        again = supervised.asks_at_once(number, now, earlier)
         if self._over and (again or number == signal.SIGINT):
             raise KeyboardInterrupt
         if again:
-            self._at_once = self._at_once or now
-        if self._child and (again or not earlier):  # else the child has been told
+            self._at_once = self._at_once or time.monotonic()
+        if self._child and meaning != supervised.SAME:
             self._child.send(signal.SIGINT if again else number)
 
     def _show_stacks(self, child: children.Child) -> None:
