@@ -151,25 +151,15 @@ def _out_of_memory_kills() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """How a child ended.
+    """How a child ended, after which step, in which activity (`clock.ACTIVITIES`)."""
 
-    Attributes:
-      code: its exit code; below 0 the signal that ended it.
-      step: the last step that it did.
-      activity: what it did last.
-      hung: the seconds without a sign of life, if it was ended for that.
-      out_of_memory: True if the kernel ended a process for want of memory meanwhile.
-      stuck: True if it could not be ended.
-      fault: True if storage or network failed before its first step, as it said itself, and nobody else starts it again.
-    """
-
-    code: int
+    code: int  # below 0: the signal that ended it
     step: int
     activity: str
-    hung: float = 0.0
-    out_of_memory: bool = False
-    stuck: bool = False
-    fault: bool = False
+    hung: float = 0.0  # the seconds without a sign of life, if it was ended for that
+    out_of_memory: bool = False  # the kernel ended a process for want of memory meanwhile
+    stuck: bool = False  # it could not be ended
+    fault: bool = False  # storage or network failed before its first step, as it said, and nobody else starts it again
 
     def words(self) -> str:
         """Returns what happened, for the user."""
@@ -188,9 +178,7 @@ class Death:
 class Progress:
     """What the starts so far achieved, judged by their checkpoints and the steps at which they died.
 
-    Args:
-      checkpoints: the folder of the checkpoints.
-      patience_s: for how long starts may die of storage or network before their first step.
+    Starts may die of storage or network before their first step for `patience_s`.
 
     Attributes:
       newer: True if there was a newer checkpoint at the last death than at the one before.

@@ -55,12 +55,9 @@ class Start:
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Tells how the run ended, and runs `runs.on_exit` once the mirror holds all. Never raises.
+    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises.
 
-    Args:
-      code: the exit code.
-      start: the run's last start.
-      signalled: the signal that asked the run to stop; None if none did.
+    `signalled`: the signal that asked the run to stop.
     """
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)

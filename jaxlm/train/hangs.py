@@ -54,11 +54,8 @@ class Watch:
     Args:
       hang_s: `runs.hang_s`, one budget for all activities (of a start or a compilation: without use of the processor); 0 =
         learned.
-      data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
-      mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
-      meeting_s: `distributed.start_timeout_s`, after which the wait for the run's other processes itself ends; 0 if there
-        are none.
-      reward_timeout_s: `reward.timeout_s`.
+      data_timeout_s, mirror_timeout_s, meeting_s, reward_timeout_s: after which the loader, the mirror, the wait for other
+        processes (0 without any) and a reward give up by themselves.
     """
 
     hang_s: float
@@ -81,10 +78,7 @@ class Watch:
     def look(self, sign: Sign, now: float, processor_s: float = 0.0) -> float:
         """Returns for how many seconds too many the run has been silent; below 0 while it is alive.
 
-        Args:
-          sign: the last sign of life.
-          now: `time.monotonic()`.
-          processor_s: the seconds of processor time that the run has used so far.
+        `now` is `time.monotonic()`, `processor_s` the processor time that the run has used so far.
         """
         if now - self._looked > MINUTE:
             self._not_before = now  # this process itself did not run: nobody knows what happened meanwhile

@@ -133,13 +133,11 @@ def record_start(
     config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
 
     Args:
-      folder: the run's folder.
-      config: the resolved config.
       step: the number of steps already done.
-      manifest_sha256: the sha256 of the data directory's manifest.
+      manifest_sha256: of the data directory's manifest.
       hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
-      changed: what `differences.since_last_start` found.
+      changed: what `differences.since_last_start` returned.
       flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
       held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
@@ -178,8 +176,8 @@ def end(
     Args:
       step: the last step that it did; 0 if it did none.
       code: the exit code; -9 for a process that SIGKILL ended.
-      cause: the ending's cause, such as "budget".
-      pid: the process that ended; this one by default. A supervisor gives its child's.
+      cause: the ending's, such as "budget".
+      pid: this process by default. A supervisor gives its child's.
       hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}

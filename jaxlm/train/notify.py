@@ -82,12 +82,6 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
 
     Webhooks get {"text", "content", "event", "run", "host", "step"}; `text` (Slack) and `content` (Discord) are the
     same message. A failure is tried again twice, and said in one line the first time.
-
-    Args:
-      event: "gate", "stall", "crash", "end" or "budget".
-      text: what happened, in one line.
-      workdir: the run's folder; the message names it.
-      step: the step at which it happened, if known.
     """
     if event not in notify.events or not notify.urls:
         return
@@ -202,17 +196,13 @@ def at_exit(
     """Runs the command of `runs.on_exit` for this exit code, in a shell. Returns after it ended, and never raises.
 
     The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR in its environment. Its output goes to standard error. After
-    COMMAND_S seconds it is ended. Messages under way (`notify`) are sent first, because the command may end the machine.
+    COMMAND_S seconds it is ended. Messages under way are sent first, because the command may end the machine.
 
     Args:
-      code: the run's exit code: 0 runs `done`, 3 `gate`, 4 `stopped`, all others `failed`.
       why: why the run ended, in one line.
-      mirrored: True if the mirror holds everything: the newest checkpoint was read back from it. If it is False, the command
-        does not run, unless `runs.on_exit_unmirrored`.
-      workdir: the run's folder.
+      mirrored: True if the newest checkpoint was read back from the mirror. Else only `runs.on_exit_unmirrored` lets it run.
       step: the step that is not in the mirror yet, for the message.
-      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`). They see that the machine still runs: the
-        command does not run.
+      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`): they see that the machine still runs.
     """
     cause = CAUSES.get(code, "failed")
     key, command = f"runs.on_exit.{cause}", dataclasses.asdict(runs.on_exit)[cause]

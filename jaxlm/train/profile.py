@@ -27,11 +27,7 @@ class Trace(Hook):
     """Ends the trace and shows a summary. The hook `begin` starts the trace.
 
     This hook runs before all others and `begin` after them, so that only steps are traced. As a context manager it also ends
-    the trace if the loop fails.
-
-    Args:
-      window: the first and the last step to trace; None for no trace.
-      folder: the path WORKDIR/profile.
+    the trace if the loop fails. `window`: the first and the last step to trace; None for no trace.
     """
 
     name = "trace"

@@ -137,10 +137,7 @@ class Supervisor:
     """One run of `jaxlm train`, with all its starts.
 
     Args:
-      command: what to start.
-      config: the config that the command names; the child gets it too.
       tell: called with an event ("crash", "stall") and a line about it, when the child is started again or given up.
-      times: the seconds that it waits.
       output: a file that takes what the child says and prints; None: where this process does.
     """
 

@@ -15,7 +15,7 @@ import collections
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -34,19 +34,12 @@ _PRODUCTS = ("dot", "convolution")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction of a compiled program.
+    """An instruction of a compiled program."""
 
-    Attributes:
-      opcode: the opcode in HLO, such as `fusion`.
-      scope: the place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or "".
-      target: the function that a custom call calls; "" for other instructions.
-      product: True for a matrix product, or a fusion that holds one.
-    """
-
-    opcode: str
-    scope: str
-    target: str = ""
-    product: bool = False
+    opcode: str  # in HLO, such as `fusion`
+    scope: str  # its place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or ""
+    target: str = ""  # the function that a custom call calls
+    product: bool = False  # a matrix product, or a fusion that holds one
 
 
 Programs = dict[tuple[str, str], Instruction]  # (program, instruction's name) -> instruction
@@ -65,35 +58,22 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """All operations with the same name and place, as a mean over steps and devices.
+    """All operations with the same name and place: their time together and how often they ran, in a step on one device."""
 
-    Attributes:
-      name: the name of the operations, without their numbers.
-      place: their place in the model, such as `attn/attention/exp (backward)`.
-      kind: their class, one of CLASSES.
-      seconds, runs: the time of all of them together and how often they ran, in one step on one device.
-    """
-
-    name: str
-    place: str
-    kind: str
+    name: str  # without their numbers
+    place: str  # in the model, such as `attn/attention/exp (backward)`
+    kind: str  # one of CLASSES
     seconds: float
     runs: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """How the time of a step was spent.
+    """How the time of a step was spent."""
 
-    Attributes:
-      seconds: the time of one step: from the first traced operation to the last, divided by the number of steps.
-      shares: class (one of CLASSES) -> its share of `seconds`.
-      rows: all operations, sorted by their time, the longest first.
-    """
-
-    seconds: float
-    shares: dict[str, float]
-    rows: list[Row]
+    seconds: float  # from the first traced operation to the last, divided by the number of steps
+    shares: dict[str, float]  # class (one of CLASSES) -> its share of `seconds`
+    rows: list[Row]  # those with the most time first
 
 
 def classify(event: Event) -> str:
@@ -110,11 +90,7 @@ def classify(event: Event) -> str:
 
 
 def summarise(events: Iterable[Event], steps: int) -> Profile:
-    """Returns the mean profile of a step, over `steps` steps and all devices.
-
-    Raises:
-      ValueError: `events` is empty.
-    """
+    """Returns the mean profile of a step, over `steps` steps and all devices. Raises ValueError if `events` is empty."""
     by_device: dict[str, list[Event]] = collections.defaultdict(list)
     for event in events:
         by_device[event.device].append(event)
@@ -124,9 +100,10 @@ def summarise(events: Iterable[Event], steps: int) -> Profile:
     for mine in by_device.values():
         span += max(e.end for e in mine) - min(e.start for e in mine)
         keys = [(_base(e.name), place(e.instruction.scope if e.instruction else ""), classify(e)) for e in mine]
-        runs.update(keys)
-        for key, time in zip(keys, _attribute(mine, [kind == "communication" for *_, kind in keys]), strict=True):
+        times = _attribute(mine, [kind == "communication" for *_, kind in keys])
+        for key, time in zip(keys, times, strict=True):
             spent[key] += time
+            runs[key] += 1
     shares = dict.fromkeys(CLASSES, 0.0)
     for (*_, kind), time in spent.items():
         shares[kind] += time / span
@@ -177,17 +154,14 @@ def read(path: pathlib.Path) -> list[Event]:
     return events
 
 
-def _operations(plane: str, timeline: Iterable[ProfileEvent], programs: Programs, *, is_host: bool) -> list[Event]:
-    events = []
+def _operations(plane: str, timeline: Iterable[ProfileEvent], programs: Programs, *, is_host: bool) -> Iterator[Event]:
     for event in timeline:
         stats = dict(event.stats)
         op = str(stats.get("hlo_op", ""))
         instruction = programs.get((str(stats.get("hlo_module", "")), op))
-        if (is_host and not op) or (instruction and instruction.opcode in _CONTAINERS):
-            continue
-        device = f"{plane}:{stats.get('device_ordinal', 0)}" if is_host else plane
-        events.append(Event(device, event.name, event.start_ns, event.start_ns + event.duration_ns, instruction))
-    return events
+        if (op or not is_host) and not (instruction and instruction.opcode in _CONTAINERS):
+            device = f"{plane}:{stats.get('device_ordinal', 0)}" if is_host else plane
+            yield Event(device, event.name, event.start_ns, event.start_ns + event.duration_ns, instruction)
 
 
 def instructions(xspace: bytes) -> Programs:
