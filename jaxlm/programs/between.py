@@ -14,7 +14,6 @@ from jaxlm.programs.task import Ready, Task
 from jaxlm.redact import redact
 from jaxlm.train import (
     announcement,
-    futures,
     hooks,
     ledger,
     metrics,
@@ -82,7 +81,7 @@ class Between:
             hooks.HeldOut(held_out, every, c.eval, losses, self.overfit.evaluated, ends, remark),
             hooks.Benchmarks(asked, c.eval.tasks_every_steps, set(measured), ends),
             hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
-            futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, every, str(folder)),
+            outlook.StopByForecast(c.stop, look.losses, look.rate, look.prices, every, str(folder)),
             outlook.Report(look, c.stop, ends),
             self.bill,
             trace.begin,

@@ -19,7 +19,7 @@ from jaxlm.processes import from_first, say, together
 from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, supervised, workdir
+from jaxlm.train import books, farewell, ledger, loop, metrics, signals, start, supervised, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, RESTORE, Clock, Pulse
 from jaxlm.train.scores import Scores
@@ -43,7 +43,7 @@ def run(config: Config, task: Task) -> int:
         scores = Scores(config.checkpoint)
         with clock.spend(MIRROR):
             alive = functools.partial(clock.begin, MIRROR)
-            mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
+            mirror = together(lambda: farewell.open_mirror(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
         config = workdir.as_begun(config, folder)
         asked = dataclasses.replace(asked, eval=config.eval, optim=config.optim)

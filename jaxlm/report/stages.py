@@ -1,6 +1,6 @@
 """The runs before a run, itself, and commands around them: what each took, and wrote after the same prompts, clean or not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.console import count, duration, human, spent
 from jaxlm.corpus.audit_patterns import GROUPS
@@ -29,22 +29,41 @@ Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.
 
 def took(summary: dict) -> Markup:
     """Returns the table of a summary of `report.run`: a row for each stage, and their sum; nothing if the run is the first."""
-    rows = summary.get("stages") or ()
-    if not rows:
+    stages = summary.get("stages") or ()
+    if not stages:
         return Markup("")
-    paid = any(row["cost_usd"] for row in rows)
-    head = ("stage", "what it changed", "time", *(["cost"] if paid else []), "steps", "tokens", "run", "config")
-    cells = [_stage(row, paid) for row in rows]
-    runs = [row for row in rows if row["program"] != "prepare"]
-    total = {name: sum(row[name] or 0 for row in runs) for name in ("tokens", "wall_s", "cost_usd")}
-    sums = (duration(total["wall_s"]), *([spent(total["cost_usd"])] if paid else []), "", human(total["tokens"]))
-    parts = [table(head, [*cells, ("all", "", *sums, "", "")], "Stages")]
-    for row in rows:
-        if row["program"] == "prepare":
-            parts.append(tag("p", _DATA_INSIDE if row["wall_s"] is None else _DATA_TIME, class_="dim"))
-        if row.get("held_out"):
-            parts.append(tag("p", f"{row['name']}: {row['held_out']}.", class_="dim"))
+    runs = [stage for stage in stages if stage["program"] != "prepare"]
+    tokens, wall_s, usd = (sum(run[name] or 0 for run in runs) for name in ("tokens", "wall_s", "cost_usd"))
+    head = ("stage", "what it changed", "time", "cost", "steps", "tokens", "run", "config")
+    rows = [head, *map(_stage, stages), ("all", "", duration(wall_s), spent(usd), "", human(tokens), "", "")]
+    if not any(stage["cost_usd"] for stage in stages):  # without a price, dollars say nothing
+        rows = [(*row[:3], *row[4:]) for row in rows]
+    parts = [table(rows[0], rows[1:], "Stages")]
+    for stage in stages:
+        if stage["program"] == "prepare":
+            parts.append(tag("p", _DATA_INSIDE if stage["wall_s"] is None else _DATA_TIME, class_="dim"))
+        if stage.get("held_out"):
+            parts.append(tag("p", f"{stage['name']}: {stage['held_out']}.", class_="dim"))
     return join(parts)
+
+
+def _stage(row: dict) -> tuple[object, ...]:
+    def shown(name: str, words: Callable[[float], str]) -> str:
+        return "" if row[name] is None else words(row[name])
+
+    ends = [row[name] for name in ("begin", "end") if row[name] is not None]
+    figures = [count(figure) if isinstance(figure, int) else f"{figure:.3f}" for figure in ends]
+    phases = f" in phases: {', '.join(row['phases'])}" if row["phases"] else ""
+    return (
+        _TITLES.get(row["program"], row["program"]),
+        cell(f"{row['figure']} {' → '.join(figures)}" if ends else "", kind="text"),
+        shown("wall_s", duration),
+        shown("cost_usd", spent),
+        shown("steps", count),
+        shown("tokens", human),
+        cell(row["name"], kind="text"),
+        cell(f"{row['config']}{phases}", kind="text"),
+    )
 
 
 def commands(summary: dict) -> Markup:
@@ -58,107 +77,72 @@ def commands(summary: dict) -> Markup:
 
 def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
     """Returns the cells of that table: its head, a row for each command, their sum."""
-    paid = any(row["cost_usd"] for row in rows)
-    total = {"name": "all", **{key: sum(row[key] for row in rows) for key in ("wall_s", "cost_usd")}}
-    cells = [(r["name"], duration(r["wall_s"]), *([spent(r["cost_usd"])] if paid else [])) for r in (*rows, total)]
-    return [("command", "time", *(["cost"] if paid else [])), *cells]
-
-
-def _stage(row: dict, paid: bool) -> tuple[object, ...]:
-    """The cells of a stage."""
-    phases = f" in phases: {', '.join(row['phases'])}" if row["phases"] else ""
-    known = {name: row[name] is not None for name in ("steps", "tokens", "wall_s", "cost_usd")}
-    return (
-        _TITLES.get(row["program"], row["program"]),
-        cell(_change(row), kind="text"),
-        duration(row["wall_s"]) if known["wall_s"] else "",
-        *([spent(row["cost_usd"]) if known["cost_usd"] else ""] if paid else []),
-        count(row["steps"]) if known["steps"] else "",
-        human(row["tokens"]) if known["tokens"] else "",
-        cell(row["name"], kind="text"),
-        cell(f"{row['config']}{phases}", kind="text"),
-    )
-
-
-def _change(row: dict) -> str:
-    """The figure that a stage is about: "held-out loss 8.321 → 5.118"."""
-    ends = [row[name] for name in ("begin", "end") if row[name] is not None]
-    shown = [count(value) if isinstance(value, int) else f"{value:.3f}" for value in ends]
-    return f"{row['figure']} {' → '.join(shown)}" if ends else ""
+    wall_s, usd = (sum(row[key] for row in rows) for key in ("wall_s", "cost_usd"))
+    whole = {"name": "all", "wall_s": wall_s, "cost_usd": usd}
+    cells = [(row["name"], duration(row["wall_s"]), spent(row["cost_usd"])) for row in (*rows, whole)]
+    return [row if usd else row[:2] for row in [("command", "time", "cost"), *cells]]
 
 
 def samples(summary: dict) -> Markup:
     """Returns the section of a summary of `report.run`; nothing if no earlier stage has samples."""
     own = {"name": summary["run"].get("name", ""), "samples": summary.get("samples") or {}}
-    stages = [
-        stage | {"samples": _latest(stage.get("samples") or {})} for stage in (*(summary.get("before") or ()), own)
-    ]
-    stages = [stage for stage in stages if stage["samples"]]
-    if len(stages) < 2 or stages[-1]["name"] != own["name"]:
+    runs = [*(summary.get("before") or ()), own]
+    stages = [(run["name"], texts) for run in runs if (texts := _latest(run.get("samples") or {}))]
+    if len(stages) < 2 or not own["samples"]:
         return Markup("")
-    parts = [tag("p", line) for line in persisting(stages)]
-    parts.append(table(("run", "step", "texts", "clean"), [_row(stage) for stage in stages], "Clean texts"))
-    for prompt in own["samples"]:
-        beside = [_text(stage["name"], one) for stage in stages for one in stage["samples"].get(prompt, ())]
-        parts.append(
-            details(
-                tag("code", prompt), tag("div", *beside, class_="beside"), opened=prompt == next(iter(own["samples"]))
-            )
-        )
+    rows = [_row(*stage) for stage in stages]
+    parts = [*_persisting(stages), table(("run", "step", "texts", "clean"), rows, "Clean texts")]
+    for i, prompt in enumerate(own["samples"]):
+        beside = [_text(name, line) for name, texts in stages for line in texts.get(prompt, ())]
+        parts.append(details(tag("code", prompt), tag("div", *beside, class_="beside"), opened=not i))
     return join(parts)
 
 
-def persisting(stages: Sequence[dict]) -> list[str]:
-    """Returns a line for each kind of known junk in the first stage's texts and still in the last one's.
-
-    Args:
-      stages: each with `name` and `samples`, first to last.
-    """
-    first, last = ({label for one in _all(stage) for label in labels(one["text"])} for stage in (stages[0], stages[-1]))
-    return [
-        f"{stages[0]['name']} wrote “{label}”, and {stages[-1]['name']} still does. {_CANT}"
-        for label in sorted(first & last)
-    ]
-
-
-def verdict(one: dict) -> str:
-    """Returns "clean", or why a text is not: known junk, a loop, much repeated. `one` is a line of a file of samples."""
-    loop, repeated = one.get("degenerates_at"), one.get("repetition")
-    found = [f"junk: {', '.join(labels(one['text']))}"] if labels(one["text"]) else []
-    found += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
-    if not found and isinstance(repeated, int | float) and repeated >= _MUCH:
-        found = [f"{repeated:.0%} repeated"]
-    return "; ".join(found) or "clean"
-
-
-def labels(text: str) -> list[str]:
-    """Returns the labels of the known junk in a text (`corpus.audit_patterns`), sorted."""
-    sure = [group for group in GROUPS.values() if group.severity >= _SURE]
-    return sorted(
-        {group.label_of(match) for group in sure for match in group.matches(text)}
-        | ({"U+FFFD"} if "\ufffd" in text else set())
-    )
-
-
-def _latest(texts: Texts) -> dict[str, list[dict]]:
+def _latest(texts: Texts) -> Texts:
     """The continuations of each prompt at the last step that has any."""
-    last = max((one["step"] for lines in texts.values() for one in lines), default=0)
-    return {prompt: kept for prompt, lines in texts.items() if (kept := [one for one in lines if one["step"] == last])}
+    last = max((line["step"] for lines in texts.values() for line in lines), default=0)
+    at_last = {prompt: [line for line in lines if line["step"] == last] for prompt, lines in texts.items()}
+    return {prompt: lines for prompt, lines in at_last.items() if lines}
 
 
-def _all(stage: dict) -> list[dict]:
-    return [one for lines in stage["samples"].values() for one in lines]
+def _persisting(stages: Sequence[tuple[str, Texts]]) -> list[Markup]:
+    """A line for each kind of known junk in the first stage's texts and still in the last one's."""
+    (first, before), (last, after) = stages[0], stages[-1]
+    was, still = ({label for line in _lines(texts) for label in _labels(line["text"])} for texts in (before, after))
+    lines = [f"{first} wrote “{label}”, and {last} still does. {_CANT}" for label in sorted(was & still)]
+    return [tag("p", line) for line in lines]
 
 
-def _row(stage: dict) -> tuple[str, str, str, str]:
-    lines = _all(stage)
-    clean = sum(verdict(one) == "clean" for one in lines)
-    return stage["name"], count(lines[0]["step"]), count(len(lines)), f"{clean} of {len(lines)}"
+def _lines(texts: Texts) -> list[dict]:
+    return [line for lines in texts.values() for line in lines]
 
 
-def _text(name: str, one: dict) -> Markup:
-    temperature = one.get("temperature")
+def _labels(text: str) -> list[str]:
+    """The labels of the known junk in a text (`corpus.audit_patterns`), sorted."""
+    sure = [group for group in GROUPS.values() if group.severity >= _SURE]
+    labels = {group.label_of(match) for group in sure for match in group.matches(text)}
+    return sorted(labels | ({"U+FFFD"} if "\ufffd" in text else set()))
+
+
+def _row(name: str, texts: Texts) -> tuple[str, str, str, str]:
+    lines = _lines(texts)
+    clean = sum(_verdict(line) == "clean" for line in lines)
+    return name, count(lines[0]["step"]), count(len(lines)), f"{clean} of {len(lines)}"
+
+
+def _verdict(line: dict) -> str:
+    """Says "clean", or why the text of a line of a file of samples is not: known junk, a loop, much repeated."""
+    loop, repeated, labels = line.get("degenerates_at"), line.get("repetition"), _labels(line["text"])
+    faults = [f"junk: {', '.join(labels)}"] if labels else []
+    faults += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
+    if not faults and isinstance(repeated, int | float) and repeated >= _MUCH:
+        faults = [f"{repeated:.0%} repeated"]
+    return "; ".join(faults) or "clean"
+
+
+def _text(name: str, line: dict) -> Markup:
+    temperature = line.get("temperature")
     way = "" if temperature is None else f", temperature {temperature:g}" if temperature else ", greedy"
-    about = tag("p", f"{name}, step {count(one['step'])}{way}", class_="dim")
-    text = tag("pre", one["text"].rstrip() or "(white space alone)")
-    return tag("div", about, tag("p", verdict(one), class_="dim small"), text)
+    about = tag("p", f"{name}, step {count(line['step'])}{way}", class_="dim")
+    text = tag("pre", line["text"].rstrip() or "(white space alone)")
+    return tag("div", about, tag("p", _verdict(line), class_="dim small"), text)

@@ -38,8 +38,8 @@ def announce(
         say(table(made.abstract.params))
     if trained:
         trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
-    found = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
-    for line in (*found, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
+    about = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
+    for line in (*about, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
         say(line)
 
 
@@ -64,29 +64,25 @@ def lines(
       trained: how many numbers are trained in place of all parameters, and what they are; "" if all are.
     """
     m, t = config.model, config.train
-    found = [
+    split = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}{split and f' ({split})'}"
+    most = max(passes, key=passes.get, default="")
+    return [
         f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}"
-        f"{m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
+        f"{m.n_layers} layers of d {m.d_model}; {devices}",
         *([_data(tokens, passes)] if tokens else []),  # what is asked may be made without end
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
         _length(config, mesh, done),
+        *([_too_often(most, passes[most])] if most and passes[most] > MOST_PASSES else []),
     ]
-    many = {name: times for name, times in passes.items() if times > MOST_PASSES}
-    if many:
-        most = max(many, key=many.get)
-        found.append(
-            f"{most} is read {_times(many[most])}: beyond about {MOST_PASSES} times a token teaches less than a new one; get "
-            "more text, or take fewer steps"
-        )
-    return found
 
 
 def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
     """Returns what an adapter trains, in words: "LoRA r 16 + 5 rows"."""
-    found = f"LoRA r {adapter.rank}" if adapter.kind == "lora" else f"a prompt of {adapter.prompt_tokens} vectors"
+    lora = f"LoRA r {adapter.rank}" if adapter.kind == "lora" else f"a prompt of {adapter.prompt_tokens} vectors"
     rows = f" + {len(row_ids)} rows" if row_ids else ""
-    return found + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
+    return lora + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
 
 
 def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
@@ -101,15 +97,14 @@ def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
     return [f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) as they are: {why}"] if kernels else []
 
 
-def _devices(mesh: Mesh) -> str:
-    kind = mesh.devices.flat[0].device_kind
-    shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
-    return f"{mesh.size} x {kind}" + (f" ({shape})" if shape else "")
-
-
 def _times(number: float) -> str:
     text = f"{number:.2g}" if number < 10 else f"{number:,.0f}"
     return "once" if text == "1" else f"{text} times"
+
+
+def _too_often(source: str, times: float) -> str:
+    less = f"beyond about {MOST_PASSES} times a token teaches less than a new one"
+    return f"{source} is read {_times(times)}: {less}; get more text, or take fewer steps"
 
 
 def _data(tokens: Mapping[str, int], passes: Mapping[str, float]) -> str:
@@ -117,8 +112,8 @@ def _data(tokens: Mapping[str, int], passes: Mapping[str, float]) -> str:
         return f"data: {human(sum(tokens.values()))} tokens"
     order = sorted(passes, key=lambda name: -passes[name] * tokens[name])
     named = [f"{name} {human(tokens[name])} tokens, read {_times(passes[name])}" for name in order[:_SOURCES]]
-    rest = len(order) - len(named)
-    return "data: " + "; ".join(named) + (f"; {rest} more sources" if rest else "")
+    rest = [f"{len(order) - _SOURCES} more sources"] if len(order) > _SOURCES else []
+    return f"data: {'; '.join(named + rest)}"
 
 
 def _memory(program: Program, devices: int) -> str:
@@ -137,9 +132,8 @@ def _length(config: Config, mesh: Mesh, done: int) -> str:
         seconds = (t.steps - done) * batch / known.tokens_per_second
         price = config.hardware.usd_per_hour
         usd = f", {dollars(seconds / 3600 * price)}" if price else ""
-        line += (
-            f"; about {duration(seconds)}{usd} at {human(known.tokens_per_second)} tokens/s, as measured here before"
-        )
+        speed = f"{human(known.tokens_per_second)} tokens/s, as measured here before"
+        line += f"; about {duration(seconds)}{usd} at {speed}"
     return line
 
 
@@ -154,12 +148,10 @@ def table(params: dict) -> str:
 
 def stacked_shapes(params: dict) -> dict:
     """Returns the shapes of the parameters. All layers are stacked into one, `layers`, so that a table of them is short."""
-    layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
     rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
-    if not layers:
-        return rest
-    stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
-    return {**rest, "layers": stack}
+    layers = [part for name, part in params.items() if name not in rest]
+    stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[:1])
+    return {**rest, **({"layers": stack[0]} if layers else {})}
 
 
 @dataclasses.dataclass(eq=False)

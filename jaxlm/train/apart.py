@@ -15,14 +15,8 @@ from jaxlm.train import ledger, metrics, supervisor, workdir
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
 _LEFT = (*(f"optim.{key}" for key in BY_RULE), "model.vocab_size")  # 0 = by rule, by the data
 # Keys that change where or how fast a run is trained, not what comes of it.
-_OF_THE_MACHINE = (
-    "optim.offload",
-    "model.offload",
-    "model.attention",
-    "model.remat",
-    "model.scan_layers",
-    "model.fuse_projections",
-)
+_OF_THE_MACHINE = ("optim.offload", "model.offload", "model.attention")
+_OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +79,13 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
     records = metrics.read(path)
     last = records[steps]
     by_source = {source: last.get(f"val/{source}/bits_per_byte") for source in mixture}
-    bits = {source: value for source, value in by_source.items() if value}
+    bits = {source: per_byte for source, per_byte in by_source.items() if per_byte}
+    length = {source: last[f"val/{source}/loss"] / math.log(2) / per_byte for source, per_byte in bits.items()}
     weight = sum(mixture[source] for source in bits)
-    length = {source: last[f"val/{source}/loss"] / math.log(2) / value for source, value in bits.items()}
     mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
     loss = losses[steps] if math.isfinite(losses[steps]) else None
-    wall = max((record.get("wall_s") or 0.0 for record in records.values()), default=0.0)
-    return Result(loss, bits, mean, wall / 3600)
+    wall_s = max(record.get("wall_s") or 0.0 for record in records.values())
+    return Result(loss, bits, mean, wall_s / 3600)
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
@@ -107,8 +101,12 @@ def _check_same(folder: pathlib.Path, config: Config) -> None:
 
 def _trained(config: Config) -> dict[str, typing.Any]:
     """Key -> value of what decides what comes of a run on the same data."""
-    found = {"train": {name: getattr(config.train, name) for name in ("steps", "batch_size", "seq_len")}}
-    found |= {"loss": {"z_loss": config.loss.z_loss}}
-    found |= {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "optim")}
-    flat = {f"{section}.{key}": value for section, keys in found.items() for key, value in keys.items()}
-    return {"seed": config.seed} | {key: value for key, value in flat.items() if key not in _OF_THE_MACHINE}
+    whole = dataclasses.asdict(config)
+    keys = {
+        "train": ("steps", "batch_size", "seq_len"),
+        "loss": ("z_loss",),
+        "model": whole["model"],
+        "optim": whole["optim"],
+    }
+    flat = {f"{section}.{key}": whole[section][key] for section in keys for key in keys[section]}
+    return {"seed": config.seed} | {key: flat[key] for key in flat if key not in _OF_THE_MACHINE}

@@ -76,48 +76,44 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     clock.redo = highest
     if last is None:
         return Earlier()
-    for name, seconds in _activities(last).items():
+    spent, before = _activities(last), _before(last, ledger.read(folder)["starts"])
+    for name, seconds in spent.items():
         clock.add(name, seconds)
-    wall, cost = sum(_activities(last).values()), last["cost_usd"]
-    before = _before(last, ledger.read(folder)["starts"])
-    gap = _gap(clock, last, before) if before else 0.0
+    gap = _gap(clock, last, before)
     hung = min(supervised.lost().get(HUNG, 0.0), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
-    price = _price(before, last) if before else 0.0
-    return Earlier(wall + gap, cost + gap / 3600 * price)
+    return Earlier(sum(spent.values()) + gap, last["cost_usd"] + gap / 3600 * _price(before, last))
 
 
 def _before(last: dict, starts: list[dict]) -> dict:
     """Returns the start before, as run.json has it, {} without one. One that died too early for it left an `opening`."""
-    found = starts[-1] if starts else {}
+    start = starts[-1] if starts else {}
     opened = last.get(metrics.START)
     if not isinstance(opened, dict):
-        return found
+        return start
     price = {"hardware": opened, "usd_per_hour": opened.get("usd_per_hour")}
     refused = {"step": 0, "ended": {"code": 2, "step": 0}}
-    return price | (refused if opened.get("refused") else {"ended": found.get("ended")})
+    return price | (refused if opened.get("refused") else {"ended": start.get("ended")})
 
 
 def _activities(record: dict) -> dict[str, float]:
     """Returns the seconds of each activity up to a record."""
-    found = {name: record.get(f"time/{name}_s", 0.0) for name in ACTIVITIES}
-    if f"time/{STEP}_s" in record and all(files.is_number(seconds) and seconds >= 0 for seconds in found.values()):
-        return found
+    spent = {name: record.get(f"time/{name}_s", 0.0) for name in ACTIVITIES}
+    if f"time/{STEP}_s" in record and all(files.is_number(seconds) and seconds >= 0 for seconds in spent.values()):
+        return spent
     return dict.fromkeys(ACTIVITIES, 0.0) | {STEP: record["wall_s"]}
 
 
 def _gap(clock: Clock, last: dict, start: dict) -> float:
-    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them.
-
-    Takes them off the clock's START as far as they are in it: a supervisor counts from when the process before died.
-    """
+    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them."""
     hardware, here = start.get("hardware"), ledger.machine()
     if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
         return 0.0
     signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if files.is_number(t)]
     if not signs:
         return 0.0
+    # A supervisor counts a start from before its process was up. Until then it is the gap's time, not the clock's START.
     unix = time.time() - time.monotonic()  # of monotonic time 0
     then, began = max(signs), unix + clock.began
     up = max(then, began, min(unix + process_began(), time.time()))

@@ -39,10 +39,10 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
                 f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={args.steps})"
             )
         return None
-    found = config_files.find(args.config) if args.config else None
-    if found is None or found.kind != "run":
+    run = config_files.find(args.config) if args.config else None
+    if run is None or run.kind != "run":
         raise ConfigError(f"--branch={args.branch} needs the folder of a run: jaxlm train RUN --branch=decay --steps=N")
-    return decay(found.path, args.steps, args.checkpoint, overrides)
+    return decay(run.path, args.steps, args.checkpoint, overrides)
 
 
 def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
@@ -66,7 +66,7 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     trunk = config_files.from_run(run / "config.json")
     if trunk.optim.decay_at_step:
         raise ConfigError(f"{run} decays already, from step {trunk.optim.decay_at_step}: branch from the run before it")
-    step, home = _find(run, checkpoint), str(run.resolve())
+    step, home = _step(run, checkpoint), str(run.resolve())
     config = config_dict.ConfigDict(trunk.to_dict())
     config.workdir = f"{str(run).rstrip('/')}-decay-{step}"
     config.origin, config.origin_checkpoint, config.origin_state = home, str(step), True
@@ -87,15 +87,14 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     return config
 
 
-def _find(run: pathlib.Path, checkpoint: str) -> int:
-    """The step of a checkpoint."""
+def _step(run: pathlib.Path, checkpoint: str) -> int:
     steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
     if not steps or steps[-1] < 1:
         raise ConfigError(f"no checkpoints in {run}/checkpoints: nothing to branch from")
-    found = str(steps[-1]) if checkpoint == "latest" else checkpoint
-    if found not in map(str, steps):
+    by_name = {str(step): step for step in steps} | {"latest": steps[-1]}
+    if checkpoint not in by_name:
         raise ConfigError(f"no checkpoint {checkpoint!r} in {run}; there are {', '.join(map(str, steps))} and latest")
-    return int(found)
+    return by_name[checkpoint]
 
 
 def _check_folder(folder: pathlib.Path, home: str, step: int, end: int) -> None:

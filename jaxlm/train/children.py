@@ -1,6 +1,7 @@
-"""A child process of the supervisor: in a process group of its own, with a pulse, and ended for certain."""
+"""The process that trains under the supervisor, how it died, and whether another start would get further."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import select
@@ -8,17 +9,20 @@ import signal
 import subprocess
 import time
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxlm import files
 from jaxlm.train import clock, hangs, supervised
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STACK_LINES = 12
 _TRACKERS_S = 2.0  # Python's resource tracker needs them to remove shared memory that its processes left
+_READ_S = 10.0  # for the storage to name the checkpoints
+_LONGEST_WAIT_S = 300.0  # between two starts
 
 
 class Child:
-    """Starts a process.
+    """A process in a group of its own, with a pulse.
 
     Args:
       command: what to start.
@@ -36,9 +40,8 @@ class Child:
     ):
         self._pulse, pulse = clock.Pulse.create()
         self._stacks = os.memfd_create("jaxlm-stacks")
-        passed = {**passed, clock.PULSE: pulse}
-        variables = {name: str(fd) for name, fd in passed.items()} | {supervised.STACKS: str(self._stacks)}
-        variables |= {supervised.PARENT: str(os.getpid()), **environment}
+        passed = {**passed, clock.PULSE: pulse, supervised.STACKS: os.dup(self._stacks)}
+        numbers = {name: str(descriptor) for name, descriptor in passed.items()}
         self._killed_before = _out_of_memory_kills()
         self.started = time.monotonic()
         # A ctrl-C in its first moments waits until `supervised.adopt`: before, it would end in a traceback of Python's.
@@ -46,9 +49,9 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 command,
-                env=os.environ | variables,
+                env={**os.environ, **numbers, supervised.PARENT: str(os.getpid()), **environment},
                 process_group=0,
-                pass_fds=[*passed.values(), self._stacks],
+                pass_fds=[*passed.values()],
                 stdout=output,
                 stderr=output,
             )
@@ -65,26 +68,17 @@ class Child:
         """True if the kernel killed a process of this container for want of memory since the start."""
         return _out_of_memory_kills() > self._killed_before
 
-    def ended(self, timeout_s: float) -> bool:
+    def ended(self, timeout_s: float = 0.0) -> bool:
         """Waits for the end, at most this long; returns True if the process has ended."""
         return bool(select.select([self._ended], [], [], timeout_s)[0])
 
-    def alive(self) -> bool:
-        """True if the process has not ended."""
-        return not self.ended(0)
-
-    def wait(self, timeout_s: float) -> None:
-        """Waits for the end, at most this long."""
-        self.ended(timeout_s)
-
     def sign(self) -> hangs.Sign:
         """Returns the last sign of life; the start itself before the first one."""
-        if found := self._pulse.read():
-            self._last = hangs.Sign(*found)
+        if sign := self._pulse.read():
+            self._last = hangs.Sign(*sign)
         return self._last
 
     def send(self, number: int) -> None:
-        """Sends a signal to the process."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._ended, number)
 
@@ -95,16 +89,16 @@ class Child:
 
     def kill(self, timeout_s: float) -> None:
         """Kills the process and all that it started, and waits for its end, at most this long."""
-        if self.alive():
+        if not self.ended():
             self.send_all(signal.SIGKILL)
-            self.wait(timeout_s)
+            self.ended(timeout_s)
 
     def reap(self) -> int:
         """Returns the exit code, below 0 the signal, of a process that has ended, and ends what it left behind."""
         # It is not waited for yet, so that no other process can have the number of its group.
         self.send_all(signal.SIGTERM)
         end = time.monotonic() + _TRACKERS_S
-        while self._group() and time.monotonic() < end:
+        while any(self._group()) and time.monotonic() < end:
             time.sleep(0.05)
         self.send_all(signal.SIGKILL)
         code = self._process.wait()
@@ -114,12 +108,8 @@ class Child:
 
     def processor_s(self) -> float:
         """Returns the seconds of processor time that the process and all that it started have used."""
-        used = 0.0
-        for pid in self._group():
-            with contextlib.suppress(OSError, IndexError):
-                fields = _stat(pid)
-                used += sum(map(int, fields[11:15])) / _TICKS  # in user and kernel, its ended children's as well
-        return used
+        # In user and kernel mode, its ended children's as well: see proc(5), utime to cstime.
+        return sum(sum(map(int, fields[11:15])) for fields in self._group()) / _TICKS
 
     def stacks(self, timeout_s: float) -> str:
         """Returns the stacks of all threads, which the process writes itself, also while it hangs; "" if it can't."""
@@ -134,15 +124,14 @@ class Child:
                 break
         return os.pread(self._stacks, size - first, first).decode("utf-8", "replace")
 
-    def _group(self) -> list[str]:
-        """The processes of the group that have not ended."""
-        found = []
+    def _group(self) -> Iterator[list[str]]:
+        """The fields of /proc/PID/stat, from the third on, of each process of the group that has not ended."""
         for pid in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError, IndexError):
-                state, _, group = _stat(pid)[:3]
-                if group == str(self.pid) and state != "Z":
-                    found.append(pid)
-        return found
+            with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
+                text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+                fields = text.rpartition(")")[2].split()  # the name before them may hold blanks
+                if fields[2] == str(self.pid) and fields[0] != "Z":
+                    yield fields
 
 
 def main_thread(stacks: str) -> list[str]:
@@ -152,15 +141,88 @@ def main_thread(stacks: str) -> list[str]:
     return lines[starts[-1] :][:_STACK_LINES] if starts else ["it does not answer"]
 
 
-def _stat(pid: str) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: the name before them may hold blanks."""
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
 def _out_of_memory_kills() -> int:
     with contextlib.suppress(OSError, ValueError):
         for line in pathlib.Path("/sys/fs/cgroup/memory.events").read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == "oom_kill":
-                return int(number)
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """How a child ended, after which step, in which activity (`clock.ACTIVITIES`)."""
+
+    code: int  # below 0: the signal that ended it
+    step: int
+    activity: str
+    hung: float = 0.0  # the seconds without a sign of life, if it was ended for that
+    out_of_memory: bool = False  # the kernel ended a process for want of memory meanwhile
+    stuck: bool = False  # it could not be ended
+    fault: bool = False  # storage or network failed before its first step, as it said, and nobody else starts it again
+
+    def words(self) -> str:
+        """Returns what happened, for the user."""
+        if self.hung:
+            return f"training hung after step {self.step}"
+        if self.code >= 0:
+            return f"training failed (exit code {self.code}) after step {self.step}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        memory = " (the machine is out of memory)" if self.out_of_memory else ""
+        return f"training was ended by {name} after step {self.step}{memory}"
+
+
+class Progress:
+    """What the starts so far achieved, judged by their checkpoints and the steps at which they died.
+
+    Starts may die of storage or network before their first step for `patience_s`.
+
+    Attributes:
+      newer: True if there was a newer checkpoint at the last death than at the one before.
+      again: True if another start would die as the last one did.
+      met: the `time.monotonic()` at which all processes of the run were last seen at work; None if never.
+    """
+
+    def __init__(self, checkpoints: pathlib.Path, patience_s: float):
+        self._checkpoints, self._patience_s = checkpoints, patience_s
+        self._fault_began: float | None = None  # when the first of the last starts died of storage or network
+        self._newest = self._latest()
+        self._died_at: set[int] = set()  # the steps since the newest checkpoint at which a start died
+        self.met: float | None = None
+        self.newer = self.again = False
+
+    def note(self, death: Death) -> None:
+        """Notes how a start ended."""
+        newest, now = self._latest(), time.monotonic()
+        self.newer = newest > self._newest
+        if self.newer:
+            self._newest, self._died_at = newest, set()
+        if self.newer or death.activity != clock.START:
+            self.met = now
+        if death.fault:  # it may pass by itself: time counts, not how often
+            self._fault_began = self._fault_began or now
+            self.again = now - self._fault_began > self._patience_s
+        else:
+            self._fault_began = None
+            self.again = death.step in self._died_at
+            self._died_at.add(death.step)
+
+    def _latest(self) -> int:
+        """The newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
+        names = within(_READ_S, lambda: os.listdir(self._checkpoints)) or []
+        return max((int(name) for name in names if files.is_step(name)), default=-1)
+
+
+def within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
+    """Returns what `action` returns; None if the storage fails, or does not answer in time."""
+    with contextlib.suppress(OSError, files.NoAnswer):
+        return files.within(seconds, action)
+    return None
+
+
+def backoff(first_s: float, failures: int) -> float:
+    """Returns the seconds to wait after so many deaths with no newer checkpoint in between."""
+    return min(first_s * 2 ** min(failures - 1, 30), _LONGEST_WAIT_S)

@@ -106,7 +106,7 @@ class Clock:
         now = time.monotonic()
         self._seconds[self.activity] += now - self._mark
         self._mark, self.activity, self._detail = now, activity, detail
-        self._show(detail)
+        self._show()
 
     @contextlib.contextmanager
     def spend(self, activity: str, detail: str = "") -> Iterator[None]:
@@ -144,10 +144,8 @@ class Clock:
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each activity up to now. Their sum is the wall time of all starts."""
-        found = dict(self._seconds)
-        found[self.activity] += time.monotonic() - self._mark
-        return found
+        return self._seconds | {self.activity: self._seconds[self.activity] + time.monotonic() - self._mark}
 
-    def _show(self, detail: str = "") -> None:
+    def _show(self) -> None:
         if self._pulse:
-            self._pulse.write(self.step, self.activity, detail)
+            self._pulse.write(self.step, self.activity, self._detail)

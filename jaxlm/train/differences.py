@@ -5,7 +5,7 @@ import math
 import pathlib
 import platform
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from jaxlm.train import held_out_texts, ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
 MOST_TOLD = 12  # changes in a line
-_COMMIT = "code.commit"
 _DIGITS = 9  # of a commit, that tell it from all others
 _NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
 _BLOCKS = 10  # of the steps that two losses are compared over
+
+Curve = Mapping[int, dict]  # step -> metrics
 
 
 def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
@@ -44,127 +45,119 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
         raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")
     then = f", of both, then jaxlm compare {a} {b}"
     line = held_out_texts.differ(held_out_texts.of_run(a), held_out_texts.of_run(b), then)
-    found = {
-        "inputs": _inputs(a, b),
+    parted = _parted(*curves, common, ("train/", "eval/") if line else ("train/", "val/", "eval/"))
+    loss = _loss(*curves, common)
+    return {
+        "inputs": list(_inputs(*(_of_run(folder) for folder in (a, b)))),
         "steps": len(common),
         "held_out": line,
-        "parted": _parted(*curves, common, ("train/", "eval/") if line else ("train/", "val/", "eval/")),
-        "loss": _loss(*curves, common),
+        "parted": parted,
+        "loss": loss,
+        "verdict": _verdict(parted, loss, common),
     }
-    return found | {"verdict": _verdict(found, common)}
 
 
-def _curve(folder: pathlib.Path) -> dict[int, dict]:
+def _curve(folder: pathlib.Path) -> Curve:
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl")
     return metrics.read(folder / "metrics.jsonl")
 
 
-def _inputs(a: pathlib.Path, b: pathlib.Path) -> list[dict]:
-    rows = []
-    for what, left, right in _facts(a, b):
-        for name in sorted(left.keys() | right.keys()):
-            if left.get(name) != right.get(name):
-                rows.append({"what": what, "name": name, "a": left.get(name), "b": right.get(name)})
-    return rows
+def _of_run(folder: pathlib.Path) -> dict[str, dict]:
+    """The facts of a run, of its last start."""
+    try:
+        config = files.json_of((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
+    return _facts(config, (ledger.read(folder)["starts"] or [{}])[-1])
 
 
-def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
-    """(what, facts of a, facts of b). What a start records is that of the last start."""
-    configs, starts = [], []
-    for folder in (a, b):
-        try:
-            config = files.json_of((folder / "config.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
-        configs.append(_keys(config))
-        starts.append((ledger.read(folder)["starts"] or [{}])[-1])
-    return [("config", *configs), *_recorded(*starts)]
-
-
-def _keys(config: dict) -> dict[str, typing.Any]:
-    """The keys of a config that say how a run goes, without secrets."""
-    return {name: value for name, value in _flat(redact(config)).items() if name not in _HERE}
-
-
-def _recorded(a: dict, b: dict) -> list[tuple[str, dict, dict]]:
-    """(what, facts of start a, facts of start b)."""
-    keys = {
-        "code": lambda s: s.get("git") or {},
-        "data": lambda s: {"manifest": s.get("manifest_sha256")},
-        "packages": lambda s: (s.get("packages") or {}) | {"python": s.get("python")},
-        "hardware": lambda s: {k: v for k, v in (s.get("hardware") or {}).items() if k not in ("host", "boot_id")},
-        "choices": lambda s: s.get("choices") or {},
-        "price": lambda s: {"usd_per_hour": s.get("usd_per_hour")},
+def _facts(config: dict, start: dict) -> dict[str, dict]:
+    """What went into a start, kind -> name -> fact, without secrets and without what only says where the run lies."""
+    hardware = start.get("hardware") or {}
+    return {
+        "config": {name: key for name, key in _flat(redact(config)).items() if name not in _HERE},
+        "code": start.get("git") or {},
+        "data": {"manifest": start.get("manifest_sha256")},
+        "packages": (start.get("packages") or {}) | {"python": start.get("python")},
+        "hardware": {name: fact for name, fact in hardware.items() if name not in ("host", "boot_id")},
+        "choices": start.get("choices") or {},
+        "price": {"usd_per_hour": start.get("usd_per_hour")},
     }
-    return [(what, get(a), get(b)) for what, get in keys.items()]
 
 
-def since_last_start(folder: pathlib.Path, config: Config, found: dict) -> list[dict]:
+def _flat(section: dict, prefix: str = "") -> dict[str, typing.Any]:
+    flat: dict[str, typing.Any] = {}
+    for key, inner in section.items():
+        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
+    return flat
+
+
+def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
+    for what in a:
+        for name in sorted(a[what].keys() | b[what].keys()):
+            row = {"what": what, "name": name, "a": a[what].get(name), "b": b[what].get(name)}
+            if row["a"] != row["b"]:
+                yield row
+
+
+def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
     """Returns what changed since the run's last start, [{name, was, is}, ...]; [] if there was none, or its files are damaged.
 
     Call it before the new start is recorded.
 
     Args:
       config: the config of the new start, with "auto" as the user left it.
-      found: what else the new start records: hardware, choices.
+      new: what else the new start records: hardware, choices.
     """
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:
         return []
-    now = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | found
-    was, new = _keys(before), _keys(json.loads(to_json(config)))
-    facts = [("", {name: value for name, value in was.items() if not name.startswith(_NO_NEWS)}, new)]
-    facts += [(what, *pair) for what, *pair in _recorded(starts[-1], now) if what not in ("data", "price")]
-    changed: dict[str, dict] = {}
-    for what, old, new in facts:
-        told = {name.rpartition(".")[2] for name in changed}  # a choice that follows from a key
-        for name in [name for name in old if name in new]:
-            if old[name] != new[name] and name not in told and name != "dirty":
+    start = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | new
+    was, now = _facts(before, starts[-1]), _facts(json.loads(to_json(config)), start)
+    changed: list[dict] = []
+    for what in ("config", "code", "packages", "hardware", "choices"):
+        keys = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
+        for name, fact in was[what].items():
+            news = name not in keys and name != "dirty" and not name.startswith(_NO_NEWS)
+            if news and name in now[what] and now[what][name] != fact:
                 key = f"{what}.{name}" if what in ("hardware", "code") else name
-                changed[key] = {"name": key, "was": old[name], "is": new[name]}
-    return list(changed.values())
+                changed.append({"name": key, "was": fact, "is": now[what][name]})
+    return changed
 
 
 def words(changed: list[dict]) -> list[str]:
     """Returns what `since_last_start` found, for the user: "optim.lr was 0.0003, is 0.0001"."""
-    found = []
+    lines = []
     for row in changed[:MOST_TOLD]:
-        was, now = (_shown(row[key])[: _DIGITS if row["name"] == _COMMIT else None] for key in ("was", "is"))
-        found.append(f"{row['name']} was {was}, is {now}")
-    rest = len(changed) - len(found)
-    return found + [f"{rest} more, in run.json"] * bool(rest)
+        was, now = (_shown(row[key])[: _DIGITS if row["name"] == "code.commit" else None] for key in ("was", "is"))
+        lines.append(f"{row['name']} was {was}, is {now}")
+    rest = len(changed) - len(lines)
+    return lines + [f"{rest} more, in run.json"] * bool(rest)
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {part}" for name, part in value.items())
-    if isinstance(value, float):
-        return f"{value:g}"
-    text = str(value) if value not in ("", [], None) else "none"
+def _shown(fact: object) -> str:
+    if isinstance(fact, dict):
+        return ", ".join(f"{name} {part}" for name, part in fact.items())
+    if isinstance(fact, float):
+        return f"{fact:g}"
+    text = str(fact) if fact not in ("", [], None) else "none"
     return f"{text[:57]}..." if len(text) > 60 else text
 
 
-def _flat(value: dict, prefix: str = "") -> dict[str, typing.Any]:
-    found: dict[str, typing.Any] = {}
-    for key, inner in value.items():
-        found |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
-    return found
-
-
-def _parted(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int], kinds: tuple[str, ...]) -> dict | None:
+def _parted(a: Curve, b: Curve, common: list[int], kinds: tuple[str, ...]) -> dict | None:
     for step in common:
-        names = sorted(name for name in a[step].keys() & b[step].keys() if name.startswith(kinds))
-        names.sort(key=lambda name: name != "train/loss")  # of several the loss says most
-        for name in names:
-            if a[step][name] != b[step][name]:
-                return {"step": step, "metric": name, "a": a[step][name], "b": b[step][name]}
+        names = [name for name in a[step].keys() & b[step].keys() if name.startswith(kinds)]
+        parted = [name for name in names if a[step][name] != b[step][name]]
+        if parted:
+            name = min(parted, key=lambda name: (name != "train/loss", name))  # of several the loss says most
+            return {"step": step, "metric": name, "a": a[step][name], "b": b[step][name]}
     return None
 
 
-def _loss(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int]) -> dict | None:
+def _loss(a: Curve, b: Curve, common: list[int]) -> dict | None:
     pairs = [(a[step].get("train/loss"), b[step].get("train/loss")) for step in common]
-    gaps = [y - x for x, y in pairs if x is not None and y is not None and math.isfinite(x) and math.isfinite(y)]
+    gaps = [y - x for x, y in pairs if files.is_number(x) and files.is_number(y)]
     gaps = gaps[len(gaps) // 2 :]
     if len(gaps) < _BLOCKS:
         return None
@@ -173,10 +166,9 @@ def _loss(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int]) -> di
     return {"mean": float(np.mean(gaps)), "error": error, "steps": len(gaps)}
 
 
-def _verdict(found: dict, common: list[int]) -> str:
-    if not found["parted"]:
+def _verdict(parted: dict | None, loss: dict | None, common: list[int]) -> str:
+    if not parted:
         return f"identical to the last bit over all {len(common)} common steps, up to step {common[-1]}"
-    parted, loss = found["parted"], found["loss"]
     line = f"{parted['metric']} parts at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
     if not loss:
         return line

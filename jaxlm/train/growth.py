@@ -1,4 +1,4 @@
-"""Gives a model more ids than it was trained with: rows of the embedding and of the head, as its parameters are read.
+"""Changes a model's parameters as they are read: gives them more ids than they were trained with, or merges an adapter in.
 
 A base that was trained without ChatML's tokens gets them this way. A new row is the mean of all others, so that at first its
 token is as likely as an average one and takes next to nothing from the others (Hewitt 2021, "Initializing New Word
@@ -6,11 +6,15 @@ Embeddings for Pretrained Language Models"), plus a little noise by which the ne
 parameters alone, not on the run's seed: whoever grows the same base gets the same model, and an adapter fits it.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
+from jaxlm import tree
 from jaxlm.config import ModelConfig
+from jaxlm.models import adapters, quantized
+from jaxlm.objectives.base import Variables
 
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
 
@@ -43,3 +47,22 @@ def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
     rows_VxD = rows_VxD.astype(np.float64)
     noise = np.random.default_rng(len(rows_VxD)).standard_normal((count, rows_VxD.shape[1]))
     return rows_VxD.mean(0) + _SPREAD * rows_VxD.std(0) * noise
+
+
+def merge(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:
+    """Returns what reads the parameters with the adapter merged into them, given what reads those of its base.
+
+    An adapter that was trained beside quantised kernels is added to what these stood for: to the model that it has learnt
+    beside.
+
+    Args:
+      trained: reads the adapter's variables, on the host.
+    """
+    variables = functools.cache(trained)
+
+    def merged(name: str) -> np.ndarray:
+        base = quantized.rounded(name, leaf(name), adapter.settings.quantize)
+        params = adapters.merge(tree.nested([(name, base)]), variables(), adapter)
+        return np.asarray(dict(tree.named_leaves(params))[name])
+
+    return merged

@@ -4,6 +4,7 @@ Pure: signs of life go in, a verdict comes out. A false alarm costs a restart. A
 long.
 """
 
+import collections
 import dataclasses
 import statistics
 
@@ -17,7 +18,6 @@ _STEPS_TO_LEARN = 20
 _STEPS_KEPT = 200
 _BUSY = 0.05  # seconds of processor time in a second: more than the threads of an idle JAX take
 _STEPS = (clock.STEP, clock.REPEATED)
-_LONG = (clock.EVALUATE, clock.SAVE)
 # Data is made at the start, and XLA compiles, for as long as it takes: then the processor says that they are alive.
 BY_PROCESSOR = (clock.START, clock.COMPILE)
 _WORDS = {
@@ -47,47 +47,38 @@ class Sign:
         return f"{words} ({self.detail})" if self.detail else words
 
 
+@dataclasses.dataclass
 class Watch:
     """Learns how long each activity takes, and says when one takes too long.
 
     Args:
       hang_s: `runs.hang_s`, one budget for all activities (of a start or a compilation: without use of the processor); 0 =
         learned.
-      data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
-      mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
-      reward_timeout_s: `reward.timeout_s`.
-      meeting_s: `distributed.start_timeout_s`, after which the wait for the run's other processes itself ends; 0 if there
-        are none.
+      data_timeout_s, mirror_timeout_s, meeting_s, reward_timeout_s: after which the loader, the mirror, the wait for other
+        processes (0 without any) and a reward give up by themselves.
     """
 
-    def __init__(
-        self,
-        hang_s: float,
-        data_timeout_s: float,
-        mirror_timeout_s: float,
-        meeting_s: float,
-        reward_timeout_s: float = 0.0,
-    ):
-        self._hang_s, self._data_timeout_s, self._mirror_timeout_s = hang_s, data_timeout_s, mirror_timeout_s
-        self._meeting_s, self._reward_timeout_s = meeting_s, reward_timeout_s
+    hang_s: float
+    data_timeout_s: float
+    mirror_timeout_s: float
+    meeting_s: float
+    reward_timeout_s: float = 0.0
+
+    def __post_init__(self):
         self._longest: dict[str, float] = {}
-        self._steps: list[float] = []
-        self._sign: Sign | None = None
-        self._processor = (0.0, 0.0)  # the time when it was last seen busy, and the seconds used by then
-        self._looked = 0.0
-        self._not_before = 0.0
+        self._steps: collections.deque[float] = collections.deque(maxlen=_STEPS_KEPT)
+        self.begin(0.0)
 
     def begin(self, now: float) -> None:
         """Forgets the process that was watched, but not what was learned: a new one begins now."""
-        self._sign, self._processor, self._looked, self._not_before = None, (now, 0.0), now, now
+        self._sign: Sign | None = None
+        self._busy_at, self._used_s = now, 0.0  # when it was last seen busy, and the processor time used by then
+        self._looked = self._not_before = now
 
     def look(self, sign: Sign, now: float, processor_s: float = 0.0) -> float:
         """Returns for how many seconds too many the run has been silent; below 0 while it is alive.
 
-        Args:
-          sign: the last sign of life.
-          now: `time.monotonic()`.
-          processor_s: the seconds of processor time that the run has used so far.
+        `now` is `time.monotonic()`, `processor_s` the processor time that the run has used so far.
         """
         if now - self._looked > MINUTE:
             self._not_before = now  # this process itself did not run: nobody knows what happened meanwhile
@@ -95,48 +86,41 @@ class Watch:
         if self._sign and sign.when > self._sign.when:
             self._learn(self._sign, sign.when - max(self._sign.when, self._not_before))
         self._sign = sign
-        since, used = self._processor
-        used = min(used, processor_s)  # a worker that ended takes its time with it
-        self._processor = (since, used)
-        if processor_s - used > _BUSY * (now - since) or sign.activity not in BY_PROCESSOR:
-            self._processor = (now, processor_s)
+        self._used_s = min(self._used_s, processor_s)  # a worker that ended takes its time with it
+        if processor_s - self._used_s > _BUSY * (now - self._busy_at) or sign.activity not in BY_PROCESSOR:
+            self._busy_at, self._used_s = now, processor_s
         alive = max(sign.when, self._not_before)
         if sign.activity in BY_PROCESSOR:
-            alive = max(alive, self._processor[0])
+            alive = max(alive, self._busy_at)
         return now - alive - self.budget(sign)
 
     def budget(self, sign: Sign) -> float:
         """Returns for how many seconds a run may be silent after this sign of life."""
-        if sign.activity == clock.MIRROR:  # it ends by itself
-            return max(self._hang_s or _FIRST, self._mirror_timeout_s + 2 * MINUTE)
-        if self._hang_s:
-            meets = self._meeting_s and sign.activity == clock.START
-            return max(self._hang_s, self._meeting_s + _MEETS) if meets else self._hang_s
-        if sign.activity == clock.DATA:
-            return 2 * self._data_timeout_s + 2 * MINUTE
-        longest = self._longest.get(_kind(sign))
-        if sign.activity == clock.ROLLOUT:  # a reward that fails is given three times its timeout
-            return 3 * self._reward_timeout_s + max(10 * MINUTE if longest else _FIRST, 10 * (longest or 0.0))
-        if sign.activity in _STEPS:
-            if len(self._steps) < _STEPS_TO_LEARN:
-                return _FIRST_STEP
-            return max(2 * MINUTE, 20 * statistics.median(self._steps), 3 * longest)
-        if sign.activity in _LONG and longest is not None:
-            return max(10 * MINUTE, 10 * longest)
-        return max(_FIRST, 10 * (longest or 0.0))
+        activity, longest = sign.activity, self._longest.get(_kind(sign), 0.0)
+        if activity == clock.MIRROR:  # it ends by itself
+            return max(self.hang_s or _FIRST, self.mirror_timeout_s + 2 * MINUTE)
+        if self.hang_s:
+            meets = self.meeting_s and activity == clock.START
+            return max(self.hang_s, self.meeting_s + _MEETS) if meets else self.hang_s
+        if activity == clock.DATA:
+            return 2 * self.data_timeout_s + 2 * MINUTE
+        if activity in _STEPS:
+            known = len(self._steps) >= _STEPS_TO_LEARN
+            return max(2 * MINUTE, 20 * statistics.median(self._steps), 3 * longest) if known else _FIRST_STEP
+        # A start may make data or not, and compile from a cache or not: what such ones took says too little.
+        known = longest and activity in (clock.ROLLOUT, clock.EVALUATE, clock.SAVE)
+        rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # one that fails is tried three times
+        return rewards + max(10 * MINUTE if known else _FIRST, 10 * longest)
 
     def _learn(self, sign: Sign, seconds: float) -> None:
         kind = _kind(sign)
         self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
         if sign.activity in _STEPS:
-            self._steps = [*self._steps[1 - _STEPS_KEPT :], seconds]
+            self._steps.append(seconds)
 
 
 def _kind(sign: Sign) -> str:
-    """Returns the name under which durations are learned.
-
-    Evaluations are told apart by their detail, unless it holds a number.
-    """
+    """The name under which durations are learned: an evaluation's detail tells them apart, unless it holds a number."""
     if sign.activity in _STEPS:
         return clock.STEP
     same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)

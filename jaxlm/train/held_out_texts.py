@@ -21,15 +21,16 @@ def known(data: typing.Any) -> bool:
 
 def of_data(data: shards.DataDir, config: Config) -> Texts:
     """Returns the texts of a data directory that a config measures: the hash of each, and of how much of it, if not of all."""
-    found, e = {}, config.eval
+    texts, e = {}, config.eval
     for source, sha256 in data.held_out_texts().items():
         entry, limit = data.entry(source, "val"), ""
         if e.older_batches and 0 < (rows := math.prod(e.older_batches)) * config.train.seq_len < entry["tokens"]:
             limit = f" {rows} rows of {config.train.seq_len}"
         elif not e.older_batches and 0 < e.max_mb * 1e6 < entry["bytes"]:
             limit = f" {e.max_mb:g} MB"
-        found |= {source: sha256 + limit} if sha256 else {}
-    return found
+        if sha256:
+            texts[source] = sha256 + limit
+    return texts
 
 
 def of_run(folder: pathlib.Path) -> Texts:

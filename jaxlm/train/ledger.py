@@ -8,6 +8,7 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import typing
+from collections.abc import Callable
 
 from jaxlm import config as config_lib
 from jaxlm import files
@@ -24,28 +26,30 @@ from jaxlm.console import say
 from jaxlm.redact import redact
 
 # What a start has, where it has it.
-_CHANGED = [{"name": files.TEXT, "was": files.ANYTHING, "is": files.ANYTHING}]
-_START = {"time": files.TEXT, "step": files.whole(0), "usd_per_hour": files.NUMBER, "changed": _CHANGED}
-_START |= {key: {} for key in ("git", "packages", "hardware", "choices", "ended")}
-# What run.json has, and what each of its entries must be.
-_KEYS: dict[str, typing.Callable[[object], bool]] = {
-    "starts": lambda entry: isinstance(entry, dict) and all(_is_sound(entry, *pair) for pair in _START.items()),
+_START = {
+    "time": files.TEXT,
+    "step": files.whole(0),
+    "usd_per_hour": files.NUMBER,
+    "changed": [{"name": files.TEXT, "was": files.ANYTHING, "is": files.ANYTHING}],
+    **{key: {} for key in ("git", "packages", "hardware", "choices", "ended")},
+}
+_PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax")
+_PACKAGES += ("orbax-checkpoint", "grain", "array-record", "sentencepiece", "numpy")
+
+
+def _is_start(entry: object) -> bool:
+    return isinstance(entry, dict) and all(
+        not entry.get(key) or not files.problem(entry[key], shape) for key, shape in _START.items()
+    )
+
+
+# The lists of run.json, and what each of their entries must be.
+_LISTS: dict[str, Callable[[object], bool]] = {
+    "starts": _is_start,
     "phases": lambda entry: isinstance(entry, dict),
     "passed_over": lambda entry: isinstance(entry, list) and [type(x) for x in entry] == [int, int],
     "rollbacks": lambda entry: not files.problem(entry, {"steps": [files.whole(0)], "time": files.NUMBER}),
 }
-_PACKAGES = (
-    "jaxlm",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "array-record",
-    "sentencepiece",
-    "numpy",
-)
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
@@ -54,26 +58,26 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     If it is damaged, renames it to run.json.damaged.N, says so in one line, and returns the lists that are whole. The run
     goes on: nothing depends on this file alone.
     """
-    path = folder / "run.json"
+    path, empty = folder / "run.json", {key: [] for key in _LISTS}
     try:
-        found = files.json_of(path.read_bytes().decode("utf-8", "surrogateescape"), object)
+        book = files.json_of(path.read_bytes().decode("utf-8", "surrogateescape"))
     except (FileNotFoundError, NotADirectoryError):
-        return {key: [] for key in _KEYS}
+        return empty
     except ValueError:
-        found = None
-    held = found if isinstance(found, dict) else {}
-    whole = {key: held.get(key, []) for key, sound in _KEYS.items() if _is_list(held.get(key, []), sound)}
-    if isinstance(found, dict) and len(whole) == len(_KEYS):
-        return held | whole
-    number = next(n for n in range(1, 10**9) if not path.with_name(f"run.json.damaged.{n}").exists())
-    aside = path.with_name(f"run.json.damaged.{number}")
+        book = None
+    lists = empty | (book or {})
+    sound = [key for key, ok in _LISTS.items() if isinstance(lists[key], list) and all(map(ok, lists[key]))]
+    if book is not None and len(sound) == len(_LISTS):
+        return lists
+    names = (f"run.json.damaged.{number}" for number in itertools.count(1))
+    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
     os.replace(path, aside)
-    kept = {key: entries for key, entries in whole.items() if entries}
-    if kept:
-        _write(folder, {key: whole.get(key, []) for key in _KEYS})
-    held_on = f"; its {' and '.join(kept)} are kept" if kept else ""
-    say(f"{path} is damaged: moved to {aside.name}{held_on}; the run goes on with a new one")
-    return {key: whole.get(key, []) for key in _KEYS}
+    whole = {key: lists[key] for key in sound if lists[key]}
+    if whole:
+        _write(folder, empty | whole)
+    held = f"; its {' and '.join(whole)} are kept" if whole else ""
+    say(f"{path} is damaged: moved to {aside.name}{held}; the run goes on with a new one")
+    return empty | whole
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
@@ -82,35 +86,34 @@ def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> 
     That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began. Raises
     OSError.
     """
-    found = read(folder)
-    if files.is_moment(found.get("moment")):
-        return found["moment"]
-    if found["starts"] and files.is_moment(first := found["starts"][0].get("time")):
+    book = read(folder)
+    if files.is_moment(book.get("moment")):
+        return book["moment"]
+    if book["starts"] and files.is_moment(first := book["starts"][0].get("time")):
         return files.moment(lambda: datetime.datetime.fromisoformat(first))
     when = files.moment(clock)
-    _write(folder, found | {"moment": when})
+    _write(folder, book | {"moment": when})
     return when
 
 
 def append(folder: pathlib.Path, key: str, entry: object) -> None:
     """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
-    found = read(folder)
-    found[key].append(redact(entry))
-    _write(folder, found)
+    book = read(folder)
+    _write(folder, book | {key: [*book[key], redact(entry)]})
 
 
 def put(folder: pathlib.Path, key: str, entries: list) -> None:
     """Replaces a list of run.json, whole or not at all. Raises OSError (disk full, ...)."""
-    found = read(folder)
-    if found[key] != entries:
-        _write(folder, found | {key: entries})
+    book = read(folder)
+    if book[key] != entries:
+        _write(folder, book | {key: entries})
 
 
 def roll_back(folder: pathlib.Path, entry: dict) -> None:
     """Adds a rollback, and drops the phases that ended in its steps, in one write. Raises OSError."""
-    found = read(folder)
-    rows = [row for row in found["phases"] if row.get("last_step", 0) < entry["steps"][0]]
-    _write(folder, found | {"rollbacks": [*found["rollbacks"], entry | {"time": time.time()}], "phases": rows})
+    book = read(folder)
+    rows = [row for row in book["phases"] if row.get("last_step", 0) < entry["steps"][0]]
+    _write(folder, book | {"rollbacks": [*book["rollbacks"], entry | {"time": time.time()}], "phases": rows})
 
 
 def record_start(
@@ -130,13 +133,11 @@ def record_start(
     config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
 
     Args:
-      folder: the run's folder.
-      config: the resolved config.
       step: the number of steps already done.
-      manifest_sha256: the sha256 of the data directory's manifest.
+      manifest_sha256: of the data directory's manifest.
       hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
-      changed: what `differences.since_last_start` found.
+      changed: what `differences.since_last_start` returned.
       flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
       held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
@@ -175,13 +176,16 @@ def end(
     Args:
       step: the last step that it did; 0 if it did none.
       code: the exit code; -9 for a process that SIGKILL ended.
-      cause: the ending's cause, such as "budget".
-      pid: the process that ended; this one by default. A supervisor gives its child's.
+      cause: the ending's, such as "budget".
+      pid: this process by default. A supervisor gives its child's.
       hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
     """
-    unless = "" if hung else "ended"
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
-    _on_last_start(folder, lambda last: {"ended": {"step": max(step, last.get("step", 0)), **ended}}, pid, unless)
+
+    def facts(last: dict) -> dict:
+        return {} if "ended" in last and not hung else {"ended": {"step": max(step, last.get("step", 0)), **ended}}
+
+    _on_last_start(folder, facts, pid)
 
 
 def note(folder: pathlib.Path, mirrored: bool) -> None:
@@ -189,16 +193,14 @@ def note(folder: pathlib.Path, mirrored: bool) -> None:
     _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
 
 
-def _on_last_start(
-    folder: pathlib.Path, facts: typing.Callable[[dict], dict], pid: int | None = None, unless: str = ""
-) -> None:
-    """Adds facts to the newest start, if it is the process `pid` (this one by default) and has no `unless` yet."""
+def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int | None = None) -> None:
+    """Adds facts to the newest start, if it is the process `pid` (this one by default)."""
     try:
-        found = read(folder)
-        last = found["starts"][-1] if found["starts"] else {}
-        if last.get("pid") == (pid or os.getpid()) and (not unless or unless not in last):
-            last |= facts(last)
-            _write(folder, found)
+        book = read(folder)
+        last = book["starts"][-1] if book["starts"] else {}
+        if last.get("pid") == (pid or os.getpid()) and (new := facts(last)):
+            last |= new
+            _write(folder, book)
     except OSError as error:
         say(f"run.json does not say how this start ended: {error}")
 
@@ -217,16 +219,8 @@ def machine() -> dict[str, str]:
     return {"host": platform.node(), "boot_id": boot_id}
 
 
-def _write(folder: pathlib.Path, found: dict) -> None:
-    files.write_atomically(folder / "run.json", (json.dumps(found, indent=1) + "\n").encode())
-
-
-def _is_sound(start: dict, key: str, shape: object) -> bool:
-    return not start.get(key) or not files.problem(start[key], shape)
-
-
-def _is_list(entries: object, sound: typing.Callable[[object], bool]) -> bool:
-    return isinstance(entries, list) and all(sound(entry) for entry in entries)
+def _write(folder: pathlib.Path, book: dict) -> None:
+    files.write_atomically(folder / "run.json", (json.dumps(book, indent=1) + "\n").encode())
 
 
 def _now() -> str:

@@ -7,7 +7,9 @@ import contextlib
 import math
 import pathlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from ml_collections import config_dict
 
 from jaxlm import config_files
 from jaxlm.config import ConfigError
@@ -37,25 +39,29 @@ def records(folder: pathlib.Path) -> list[dict]:
     return []
 
 
-def latest(found: Sequence[dict]) -> dict:
+def latest(records: Iterable[dict]) -> dict:
     """Returns the record that was written last, with the clocks of the whole run; after a rollback not the last step's."""
-    return max(found, key=lambda record: record.get("wall_s") or 0.0, default={})
+    return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
+
+
+def config_of(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+    """Returns the config of the run in `folder`; None if it can't be read."""
+    with contextlib.suppress(ConfigError, OSError):
+        config = config_files.from_run(folder / "config.json")
+        return config if isinstance(config.train, config_dict.ConfigDict) else None
+    return None
 
 
 def origins(folder: pathlib.Path) -> list[Origin]:
     """Returns what the run in `folder` was made from, first to last."""
-    found, seen = [], {folder.resolve()}
-    while True:
-        try:
-            config = config_files.from_run(folder / "config.json")
-            origin, taken = pathlib.Path(config.origin), config.origin_checkpoint
-        except (ConfigError, OSError, AttributeError):
-            return found[::-1]
-        if not config.origin or origin.resolve() in seen:
-            return found[::-1]
-        seen.add(origin.resolve())
-        found.append(Origin(origin, int(taken) if taken.isdecimal() else math.inf))
-        folder = origin
+    origins, seen = [], {folder.resolve()}
+    while (config := config_of(folder)) and config.origin:
+        folder, step = pathlib.Path(config.origin), str(config.origin_checkpoint)
+        if folder.resolve() in seen:
+            break
+        seen.add(folder.resolve())
+        origins.append(Origin(folder, int(step) if step.isdecimal() else math.inf))
+    return origins[::-1]
 
 
 def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
@@ -67,11 +73,11 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
     """
     if not before:
         return []
-    runs = [_run(*origin) for origin in before] + [_run(folder, math.inf)]
-    texts = [held_out_texts.of_run(place) for place in (*(origin.folder for origin in before), folder)]
-    for row, was, now in zip(runs[1:], texts, texts[1:], strict=False):
+    runs = [*before, Origin(folder, math.inf)]
+    rows, texts = [_run(*run) for run in runs], [held_out_texts.of_run(run.folder) for run in runs]
+    for row, was, now in zip(rows[1:], texts, texts[1:], strict=False):
         row["held_out"] = held_out_texts.differ(was, now, ", of each")
-    return [*_data(before[0].folder), *runs]
+    return [*_data(before[0].folder), *rows]
 
 
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
@@ -96,73 +102,63 @@ def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing
     return rows
 
 
+def curves(program: str, records: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
+    """Returns what a kind of training is about, if that is not a loss: words -> (step, value), the held-out figure first."""
+    return {words: _points(records, metric) for metric, words in _FIGURES.get(program, ())}
+
+
+def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict[str, typing.Any]:
+    unknown = dict.fromkeys(("steps", "tokens", "wall_s", "cost_usd"))
+    return {"name": folder.resolve().name, "program": program, "config": "", "phases": []} | unknown | known
+
+
 def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
     """The row of a run, up to its step `last`."""
-    found = [record for record in records(folder) if record["step"] <= last]
-    book, now = ledger.read(folder), latest(found)
-    program, a_step = "", 0
-    with contextlib.suppress(ConfigError, OSError, AttributeError):
-        config = config_files.from_run(folder / "config.json")
-        program, a_step = config.program, config.train.batch_size * config.train.seq_len
+    done = [record for record in records(folder) if record["step"] <= last]
+    book, now, config = ledger.read(folder), latest(done), config_of(folder)
     first = book["starts"][0] if book["starts"] else {}
-    # A branch begins with its origin's steps.
-    steps = max(0, found[-1]["step"] - first.get("step", 0)) if found else None
+    known = {"wall_s": now.get("wall_s"), "cost_usd": now.get("cost_usd"), "config": _config_name(first.get("command"))}
+    if done:
+        steps = max(0, done[-1]["step"] - first.get("step", 0))  # a branch begins with its origin's steps
+        known |= {"steps": steps, "tokens": steps * config.train.batch_size * config.train.seq_len if config else 0}
     phases = [row["phase"] for row in book["phases"] if row.get("phase") and row.get("last_step", 0) <= last]
-    return {
-        "name": folder.resolve().name,
-        "program": program,
-        "config": _config_name(first.get("command")),
-        "phases": list(dict.fromkeys(phases)),
-        "steps": steps,
-        "tokens": None if steps is None else steps * a_step,
-        "wall_s": now.get("wall_s"),
-        "cost_usd": now.get("cost_usd"),
-    } | _figure(program, found)
+    program = config.program if config else ""
+    return _row(folder, program, **known, phases=list(dict.fromkeys(phases)), **_figure(program, done))
 
 
-def curves(program: str, found: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
-    """Returns what a kind of training is about, if that is not a loss: words -> (step, value), the held-out figure first."""
-    return {words: _points(found, metric) for metric, words in _FIGURES.get(program, ())}
-
-
-def _figure(program: str, found: Sequence[dict]) -> dict[str, typing.Any]:
+def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
     """What a kind of training is about, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
-        if values := [value for _, value in _points(found, metric)]:
+        if values := [value for _, value in _points(records, metric)]:
             return {"figure": words, "begin": values[0] if len(values) > 1 else None, "end": values[-1]}
     return {"figure": "", "begin": None, "end": None}
 
 
-def _points(found: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    return [(r["step"], r[metric]) for r in found if is_number(r.get(metric)) and math.isfinite(r[metric])]
+def _points(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+    return [(r["step"], r[metric]) for r in records if is_number(r.get(metric))]
 
 
 def _config_name(command: object) -> str:
     """The config that a command line names: "sft" of `jaxlm train sft ...`; "" if it names none."""
-    words = [word for word in command or () if isinstance(word, str)] if isinstance(command, list) else []
-    named = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    named = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
     values = {i + 1 for i, word in enumerate(words) if word.startswith("--") and "=" not in word}
     plain = [w for i, w in enumerate(words) if i and i not in values and not w.startswith("-") and w not in _COMMANDS]
-    return pathlib.PurePath((named or plain or [""])[0]).stem
+    return pathlib.PurePath([*named, *plain, ""][0]).stem
 
 
 def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """The row of the prepared data of the run in `folder`, if it has such: in documents, read -> kept.
-
-    Data in the run's own folder was made by the run, whose time holds its seconds.
-    """
+    """The row of the prepared data of the run in `folder`, if it has such: in documents, read -> kept."""
+    config = config_of(folder)
+    if not config or config.origin or config.program != "pretrain":
+        return []
+    place, seconds = pathlib.Path(config.data.dir or folder / "data"), None
     try:
-        config = config_files.from_run(folder / "config.json")
-        if config.origin or config.program != "pretrain":
-            return []
-        place = pathlib.Path(config.data.dir or folder / "data")
         sources = json_of((place / "prepared.json").read_bytes())["sources"].values()
         read, kept = (sum(int(source[key]["documents"]) for source in sources) for key in ("read", "kept"))
-        seconds = None
-        if folder.resolve() not in place.resolve().parents:
+        if folder.resolve() not in place.resolve().parents:  # else the run made it, and its time holds these seconds
             timings = json_of((place / "timings.json").read_bytes())
             seconds = float(sum(sum(stages.values()) for stages in timings.values()))
     except (OSError, *MANGLED):
         return []
-    row = {"name": place.resolve().name, "program": PREPARE, "config": "", "phases": [], "steps": None, "tokens": None}
-    return [row | {"wall_s": seconds, "cost_usd": None, "figure": "documents", "begin": read, "end": kept}]
+    return [_row(place, PREPARE, wall_s=seconds, figure="documents", begin=read, end=kept)]

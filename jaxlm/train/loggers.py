@@ -17,8 +17,7 @@ from jaxlm import files
 from jaxlm.config import ConfigError, LogConfig
 from jaxlm.console import say
 from jaxlm.redact import redact
-from jaxlm.train.appender import Appender
-from jaxlm.train.metrics import JsonLines
+from jaxlm.train.metrics import Appender, JsonLines
 
 _FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
 
@@ -104,14 +103,15 @@ class TensorBoard(_Guarded):
     def _open(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None) -> None:
         # tensorboardX imports PyTorch if it is installed, for the name of a type, which takes seconds. With None in
         # sys.modules that import fails at once.
-        without_torch = {} if "torch" in sys.modules else {"torch": None}
-        sys.modules.update(without_torch)
+        absent = "torch" not in sys.modules
+        if absent:
+            sys.modules["torch"] = None
         try:
             from tensorboardX import record_writer, summary
             from tensorboardX.proto import event_pb2
         finally:
-            for name in without_torch:
-                del sys.modules[name]
+            if absent:
+                del sys.modules["torch"]
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
         self._scalar, self._crc = summary.scalar, record_writer.masked_crc32c
         # TensorBoard reads the files in the order of their names.
@@ -125,13 +125,12 @@ class TensorBoard(_Guarded):
         finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
         if self._file and finite:
             with self._guard("TensorBoard can't be written to"):
-                first, *others = (self._scalar(name, value) for name, value in finite.items())
-                for other in others:
-                    first.MergeFrom(other)
-                self._append(step=step, summary=first)
+                summaries = [self._scalar(name, value) for name, value in finite.items()]
+                for other in summaries[1:]:
+                    summaries[0].MergeFrom(other)
+                self._append(step=step, summary=summaries[0])
 
     def close(self) -> None:
-        """Flushes the file to disk and closes it."""
         if self._file:
             self._file.close()
 
@@ -190,8 +189,9 @@ class WandB(_Guarded):
 
 def _wandb_id(path: pathlib.Path) -> str:
     """Returns one id for all starts of a run, so that W&B shows one curve."""
-    found = path.read_text(errors="replace") if path.exists() else ""
-    if not re.fullmatch(r"[0-9a-z]{8}", found):
-        found = secrets.token_hex(4)
-        files.write_atomically(path, found.encode())
-    return found
+    saved = path.read_text(errors="replace") if path.exists() else ""
+    if re.fullmatch(r"[0-9a-z]{8}", saved):
+        return saved
+    new = secrets.token_hex(4)
+    files.write_atomically(path, new.encode())
+    return new

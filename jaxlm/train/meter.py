@@ -40,10 +40,6 @@ class Meter:
     peak_flops: float | None = None
     _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
-    def doing(self) -> str:
-        """Returns what goes on besides training, such as "evaluating"; "" for nothing."""
-        return self.clock.doing()
-
     def now(self, step: int) -> dict[str, float]:
         """Returns what every record has: the step; tokens, seconds of each activity, goodput and dollars, of all starts.
 

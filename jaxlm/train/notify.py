@@ -7,6 +7,7 @@ extra. Nothing here raises into training or holds it up. This module imports no 
 
 import atexit
 import contextlib
+import dataclasses
 import http.client
 import importlib.util
 import json
@@ -34,33 +35,35 @@ PAUSE_S = 1.0  # before the second try; twice that before the third
 MOST_CHARS = 1900  # Discord refuses more than 2000
 COMMAND_S = 300.0  # of a command of runs.on_exit
 CAUSES = {0: "done", 1: "failed", 2: "failed", 3: "gate", 4: "stopped"}  # exit code -> key of runs.on_exit
-_WEBHOOKS = ("http", "https")
 _HEADERS = {"User-Agent": "jaxlm", "Content-Type": "application/json"}  # Discord refuses urllib's own name
 
 _lock = threading.Lock()
-_under_way: set[threading.Thread] = set()
+_senders: list[threading.Thread] = []
 _told: set[str] = set()  # addresses whose failure was said
 
 
 def check(notify: NotifyConfig) -> None:
     """Raises ConfigError if a URL is malformed, or needs apprise and that is not installed. Nothing is sent."""
     for i, url in enumerate(notify.urls):
-        _check_url(f"config.notify.urls[{i}]", url)
-    if notify.heartbeat_url:
-        key, scheme = "config.notify.heartbeat_url", notify.heartbeat_url.partition(":")[0].lower()
-        if scheme not in _WEBHOOKS:
-            raise ConfigError(f"{key}={_shown(notify.heartbeat_url)} must begin with https:// or http://")
-        _check_url(key, notify.heartbeat_url)
+        _check_url(f"config.notify.urls[{i}]={_shown(url)}", url)
+    if url := notify.heartbeat_url:
+        shown = f"config.notify.heartbeat_url={_shown(url)}"
+        if not _is_webhook(url):
+            raise ConfigError(f"{shown} must begin with https:// or http://")
+        _check_url(shown, url)
 
 
-def _check_url(key: str, url: str) -> None:
-    shown = f"{key}={_shown(url)}"
+def _is_webhook(url: str) -> bool:
+    return url.partition(":")[0].lower() in ("http", "https")
+
+
+def _check_url(shown: str, url: str) -> None:
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme.replace("+", "").isalnum() or any(c.isspace() for c in url):
         raise ConfigError(
             f"{shown} is no URL: write it as https://HOST/... or as apprise does (mailto://, ntfy://, ...)"
         )
-    if scheme.lower() in _WEBHOOKS:
+    if _is_webhook(url):
         try:
             parts = urllib.parse.urlsplit(url)
             whole = bool(parts.hostname) and parts.port != 0  # `port` raises if it is no number
@@ -79,12 +82,6 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
 
     Webhooks get {"text", "content", "event", "run", "host", "step"}; `text` (Slack) and `content` (Discord) are the
     same message. A failure is tried again twice, and said in one line the first time.
-
-    Args:
-      event: "gate", "stall", "crash", "end" or "budget".
-      text: what happened, in one line.
-      workdir: the run's folder; the message names it.
-      step: the step at which it happened, if known.
     """
     if event not in notify.events or not notify.urls:
         return
@@ -92,15 +89,10 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
     message = f"jaxlm {event}: {run} on {host}{'' if step is None else f', step {step}'}: {text}"[:MOST_CHARS]
     body = {"text": message, "content": message, "event": event, "run": str(workdir), "host": host, "step": step}
     for i, url in enumerate(notify.urls):
-        if url.partition(":")[0].lower() in _WEBHOOKS:
+        if _is_webhook(url):
             _beside(f"notify.urls[{i}]", url, lambda url=url: _request(url, json.dumps(body).encode()))
         else:
             _beside(f"notify.urls[{i}]", url, lambda url=url: _by_apprise(url, message, f"jaxlm {event}: {run}"))
-
-
-def tell_of(notify: NotifyConfig, workdir: str | os.PathLike) -> Callable[[str, str], None]:
-    """Returns a function (event, text) that tells of one run."""
-    return lambda event, text: tell(notify, event, text, workdir)
 
 
 class Heartbeat:
@@ -128,9 +120,7 @@ def wait(seconds: float = TIMEOUT_S) -> None:
     Python's normal end calls this. Call it before anything that ends the process or the machine at once.
     """
     end = time.monotonic() + seconds
-    with _lock:
-        threads = list(_under_way)
-    for thread in threads:
+    for thread in list(_senders):
         thread.join(max(0.0, end - time.monotonic()))
 
 
@@ -141,33 +131,22 @@ def _beside(key: str, url: str, send: Callable[[], str]) -> None:
     """Calls `send` in a thread until it returns "" (sent) or has failed TRIES times."""
 
     def work() -> None:
-        try:
-            problem = ""
-            for attempt in range(TRIES):
-                if attempt:
-                    time.sleep(PAUSE_S * attempt)
-                problem = _attempt(send)
-                if not problem:
-                    return
-            with _lock:
-                first = url not in _told
-                _told.add(url)
-            if first:
-                _say(
-                    f"config.{key} ({_shown(url)}) can't be reached: {problem}; the run goes on, and this is not said again"
-                )
-        finally:
-            with _lock:
-                _under_way.discard(threading.current_thread())
+        for attempt in range(TRIES):
+            time.sleep(PAUSE_S * attempt)
+            problem = _attempt(send)
+            if not problem:
+                return
+        with _lock:
+            first = url not in _told
+            _told.add(url)
+        if first:
+            reason = f"can't be reached: {problem}"
+            _say(f"config.{key} ({_shown(url)}) {reason}; the run goes on, and this is not said again")
 
     thread = threading.Thread(target=work, name="notify", daemon=True)
-    with _lock:
-        _under_way.add(thread)
-    try:
+    with contextlib.suppress(RuntimeError):  # no more threads, or Python is ending
         thread.start()
-    except RuntimeError:  # no more threads, or Python is ending
-        with _lock:
-            _under_way.discard(thread)
+        _senders[:] = [*filter(threading.Thread.is_alive, _senders), thread]
 
 
 def _attempt(send: Callable[[], str]) -> str:
@@ -217,38 +196,34 @@ def at_exit(
     """Runs the command of `runs.on_exit` for this exit code, in a shell. Returns after it ended, and never raises.
 
     The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR in its environment. Its output goes to standard error. After
-    COMMAND_S seconds it is ended. Messages under way (`notify`) are sent first, because the command may end the machine.
+    COMMAND_S seconds it is ended. Messages under way are sent first, because the command may end the machine.
 
     Args:
-      code: the run's exit code: 0 runs `done`, 3 `gate`, 4 `stopped`, all others `failed`.
       why: why the run ended, in one line.
-      mirrored: True if the mirror holds everything: the newest checkpoint was read back from it. If it is False, the command
-        does not run, unless `runs.on_exit_unmirrored`.
-      workdir: the run's folder.
+      mirrored: True if the newest checkpoint was read back from the mirror. Else only `runs.on_exit_unmirrored` lets it run.
       step: the step that is not in the mirror yet, for the message.
-      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`). They see that the machine still runs: the
-        command does not run.
+      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`): they see that the machine still runs.
     """
     cause = CAUSES.get(code, "failed")
-    command = getattr(runs.on_exit, cause)
+    key, command = f"runs.on_exit.{cause}", dataclasses.asdict(runs.on_exit)[cause]
     if not command:
         return
     if by_hand:
-        _say(f"runs.on_exit.{cause} not run: ctrl-C at a terminal leaves the machine to you")
+        _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
         return
     if not mirrored and not runs.on_exit_unmirrored:
         what = "the last checkpoint" if step is None else f"step {step}"
-        _say(f"runs.on_exit.{cause} not run: {what} is not in the mirror yet")
+        _say(f"{key} not run: {what} is not in the mirror yet")
         return
     wait()
-    _say(f"runs.on_exit.{cause}: {redact(command)}")
-    facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", "")}
+    _say(f"{key}: {redact(command)}")
     with contextlib.suppress(OSError):  # a relative path, and the folder in which the command was given is gone
         workdir = os.path.abspath(workdir)
+    facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", ""), "JAXLM_WORKDIR": str(workdir)}
     try:
-        _shell(command, os.environ | facts | {"JAXLM_WORKDIR": str(workdir)}, cause)
+        _shell(command, os.environ | facts, key)
     except (OSError, ValueError) as error:
-        _say(f"runs.on_exit.{cause} can't be run: {error}")
+        _say(f"{key} can't be run: {error}")
 
 
 def at_terminal(number: int | None) -> bool:
@@ -259,7 +234,7 @@ def at_terminal(number: int | None) -> bool:
         return False
 
 
-def _shell(command: str, environment: dict[str, str], cause: str) -> None:
+def _shell(command: str, environment: dict[str, str], key: str) -> None:
     """Runs the command in a session of its own, so that no ctrl-C or hang-up of ours ends it half-way."""
     process = subprocess.Popen(
         command,
@@ -271,13 +246,11 @@ def _shell(command: str, environment: dict[str, str], cause: str) -> None:
         restore_signals=False,  # SIGPIPE stays ignored: a line that nobody reads does not end the command
     )
     try:
-        code = process.wait(COMMAND_S)
+        if code := process.wait(COMMAND_S):
+            _say(f"{key} failed with exit code {code}; the machine may still run")
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        _say(f"runs.on_exit.{cause} was ended: it took more than {COMMAND_S:g} s; the machine may still run")
-        return
-    if code:
-        _say(f"runs.on_exit.{cause} failed with exit code {code}; the machine may still run")
+        _say(f"{key} was ended: it took more than {COMMAND_S:g} s; the machine may still run")
 
 
 def _say(text: str) -> None:

@@ -27,7 +27,7 @@ from jaxlm.objectives.base import Variables
 from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import growth, merging, workdir
+from jaxlm.train import growth, workdir
 from jaxlm.train.checkpoints import keep, weights
 from jaxlm.train.checkpoints import leaf as leaves
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
@@ -106,7 +106,7 @@ class Origin:
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
-        leaf = merging.merge(self.leaf, self.adapter, added)
+        leaf = growth.merge(self.leaf, self.adapter, added)
 
         def digest() -> str:
             named = tree.named_leaves({name: part for name, part in added().items() if name in adapters.MERGED})

@@ -1,8 +1,9 @@
-"""What a run's own curve says of its future, for the report and for the end of each phase."""
+"""What a run's own curve says of its future: for the report, for the end of each phase, and for a stop that pays."""
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import Config, StopConfig
 from jaxlm.data.mixture import Final, final_of
@@ -12,9 +13,8 @@ from jaxlm.processes import from_first
 from jaxlm.report import run as page
 from jaxlm.report.page import NAME
 from jaxlm.step import optim
-from jaxlm.train import ledger, metrics, summary
-from jaxlm.train.futures import look
-from jaxlm.train.loop import Hook, Moment
+from jaxlm.train import ledger, lineage, metrics, summary
+from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Outlook:
     folder: pathlib.Path
     rate: forecast.Rate
     steps: int
-    tokens_per_step: int
     usd_per_hour: float
     final: Final | None = None
 
@@ -39,20 +38,20 @@ class Outlook:
         """Returns the steps of the first mixture and their training losses, as they were logged by all starts."""
         passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
         last = self.final.switch(passed_over) if self.final else self.steps
-        logged = [r for r in metrics.records(self.folder / "metrics.jsonl") if "train/loss" in r]
-        logged = [r for r in logged if r["step"] <= last]
-        return [r["step"] for r in logged], [r["train/loss"] for r in logged]
+        records = metrics.records(self.folder / "metrics.jsonl")
+        logged = [(r["step"], r["train/loss"]) for r in records if "train/loss" in r and r["step"] <= last]
+        return [step for step, _ in logged], [loss for _, loss in logged]
 
     def prices(self) -> tuple[float, float]:
         """Returns (seconds a step, dollars an hour). The seconds count all that this run spent on top of its steps."""
-        last = max(metrics.records(self.folder / "metrics.jsonl"), key=lambda r: r.get("wall_s") or 0.0, default={})
+        last = lineage.latest(metrics.records(self.folder / "metrics.jsonl"))
         done = last.get("step") or 0
         return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
 
     def futures(self, step: int) -> list[futures.Future] | forecast.TooEarly:
         """Returns the three futures after `step`, or why there are none."""
         try:
-            return look(self.losses, self.rate, self.prices, step, self.steps)
+            return _look(self.losses, self.rate, self.prices, step, self.steps)
         except (ValueError, ArithmeticError) as error:
             return forecast.TooEarly(f"no forecast: {error}")
 
@@ -62,20 +61,30 @@ class Outlook:
         step = gathered["run"]["step"]
         if not 0 < step < self.steps:
             return gathered
-        found = self.futures(step)
-        return gathered | {"futures": futures.summary(found, futures.advice(found, stop.usd_per_centinat), step)}
-
-
-def write(folder: pathlib.Path, found: dict) -> None:
-    """Writes RUN/report.html from what `Outlook.summary` returned."""
-    page.write(folder / NAME, found)
+        ahead = self.futures(step)
+        return gathered | {"futures": futures.summary(ahead, futures.advice(ahead, stop.usd_per_centinat), step)}
 
 
 def of_run(folder: pathlib.Path, config: Config) -> Outlook:
-    """Returns the outlook of the run in `folder`."""
-    train, usd_per_hour = config.train, config.hardware.usd_per_hour
-    rate, final = optim.rates(config.optim, train.steps), final_of(config, config.data.final.weights)
-    return Outlook(folder, rate, train.steps, train.batch_size * train.seq_len, usd_per_hour, final)
+    steps, final = config.train.steps, final_of(config, config.data.final.weights)
+    return Outlook(folder, optim.rates(config.optim, steps), steps, config.hardware.usd_per_hour, final)
+
+
+def write(folder: pathlib.Path, gathered: dict) -> None:
+    """Writes RUN/report.html from what `Outlook.summary` returned."""
+    page.write(folder / NAME, gathered)
+
+
+def _look(
+    losses: Callable[[], tuple[Sequence[int], Sequence[float]]],
+    rate: forecast.Rate,
+    prices: Callable[[], tuple[float, float]],
+    step: int,
+    end: int,
+) -> list[futures.Future] | forecast.TooEarly:
+    """Returns the three futures of a run after `step` of `end` steps; for the arguments see `StopByForecast`."""
+    fitted = forecast.fit(*losses(), rate, step, end)
+    return fitted if isinstance(fitted, forecast.TooEarly) else futures.futures(fitted, end, *prices())
 
 
 class Report(Hook):
@@ -88,8 +97,8 @@ class Report(Hook):
     name = "report"
     decoration = True
 
-    def __init__(self, found: Outlook, stop: StopConfig, milestones: Collection[int]):
-        self._outlook, self._stop, self._milestones = found, stop, milestones
+    def __init__(self, outlook: Outlook, stop: StopConfig, milestones: Collection[int]):
+        self._outlook, self._stop, self._milestones = outlook, stop, milestones
 
     def due(self, step: int, end: int) -> bool:
         return step in self._milestones and step < end
@@ -102,6 +111,63 @@ class Report(Hook):
             moment.say(line)
 
     def _lines(self, step: int) -> Sequence[str]:
-        found = self._outlook.futures(step)
-        shown = [] if isinstance(found, forecast.TooEarly) else futures.table(found)
-        return [*shown, f"forecast: {futures.advice(found, self._stop.usd_per_centinat).line}"]
+        ahead = self._outlook.futures(step)
+        shown = [] if isinstance(ahead, forecast.TooEarly) else futures.table(ahead)
+        return [*shown, f"forecast: {futures.advice(ahead, self._stop.usd_per_centinat).line}"]
+
+
+@dataclasses.dataclass(eq=False)
+class StopByForecast(Hook):
+    """Looks at the forecast now and then. Ends the run if its rest costs more than it is worth.
+
+    That is, if 0.01 nats cost more than `stop.usd_per_centinat` whatever it does next. Advice to decay now is shown when it is
+    new. It ends nothing, for the rest of the plan may serve more than the loss.
+
+    Args:
+      losses: () -> (steps, losses), the training losses that were logged so far, of all starts of the run.
+      rate: steps from 1 -> learning rates: those that the run had, and those of its plan.
+      prices: () -> (seconds a step, dollars an hour).
+      every_steps: how often to look; 0 = never. The steps of the evaluations are a good choice.
+      workdir: the run's folder, for the command that it recommends.
+    """
+
+    name = "futures"
+    config: StopConfig
+    losses: Callable[[], tuple[Sequence[int], Sequence[float]]]
+    rate: forecast.Rate
+    prices: Callable[[], tuple[float, float]]
+    every_steps: int
+    workdir: str
+    _end: int = 0
+    _advised: str = ""
+
+    def due(self, step: int, end: int) -> bool:
+        self._end = end
+        wanted = self.config.usd_per_centinat > 0 and self.every_steps > 0
+        return wanted and 0 < step < end and step % self.every_steps == 0
+
+    def done(self, step: int) -> bool:
+        return True  # a run that starts again looks at its next step of `every_steps`
+
+    def __call__(self, moment: Moment) -> Ending | None:
+        line, why = from_first(lambda: self._advice(moment.step))
+        if line:
+            moment.say(line)
+        return Ending(STOPPED, why, cause="gate") if why else None
+
+    def _advice(self, step: int) -> tuple[str, str]:
+        """Returns a line to show or "", and why the run should end; "" if it should not."""
+        try:
+            ahead = _look(self.losses, self.rate, self.prices, step, self._end)
+        except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
+            return f"no forecast at step {step}: {error}", ""
+        advice = futures.advice(ahead, self.config.usd_per_centinat)
+        new, self._advised = advice.word != self._advised, advice.word
+        if advice.word not in (futures.STOP, futures.DECAY):
+            return "", ""
+        steps = next(future.steps for future in ahead if future.name == futures.DECAY)
+        branch = f"jaxlm train {shlex.quote(self.workdir)} --branch=decay --steps={steps}"
+        line = f"{advice.line.removeprefix('stop: ')}; {branch} finishes the model from here"
+        if advice.word == futures.STOP:
+            return "", f"stopped at step {step}: {line}"
+        return line if new else "", ""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxlm.config import Config
-from jaxlm.console import count
+from jaxlm.console import Say, count
 from jaxlm.train.loop import Watch
-from jaxlm.train.told import Say, Told
+from jaxlm.train.watches import Told
 
 _FLAT_STEPS = 3
 _BEGINNING = 5  # steps that are taken for how the run began, and as many for how it is now

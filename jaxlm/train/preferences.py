@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import Config, DpoConfig
+from jaxlm.console import Say
 from jaxlm.objectives import dpo
 from jaxlm.train.loop import REFUSED, Ending, Watch
-from jaxlm.train.told import WINDOW, Say, Told
+from jaxlm.train.watches import WINDOW, Told
 
 _PINNED = 0.01  # of the loss that the run begins with
 _MOVED = 1e-3  # of rewards and scores: below it the policy is what it was

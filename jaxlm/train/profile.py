@@ -27,11 +27,7 @@ class Trace(Hook):
     """Ends the trace and shows a summary. The hook `begin` starts the trace.
 
     This hook runs before all others and `begin` after them, so that only steps are traced. As a context manager it also ends
-    the trace if the loop fails.
-
-    Args:
-      window: the first and the last step to trace; None for no trace.
-      folder: the path WORKDIR/profile.
+    the trace if the loop fails. `window`: the first and the last step to trace; None for no trace.
     """
 
     name = "trace"
@@ -48,30 +44,26 @@ class Trace(Hook):
 
     def __call__(self, moment: Moment) -> None:
         jax.block_until_ready(moment.state)
-        self._finish(moment)
+        try:
+            self._stop()
+            if jax.process_index() == 0:
+                self._show(moment)
+        except Exception as error:  # no trace is worth losing a run
+            moment.say(f"trace: {self.folder}; it can't be summarised: {type(error).__name__}: {error}")
+
+    def _show(self, moment: Moment) -> None:
+        newest = max((self.folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
+        (path,) = newest.glob("*.xplane.pb")
+        profile = xplane.summarise(xplane.read(path), moment.step - self.first + 1)
+        kind = jax.local_devices()[0].device_kind
+        moment.say(f"steps {self.first} to {moment.step}: {1e3 * profile.seconds:.1f} ms a step on {kind}")
+        for line in xplane.lines(profile):
+            moment.say(line)
+        moment.say(f"trace: {newest} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
 
     def close(self, moment: Moment, ending: Ending) -> None:
         if self.running:
             self(moment)
-
-    def _finish(self, moment: Moment) -> None:
-        try:
-            self._stop()
-            if jax.process_index() == 0:
-                newest = max((self.folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
-                self._show(moment, newest)
-        except Exception as error:  # no trace is worth losing a run
-            moment.say(f"trace: {self.folder}; it can't be summarised: {type(error).__name__}: {error}")
-
-    def _show(self, moment: Moment, folder: pathlib.Path) -> None:
-        (path,) = folder.glob("*.xplane.pb")
-        steps = moment.step - self.first + 1
-        found = xplane.summarise(xplane.read(path), steps)
-        kind = jax.local_devices()[0].device_kind
-        moment.say(f"steps {self.first} to {moment.step}: {1e3 * found.seconds:.1f} ms a step on {kind}")
-        for line in xplane.lines(found):
-            moment.say(line)
-        moment.say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
 
     def _stop(self) -> None:
         self.running = False

@@ -84,7 +84,6 @@ class Progress:
         )
 
     def close(self) -> None:
-        """Ends the live line."""
         self._shown.close()
 
     def parts(self, alone: bool) -> list[Part]:

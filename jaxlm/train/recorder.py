@@ -43,7 +43,7 @@ class Recorder:
         self._meter, self._writer = meter, writer
         self._always, self._steps, self._every = (first, steps), steps, every_steps
         self._reads = {"skipped_in_a_row", "loss", *reads}
-        self._progress = Progress(steps, first - 1, meter.doing, before) if writer else None
+        self._progress = Progress(steps, first - 1, meter.clock.doing, before) if writer else None
         self._step = first - 1
         self.losses: Mapping[int, float] = {}
         self.noted: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None
@@ -86,17 +86,14 @@ class Recorder:
         self.noted(step, figures)
         self._note(step, figures)
         if self._writer:
-            shown = {
-                key.removeprefix("val/").removeprefix("eval/"): figures[key] for key in figures if redteam.leads(key)
-            }
-            words = [f"{key} {value:.4f}" for key, value in shown.items()]
+            names = [key for key in figures if redteam.leads(key)]
+            words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
             first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]
             screen.say_parts(parts)
 
     def say(self, text: str) -> None:
-        """Shows a line of text."""
         if self._writer:
             say(text)
 

@@ -33,32 +33,31 @@ class Scores(dict[int, float]):
         """Takes the metric of a step out of figures for metrics.jsonl. The later value of a step counts."""
         self._names |= figures.keys()
         if self._config.best_metric in figures:
-            value = figures[self._config.best_metric]
-            self[step] = self._sign * float(value) if is_number(value) else math.nan
+            figure = figures[self._config.best_metric]
+            self[step] = self._sign * float(figure) if is_number(figure) else math.nan
 
     def read(self, folder: pathlib.Path) -> "Scores":
         """Takes in what metrics.jsonl of a run says, without what a rollback undid; returns itself."""
-        rollbacks = ledger.read(folder)["rollbacks"]
-        for record in metrics.records(folder / "metrics.jsonl", containing=json.dumps(self._config.best_metric)):
-            if not metrics.is_void(record["step"], record.get("time") or 0.0, rollbacks):
-                self.note(record["step"], record)
-        self.losses |= metrics.held_out_losses(folder / "metrics.jsonl", rollbacks)
+        path, rollbacks = folder / "metrics.jsonl", ledger.read(folder)["rollbacks"]
+        for record in metrics.valid(path, json.dumps(self._config.best_metric), rollbacks):
+            self.note(record["step"], record)
+        self.losses |= metrics.held_out_losses(path, rollbacks)
         return self
 
     def pairs(self) -> list[list[list[float]]]:
         """Returns scores and losses as lists of pairs, for processes that can't read the run's files; see `take`."""
-        return [[[step, value] for step, value in found.items()] for found in (self, self.losses)]
+        return [list(map(list, figures.items())) for figures in (self, self.losses)]
 
     def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
         """Takes in what `pairs` of the first process returned."""
-        self.update({int(step): value for step, value in scores})
-        self.losses.update({int(step): value for step, value in losses})
+        self.update({int(step): score for step, score in scores})
+        self.losses.update({int(step): loss for step, loss in losses})
 
     def forget(self, first_bad: int) -> None:
         """Forgets the steps from `first_bad` on, which a rollback undid."""
-        for found in (self, self.losses):
-            for undone in [step for step in found if step >= first_bad]:
-                del found[undone]
+        for figures in (self, self.losses):
+            for undone in [step for step in figures if step >= first_bad]:
+                del figures[undone]
 
     def missing(self) -> str:
         """Returns a line if no metric seen so far has the name that is asked for; else "".
@@ -71,9 +70,6 @@ class Scores(dict[int, float]):
         if not self._config.keep_best or not due or name in self._names or name == metrics.HELD_OUT:
             return ""
         near = difflib.get_close_matches(name, self._names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_plain(self._names)))}"
+        plain = [seen for seen in self._names if seen.startswith(("train/", *_EVALUATIONS)) and seen.count("/") < 3]
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(plain))}"
         return f"config.checkpoint.best_metric={name}: metrics.jsonl has no such name, so no checkpoint is the best; {hint}"
-
-
-def _plain(names: set[str]) -> list[str]:
-    return [name for name in names if name.startswith(("train/", "val/", "eval/")) and name.count("/") < 3]

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import typing
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ _WORDS = {
 class StopSignal:
     """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second request ends the process at once (`supervised.asks_at_once`). A SIGHUP that was ignored at the start (nohup)
+    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored at the start (nohup)
     stays ignored.
 
     If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this
@@ -41,11 +40,11 @@ class StopSignal:
 
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
         self._doing = doing
-        self._asked = threading.Event()
-        self._signals: list[tuple[int, float]] = []  # that came, and when
-        self._mine: typing.Any = None
+        self._requested = threading.Event()
+        self._signals = supervised.Requests()
+        self._why: typing.Any = None
         self._agreed = False
-        self._old: dict[int, typing.Any] = {}
+        self._before: dict[int, typing.Any] = {}  # the handlers
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
@@ -54,72 +53,66 @@ class StopSignal:
                 numbers.append(signal.SIGTERM)
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
-            for number in numbers:
-                self._old[number] = signal.signal(number, self._on_signal)
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *exc) -> None:
-        for number, handler in self._old.items():
+        for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._old.clear()
+        self._before.clear()
 
     def ask(self, why: typing.Any) -> None:
         """Asks all processes to stop at the same step, with the ending `why`. Any thread may ask; the first one counts.
 
         Args:
-          why: a `loop.Ending`.
+          why: a `loop.Ending`; None for a signal.
         """
-        self._mine = self._mine or why
-        self._ask()
+        self._why = self._why or why
+        if not self._requested.is_set():
+            self._requested.set()
+            if jax.process_count() > 1:  # JAX takes this as its preemption notice, and tells the other processes
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def requested(self, step: int) -> bool:
         """True if the run must stop after `step`. All processes get the same answer at the same step."""
         if jax.process_count() == 1:
-            return self._asked.is_set()
+            return self._requested.is_set()
         if not self._agreed and multihost_utils.reached_preemption_sync_point(step):
-            self._agreed, self._mine = True, self._of_any_process()
+            self._agreed, self._why = True, self._of_any_process()
         return self._agreed
 
     def asked(self) -> bool:
-        """True if this process was asked to stop."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     def alone(self) -> bool:
         """True if the run must stop and no other process has to agree."""
-        return jax.process_count() == 1 and self._asked.is_set()
+        return jax.process_count() == 1 and self.asked()
 
     def why(self) -> typing.Any:
         """Returns the `loop.Ending` that was asked for; None for a signal.
 
         Call it after `requested` or `alone` said yes: then it is the same on all processes.
         """
-        return self._mine
+        return self._why
 
     def _of_any_process(self) -> typing.Any:
         """The ending that the first process of those that asked for one asked for, with that process's number."""
-        mine = self._mine
-        if mine is not None:
-            mine = dataclasses.replace(mine, why=f"process {jax.process_index()}: {mine.why[:1000]}")
-        row = np.frombuffer(pickle.dumps(mine).ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
+        why = self._why
+        if why is not None:
+            why = dataclasses.replace(why, why=f"process {jax.process_index()}: {why.why[:1000]}")
+        row = np.frombuffer(pickle.dumps(why).ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
         rows = multihost_utils.process_allgather(row)
         endings = [pickle.loads(bytes(row)) for row in rows]  # of this very program, from its own processes
         return next((ending for ending in endings if ending is not None), None)
 
-    def _ask(self) -> None:
-        if not self._asked.is_set():
-            self._asked.set()
-            if jax.process_count() > 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     def _on_signal(self, number: int, frame: typing.Any) -> None:
-        supervised.note(number)
-        now, earlier = time.monotonic(), list(self._signals)
-        self._signals.append((number, now))
-        if not earlier:
+        supervised.requests.note(number)
+        meaning = self._signals.note(number)
+        if meaning == supervised.FIRST:
             activity = _WORDS.get(self._doing(), "step")
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
-            self._ask()
-        elif supervised.asks_at_once(number, now, earlier):
+            self.ask(None)
+        elif meaning == supervised.AGAIN:
             console.say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
             screen.end()
             transcript.end()

@@ -2,27 +2,32 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import platform
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, TrainConfig
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig
 from jaxlm.data.coder import Encoded
-from jaxlm.plan import flops
+from jaxlm.plan import flops, forecast
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
-from jaxlm.train import books, differences, held_out_texts, ledger, metrics, stretch
+from jaxlm.step import optim
+from jaxlm.train import books, differences, held_out_texts, ledger, metrics
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
 from jaxlm.train.meter import Meter, make_meter, recounted
 from jaxlm.train.metrics import JsonLines
 from jaxlm.train.recorder import Recorder
+
+JUMP = 1.05  # the rate rises by less than this where steps are added early in a run: that is no news
 
 
 class Log:
@@ -45,31 +50,25 @@ class Log:
     """
 
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
-        self._folder, self._clock = folder, clock
+        self._folder, self._clock, self._usd_per_hour = folder, clock, hardware.usd_per_hour
+        self._tokens = train.batch_size * train.seq_len
         self.on_full: Callable[[], None] | None = None
-        self._note_refusal: Callable[[], None] = lambda: None  # on the other processes
-        self._earlier = together(lambda: self._carry_on(train, hardware), first_only=True) or books.Earlier()
+        self._earlier = together(lambda: books.carry_on(folder, clock), first_only=True) or books.Earlier()
+        together(self._note, first_only=True)
         self._closing = contextlib.ExitStack()
 
-    def _carry_on(self, train: TrainConfig, hardware: HardwareConfig) -> books.Earlier:
-        earlier = books.carry_on(self._folder, self._clock)
-        tokens = train.batch_size * train.seq_len
-        meter = Meter(self._clock, earlier, tokens_per_step=tokens, usd_per_hour=hardware.usd_per_hour)
-
-        def note(refused: bool = False) -> None:
-            lines = JsonLines(self._folder / "metrics.jsonl")
-            lines.write(books.opening(meter.now(self._clock.redo), hardware.usd_per_hour, refused))
-            lines.close()
-
-        note()
-        self._note_refusal = functools.partial(note, refused=True)
-        return earlier
+    def _note(self, refused: bool = False) -> None:
+        meter = Meter(self._clock, self._earlier, tokens_per_step=self._tokens, usd_per_hour=self._usd_per_hour)
+        lines = JsonLines(self._folder / "metrics.jsonl")
+        lines.write(books.opening(meter.now(self._clock.redo), self._usd_per_hour, refused))
+        lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:
         """Notes it if a ConfigError ends the start before its first step: the time after that is not the run's."""
         if kind and issubclass(kind, ConfigError) and not self._clock.step:
             with contextlib.suppress(OSError):
-                self._note_refusal()
+                if jax.process_index() == 0:
+                    self._note(refused=True)
 
     def spent(self, usd_per_hour: float) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
@@ -93,11 +92,16 @@ class Log:
           watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
         """
         writer = together(lambda: self._open(asked, config, data, mesh, done), first_only=True)
-        meter = make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier)
-        reads = [name for watch in watches for name in watch.reads]
-        sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
         before = together(lambda: self._losses(done), first_only=True)
-        recorder = Recorder(meter, writer, **sizes, reads=reads, before=before)
+        recorder = Recorder(
+            make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier),
+            writer,
+            first=done + 1,
+            steps=config.train.steps,
+            every_steps=config.log.every_steps,
+            reads=[name for watch in watches for name in watch.reads],
+            before=before,
+        )
         self._closing.callback(recorder.close)
         recorder.begin()
         return recorder
@@ -106,21 +110,21 @@ class Log:
         return metrics.train_losses(self._folder / "metrics.jsonl", done, ledger.read(self._folder)["rollbacks"])
 
     def _open(self, asked: Config, config: Config, data: Encoded, mesh: Mesh, done: int) -> Writer:
-        for line in filter(None, (stretch.warning(self._folder, asked, done), recounted(self._folder, config))):
+        for line in filter(None, (jump(self._folder, asked, done), recounted(self._folder, config))):
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
         choices |= {key: getattr(config.optim, key) for key in BY_RULE}
-        found = {"manifest_sha256": data.sha256, "hardware": hardware(), "choices": choices}
-        changed = differences.since_last_start(self._folder, asked, found)
+        facts = {"manifest_sha256": data.sha256, "hardware": hardware(), "choices": choices}
+        changed = differences.since_last_start(self._folder, asked, facts)
         if changed:
             say(f"changed since the last start: {'; '.join(differences.words(changed))}")
         texts = held_out_texts.of_data(data, config) if held_out_texts.known(data) else {}
         if done and texts and (line := held_out_texts.differ(held_out_texts.of_run(self._folder), texts, "")):
             say(f"from here on another text is measured than before, also for the best checkpoint: {line}")
-        flops_per_token = flops.of(config).palm
+        palm = flops.of(config).palm
         ledger.record_start(
-            self._folder, asked, step=done, changed=changed, flops_per_token=flops_per_token, held_out=texts, **found
+            self._folder, asked, step=done, changed=changed, flops_per_token=palm, held_out=texts, **facts
         )
         shown = redact(dataclasses.asdict(config))
         writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self.on_full)
@@ -145,3 +149,44 @@ def hardware() -> dict:
         "devices": len(devices),
         "processes": jax.process_count(),
     }
+
+
+def jump(folder: pathlib.Path, config: Config, done: int) -> str:
+    """Returns a line if `config` makes the learning rate jump after `done` steps; "" if it does not.
+
+    It jumps where more `train.steps` stretch a schedule that has come down. The line says by how much the loss rises first,
+    if enough of the run is logged to tell.
+    """
+    saved = folder / "config.json"
+    if not done or not saved.is_file():
+        return ""
+    before = config_lib.resolve(config_files.from_run(saved))
+    old, new = rate(before.optim, before.train.steps), rate(config.optim, config.train.steps)
+    last, following = float(old([done])[0]), float(new([done + 1])[0])
+    if config.train.steps <= before.train.steps or not JUMP * last < following:
+        return ""
+    return (
+        f"train.steps was {before.train.steps:,} and is {config.train.steps:,}: {config.optim.schedule} is stretched, and "
+        f"the learning rate jumps from {last:.3g} to {following:.3g}{_rise(folder, old, new, done, config.train.steps)}. "
+        "optim.schedule=wsd can be prolonged without a jump before its decay; jaxlm train RUN --branch=decay --steps=N "
+        "finishes from any milestone"
+    )
+
+
+def rate(config: OptimConfig, steps: int) -> forecast.Rate:
+    """Returns the learning rates of a run as a function of an array of steps."""
+    each = jax.vmap(optim.rates(config, steps))
+    return lambda numbers: np.asarray(each(np.asarray(numbers)))
+
+
+def _rise(folder: pathlib.Path, old: forecast.Rate, new: forecast.Rate, done: int, end: int) -> str:
+    """What the forecast says of the loss with the new rates; "" if it is too early to say."""
+    logged = [(r["step"], r["train/loss"]) for r in metrics.records(folder / "metrics.jsonl") if r.get("train/loss")]
+    if not logged:
+        return ""
+    fitted = forecast.fit(*map(np.array, zip(*logged, strict=True)), old, done, done)
+    if isinstance(fitted, forecast.TooEarly):
+        return ""
+    rise = forecast.predicted_rise(fitted, new, end)
+    back = f"is back at step {rise.back_step:,}" if rise.back_step else "does not come back"
+    return f"; by the forecast the loss rises from {rise.now:.3f} to {rise.peak:.3f}, {back} and ends at {rise.end:.3f}"

@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 import typing
-from collections.abc import Sequence
 
 from jaxlm import files, interrupts, screen
 from jaxlm.config import Config
@@ -27,8 +26,7 @@ LOST = "JAXLM_LOST"  # hung:seconds from the last sign of life of the process be
 VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN)
 _DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
 
-signalled: int | None = None  # the signal that asked this run to stop
-_came: list[tuple[int, float]] = []  # all signals that did, and when
+FIRST, AGAIN, SAME = "first", "again", "same"  # what a signal that asks to stop means
 announced = False  # True once a preemption notice came: SIGTERM will follow, or came before it
 
 _PR_SET_PDEATHSIG = 1
@@ -90,30 +88,39 @@ def stop_at_once_until_training() -> None:
         _stop_at_once(came, None)
 
 
-def note(number: int) -> None:
-    """Notes that a signal asks this run to stop. The first one counts."""
-    global signalled
-    signalled = signalled or number
-    _came.append((number, time.monotonic()))
-
-
-def asks_at_once(number: int, when: float, earlier: Sequence[tuple[int, float]]) -> bool:
-    """Returns True if a signal asks to stop at once, whatever is lost; False if it means the same request as an earlier one.
+class Requests:
+    """The signals that asked to stop.
 
     One request comes as several signals where a terminal goes (SIGHUP, SIGTERM), where a group and its leader get SIGTERM,
     where a cloud sends SIGTERM around its notice. So only ctrl-C after any signal asks again, or SIGTERM more than a second
     after a SIGTERM that no notice announced. A child leaves that to its supervisor, which sends SIGINT if it is asked again:
     it gets SIGTERM itself where all processes do, and when the supervisor dies.
 
-    Args:
-      number, when: the signal, and the `time.monotonic()` at which it came.
-      earlier: the signals that asked to stop before it, each with its time.
+    Attributes:
+      came: the signals, each with the `time.monotonic()` at which it came.
     """
-    if number == signal.SIGINT:
-        return bool(earlier)
-    if number != signal.SIGTERM or announced or PARENT in os.environ:
-        return False
-    return any(other == signal.SIGTERM and when - then > _SAME_S for other, then in earlier)
+
+    def __init__(self):
+        self.came: list[tuple[int, float]] = []
+
+    @property
+    def first(self) -> int | None:
+        """The first signal that asked to stop; None if none did."""
+        return self.came[0][0] if self.came else None
+
+    def note(self, number: int) -> str:
+        """Returns what a signal means: FIRST, AGAIN (stop at once, whatever is lost), or the SAME request as an earlier one."""
+        now, earlier = time.monotonic(), list(self.came)
+        self.came.append((number, now))
+        if not earlier:
+            return FIRST
+        again = number == signal.SIGINT
+        if number == signal.SIGTERM and not announced and PARENT not in os.environ:
+            again = any(other == signal.SIGTERM and now - then > _SAME_S for other, then in earlier)
+        return AGAIN if again else SAME
+
+
+requests = Requests()  # of this process
 
 
 def mark_fault() -> None:
@@ -124,9 +131,7 @@ def mark_fault() -> None:
 
 
 def _stop_at_once(number: int, frame: typing.Any) -> None:
-    earlier = list(_came)
-    note(number)
-    if not earlier or asks_at_once(number, time.monotonic(), earlier):
+    if requests.note(number) != SAME:
         raise KeyboardInterrupt
 
 

@@ -7,6 +7,7 @@ its state saved (exit codes 0, 2, 3, 4).
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -20,18 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm import console, files, interrupts, screen
 from jaxlm.config import Config, ConfigError
-from jaxlm.train import children, clock, deaths, farewell, hangs, ledger, notify, supervised
+from jaxlm.train import children, clock, farewell, hangs, ledger, notify, supervised
 from jaxlm.train.checkpoints import room
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_LOOK_S = 1.0  # between two looks at the child
-_STILL_S = 10.0  # after a request to stop: until the user is told what it waits for
-_AT_ONCE_S = 3.0  # after a second request to stop, or the first while it compiles and has nothing to save
-_STACKS_S = 2.0  # for a process to write its stacks
-_TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
-_PATIENCE_S = 1800.0  # for how long starts that die of storage or network are begun again
+_READ_S = 10.0  # for the storage to answer
 _ROOM_S = 300.0  # for the disk to take as many bytes as a checkpoint has
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
 _FINAL = (0, 2, 3, 4)
@@ -46,14 +42,15 @@ def run(config: Config, program: Callable[[], int]) -> int:
     notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
-        supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
+        tell = functools.partial(notify.tell, config.notify, workdir=config.workdir)
+        supervisor = Supervisor(again, config, tell)
         with supervisor.signals():  # that mean the request which ended the run must not cost the farewell
-            return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
+            return _farewell(config, supervisor.run(), supervisor.start, supervisor.requests.first)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
-    held = _lock(config)  # if it is refused, another start trains there: no farewell
+    lock = _lock(config)  # if it is refused, another start trains there: no farewell
     try:
-        with _handed_down(held):
+        with _handed_down(lock):
             code = program()
     except ConfigError:
         code = 2
@@ -62,26 +59,23 @@ def run(config: Config, program: Callable[[], int]) -> int:
         code = 4
         raise
     finally:
-        _farewell(config, code, start, supervised.signalled)
+        _farewell(config, code, start, supervised.requests.first)
     return code
 
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
     """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
-    if code != 2 or not deaths.within(files.ENDING_S + farewell.READ_S, lambda: _another_trains(config)):
+    refused = code == 2 and config.workdir
+    if not refused or not children.within(files.ENDING_S + farewell.READ_S, lambda: _another_trains(config.workdir)):
         farewell.say_farewell(config, code, start, signalled)
     return code
 
 
-def _another_trains(config: Config) -> bool:
-    if not config.workdir:
-        return False
+def _another_trains(workdir: str) -> bool:
     try:
-        ledger.lock(pathlib.Path(config.workdir)).close()
+        ledger.lock(pathlib.Path(workdir)).close()
     except ConfigError:
         return True
-    except OSError:  # there is no such folder
-        pass
     return False
 
 
@@ -103,17 +97,15 @@ def _lock(config: Config) -> typing.IO[str] | None:
 
 
 @contextlib.contextmanager
-def _handed_down(held: typing.IO[str] | None) -> Iterator[None]:
+def _handed_down(lock: typing.IO[str] | None) -> Iterator[None]:
     """Lets the training in this process have the lock; closes it in the end."""
-    if held is None:
-        yield
-        return
-    with held:
-        os.environ[files.HANDED_DOWN] = str(held.fileno())
+    with lock or contextlib.nullcontext():
+        if lock:
+            os.environ[files.HANDED_DOWN] = str(lock.fileno())
         try:
             yield
         finally:
-            del os.environ[files.HANDED_DOWN]
+            os.environ.pop(files.HANDED_DOWN, None)
 
 
 def wanted(supervise: str) -> bool:
@@ -131,76 +123,66 @@ def _others_start_again() -> bool:
 class Times:
     """The seconds that the supervisor waits; tests wait less."""
 
-    look: float = _LOOK_S
-    still: float = _STILL_S
-    at_once: float = _AT_ONCE_S
-    stacks: float = _STACKS_S
-    term: float = _TERM_S
-    kill: float = _KILL_S
-    patience: float = _PATIENCE_S
+    look: float = 1.0  # between two looks at the child
+    still: float = 10.0  # after a request to stop: until the user is told what it waits for
+    at_once: float = 3.0  # after a second request to stop, or the first while it compiles and has nothing to save
+    stacks: float = 2.0  # for a process to write its stacks
+    term: float = 20.0  # that a process which hangs has after SIGTERM
+    kill: float = 30.0  # that the kernel has after SIGKILL
+    patience: float = 1800.0  # for how long starts that die of storage or network are begun again
 
 
+@dataclasses.dataclass(eq=False)
 class Supervisor:
     """One run of `jaxlm train`, with all its starts.
 
     Args:
-      command: what to start.
-      config: the config that the command names; the child gets it too.
       tell: called with an event ("crash", "stall") and a line about it, when the child is started again or given up.
-      times: the seconds that it waits.
       output: a file that takes what the child says and prints; None: where this process does.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        config: Config,
-        tell: Callable[[str, str], None] = lambda event, text: None,
-        times: Times | None = None,
-        output: typing.IO[bytes] | None = None,
-    ):
-        self._command, self._config, self._tell, self._output = list(command), config, tell, output
-        self._times = times or Times()
-        self._folder = pathlib.Path(config.workdir)
-        self._several = _several(config)
-        meeting_s = config.distributed.start_timeout_s if self._several else 0.0
-        self._hangs = hangs.Watch(
-            config.runs.hang_s,
-            config.data.timeout_s,
-            config.checkpoint.mirror_timeout_s,
-            meeting_s,
-            config.reward.timeout_s,
-        )
+    command: Sequence[str]
+    config: Config
+    tell: Callable[[str, str], None] = lambda event, text: None
+    times: Times = Times()
+    output: typing.IO[bytes] | None = None
+
+    def __post_init__(self):
+        c, self._folder, self._several = self.config, pathlib.Path(self.config.workdir), _several(self.config)
+        meeting_s = c.distributed.start_timeout_s if self._several else 0.0
+        mirror_s, rewards_s = c.checkpoint.mirror_timeout_s, c.reward.timeout_s
+        self._hangs = hangs.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
-        self._asked: list[tuple[int, float]] = []  # the signals that ask to stop, and when each came
+        self.requests = supervised.Requests()
         self._at_once: float | None = None  # when they asked to stop at once
         self._over = False
         self._woken = threading.Event()
-        self._since = time.monotonic()
+        self._since = time.monotonic()  # from here the time of the next start counts
         self._hung = 0.0  # for how long the last child did
         self.start = farewell.Start(None, time.time())  # the last one
 
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
-        progress, failures = deaths.Progress(self._folder / "checkpoints", self._times.patience), 0
+        progress, failures = children.Progress(self._folder / "checkpoints", self.times.patience), 0
         screen.share()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.signals())
-            if held := _lock(self._config):
-                stack.callback(held.close)
+            # The lock is held between the starts too: another command must not train there meanwhile.
+            if lock := _lock(self.config):
+                stack.callback(lock.close)
                 console.keep(self._folder / console.LOG)
-            stack.callback(_ask_for_notices(self._config.runs.notices))
-            place = deaths.within(10.0, lambda: os.stat(self._folder))
+            stack.callback(_ask_for_notices(self.config.runs.notices))
+            place = children.within(_READ_S, lambda: os.stat(self._folder))
             stack.callback(setattr, self, "_over", True)
             while True:
-                death = self._one_start(held)
+                death = self._one_start(lock)
                 if death.code in _FINAL and not death.hung:
                     return death.code
                 if death.stuck:
                     return 1
-                if self._asked:
+                if self.requests.came:
                     return self._stopped(death)
-                if place and deaths.within(10.0, lambda: files.moved(self._folder, place)):
+                if place and children.within(_READ_S, lambda: files.moved(self._folder, place)):
                     if death.code != 1:  # else it said so itself
                         _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
                     return 1
@@ -211,47 +193,39 @@ class Supervisor:
                 if not self._wait(death, failures):
                     return 4
 
-    def _one_start(self, lock: typing.IO[str] | None) -> deaths.Death:
+    def _one_start(self, lock: typing.IO[str] | None) -> children.Death:
         """Starts the child, watches it to its end, and ends what it leaves behind."""
         began = time.time()
-        child = children.Child(self._command, self._environment(), self._passed(lock), self._output)
+        # The child gets the config as it was read, so that an edited file changes nothing, and the lock.
+        passed = {supervised.CONFIG: os.memfd_create("jaxlm-config")}
+        os.write(passed[supervised.CONFIG], pickle.dumps(self.config))
+        if lock:
+            passed[files.HANDED_DOWN] = os.dup(lock.fileno())
+        lost = f"{clock.HUNG}:{self._hung:.3f}" if self._hung else ""
+        environment = {supervised.SINCE: repr(self._since), supervised.LOST: lost}
+        child = children.Child(self.command, environment, passed, self.output)
         self._hangs.begin(time.monotonic())
         self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)
-        if self._asked:  # a signal that came just now
+        if self.requests.came:  # a signal that came just now
             child.send(signal.SIGTERM)
-        try:
-            hung = self._watch(child)
-            if child.alive():
-                _say(
-                    f"process {child.pid} of the run can't be ended: it waits inside the kernel, for a disk or a device. "
-                    "End it, or start this machine again, then give the same command"
-                )
-                return deaths.Death(1, child.sign().step, child.sign().activity, hung, stuck=True)
-            sign, self._child = child.sign(), None  # it has ended: no signal can reach it
-            code = child.reap()
-        finally:
-            self._child = None
-        self._hung = hung
-        self._since = time.monotonic()
+        self._hung = self._watch(child)
+        sign, self._child = child.sign(), None  # before `reap`: no signal may reach another process of its number
+        if not child.ended():
+            _say(
+                f"process {child.pid} of the run can't be ended: it waits inside the kernel, for a disk or a device. "
+                "End it, or start this machine again, then give the same command"
+            )
+            return children.Death(1, sign.step, sign.activity, self._hung, stuck=True)
+        code = child.reap()
         fault = sign.detail == clock.FAULT and not sign.step and not _others_start_again()
-        death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory, fault=fault)
-        said = {"step": sign.step, "code": code, "why": death.words(), "pid": child.pid, "hung": hung > 0}
-        deaths.within(10.0, lambda: ledger.end(self._folder, **said))
+        death = children.Death(code, sign.step, sign.activity, self._hung, child.out_of_memory, fault=fault)
+        ended = {"step": sign.step, "code": code, "why": death.words(), "pid": child.pid, "hung": death.hung > 0}
+        children.within(_READ_S, lambda: ledger.end(self._folder, **ended))
         return death
-
-    def _environment(self) -> dict[str, str]:
-        lost = f"{clock.HUNG}:{self._hung:.3f}" if self._hung else ""
-        return {supervised.SINCE: repr(self._since), supervised.LOST: lost}
-
-    def _passed(self, lock: typing.IO[str] | None) -> dict[str, int]:
-        """The variables that name open files, and these files."""
-        config = os.memfd_create("jaxlm-config")
-        os.write(config, pickle.dumps(self._config))
-        return {supervised.CONFIG: config} | ({files.HANDED_DOWN: os.dup(lock.fileno())} if lock else {})
 
     def _watch(self, child: children.Child) -> float:
         """Waits for the child's end, and brings it about if the child hangs; returns for how long it hung."""
-        times, told = self._times, False
+        times, said = self.times, False
         while not child.ended(times.look):
             now, sign = time.monotonic(), child.sign()
             used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
@@ -260,17 +234,21 @@ class Supervisor:
             if self._at_once is not None and now > self._at_once + times.at_once:
                 child.kill(times.kill)
                 return 0.0
-            compiles = sign.activity == clock.COMPILE
-            if self._asked and _nothing_to_save(sign) and not (compiles and self._several):  # there they stop together
-                if compiles and not told:
+            if not self.requests.came:
+                continue
+            waited, compiles = now - self.requests.came[0][1], sign.activity == clock.COMPILE
+            # XLA hears no signal, and what has not begun needs no save. Of several processes none ends alone: that would
+            # make the others start again.
+            if _nothing_to_save(sign) and not (compiles and self._several):
+                if compiles and not said:
                     _say("stopping: no step is done yet, so nothing is to be saved")
-                    told = True
-                if now > self._asked[0][1] + (times.at_once if compiles else times.still):  # XLA hears no signal
+                    said = True
+                if waited > (times.at_once if compiles else times.still):
                     child.kill(times.kill)
                     return 0.0
-            elif self._asked and now > self._asked[0][1] + times.still and not told:
+            elif waited > times.still and not said:
                 _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
-                told = True
+                said = True
         return 0.0
 
     def _end_hung(self, child: children.Child, sign: hangs.Sign, now: float) -> float:
@@ -278,56 +256,56 @@ class Supervisor:
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
         _say(words)
-        stacks = child.stacks(self._times.stacks)
+        stacks = child.stacks(self.times.stacks)
         _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
-        if path := deaths.within(10.0, lambda: _keep_stacks(self._folder, words, stacks)):
+        # The disk may be what hangs.
+        if path := children.within(_READ_S, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
-        self._tell("stall", words)
+        self.tell("stall", words)
         # JAX passes SIGTERM on to the other processes, which would end as if they were not to come back.
         if not self._several:
             child.send(signal.SIGTERM)
-            child.wait(self._times.term)
-        child.kill(self._times.kill)
+            child.ended(self.times.term)
+        child.kill(self.times.kill)
         return time.monotonic() - since
 
-    def _may_go_on(self, death: deaths.Death, progress: deaths.Progress) -> bool:
+    def _may_go_on(self, death: children.Death, progress: children.Progress) -> bool:
         """False, with a line that says why, if another start would not get further."""
         if self._several and death.activity == clock.START and not death.fault:
             if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
-        if death.code == 1 and death.step >= self._config.train.steps and self._is_full():
+        # A finished run that could not be saved would train the rest for nothing.
+        if death.code == 1 and death.step >= self.config.train.steps and self._is_full():
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
-        if not progress.again:
-            return True
-        why = "storage or network failed for too long" if death.fault else "no checkpoint was saved in between"
-        words = f"{death.words()}, as before, and {why}: not started again"
-        _say(words)
-        self._tell("crash", words)
-        return False
+        if progress.again:
+            why = "storage or network failed for too long" if death.fault else "no checkpoint was saved in between"
+            words = f"{death.words()}, as before, and {why}: not started again"
+            _say(words)
+            self.tell("crash", words)
+        return not progress.again
 
     def _is_full(self) -> bool:
-        """True if another checkpoint has no room: a finished run that could not be saved would train the rest for nothing."""
-        return bool(deaths.within(2 * _ROOM_S, lambda: room.is_full(self._folder / "checkpoints", _ROOM_S)))
+        return bool(children.within(2 * _ROOM_S, lambda: room.is_full(self._folder / "checkpoints", _ROOM_S)))
 
-    def _wait(self, death: deaths.Death, failures: int) -> bool:
+    def _wait(self, death: children.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""
-        delay = deaths.backoff(self._config.runs.backoff_s, failures)
-        peers = self._config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
+        delay = children.backoff(self.config.runs.backoff_s, failures)
+        peers = self.config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
         why = " (another process of the run died or froze)" if peers else ""
         words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
         _say(words)
-        if not death.hung:
-            self._tell("crash", words)
+        if not death.hung:  # of a hang it told before
+            self.tell("crash", words)
         self._woken.wait(delay)
-        if self._asked:
+        if self.requests.came:
             _say(f"stopped between two starts{_AGAIN}")
         self._since = time.monotonic()
-        return not self._asked
+        return not self.requests.came
 
-    def _stopped(self, death: deaths.Death) -> int:
+    def _stopped(self, death: children.Death) -> int:
         """The exit code of a run that was asked to stop and did not say that its state is saved."""
         if death.code < 0 and _nothing_to_save(death) and not death.hung:
             _say(f"stopped before training began{_AGAIN}")
@@ -347,11 +325,11 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             del handlers[signal.SIGHUP]  # nohup; the child inherits that
         interrupts.release()
-        old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:
-            for number, handler in old.items():
+            for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
@@ -359,28 +337,19 @@ class Supervisor:
             if self._child:
                 threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
             return
-        now, earlier = time.monotonic(), list(self._asked)
-        self._asked.append((number, now))
+        meaning = self.requests.note(number)
+        again = meaning == supervised.AGAIN
         self._woken.set()
-        again = supervised.asks_at_once(number, now, earlier)
         if self._over and (again or number == signal.SIGINT):
             raise KeyboardInterrupt
         if again:
-            self._at_once, number = self._at_once or now, signal.SIGINT
-        elif earlier:
-            return  # the child has been told
-        if self._child:
-            self._child.send(number)
+            self._at_once = self._at_once or time.monotonic()
+        if self._child and meaning != supervised.SAME:
+            self._child.send(signal.SIGINT if again else number)
 
-    @property
-    def signalled(self) -> int | None:
-        """The first signal that asked to stop; None if none did."""
-        return self._asked[0][0] if self._asked else None
-
-    @staticmethod
-    def _show_stacks(child: children.Child) -> None:
+    def _show_stacks(self, child: children.Child) -> None:
         with contextlib.suppress(OSError):  # it ended meanwhile
-            stacks = child.stacks(_STACKS_S)
+            stacks = child.stacks(self.times.stacks)
             _say(f"it waits for {child.sign().waits_for()}; the stacks of all its threads:\n{stacks}")
 
     def _on_pause(self, number: int, frame: typing.Any) -> None:
@@ -394,9 +363,9 @@ class Supervisor:
             self._child.send_all(signal.SIGCONT)
 
 
-def _nothing_to_save(found: hangs.Sign | deaths.Death) -> bool:
-    begins = found.activity in (clock.MIRROR, clock.COMPILE) and not found.step  # of this start
-    return found.activity in (clock.START, clock.RESTORE) or begins
+def _nothing_to_save(last: hangs.Sign | children.Death) -> bool:
+    begins = last.activity in (clock.MIRROR, clock.COMPILE) and not last.step  # of this start
+    return last.activity in (clock.START, clock.RESTORE) or begins
 
 
 def _keep_stacks(folder: pathlib.Path, words: str, stacks: str) -> pathlib.Path:
@@ -413,15 +382,12 @@ def _duration(seconds: float) -> str:
 
 def _ask_for_notices(clouds: Sequence[str]) -> Callable[[], None]:
     """A notice stops this process as SIGTERM does. Returns what ends the asking."""
-    if not clouds:
-        return lambda: None
-    from jaxlm.train import notices  # Python's web client takes a while
 
     def stop() -> None:
         supervised.announced = True
         os.kill(os.getpid(), signal.SIGTERM)
 
-    return notices.watch(clouds, stop, _say)
+    return farewell.watch_for_notices(clouds, stop, _say)
 
 
 def _say(text: str) -> None:
@@ -433,5 +399,5 @@ def command() -> list[str] | None:
 
     None if this is a part of another program, which changed `sys.argv`.
     """
-    given = sys.argv[1:]
-    return [sys.executable, *sys.orig_argv[1:]] if sys.orig_argv[len(sys.orig_argv) - len(given) :] == given else None
+    arguments, whole = sys.argv[1:], sys.orig_argv
+    return [sys.executable, *whole[1:]] if whole[len(whole) - len(arguments) :] == arguments else None

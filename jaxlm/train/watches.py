@@ -1,13 +1,19 @@
-"""Watches that are not about the loss: over saves, and a sign of life. Those about the loss are in `stability`."""
+"""Watches over saves and a sign of life, and what those that say one line once have in common. Over the loss: `stability`."""
 
+import collections
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from jaxlm.config import CheckpointConfig
+from jaxlm.console import Say
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.loop import FAILED, Ending, Watch
+
+WINDOW = 50  # steps over which figures are averaged
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,3 +58,29 @@ class Alive(Watch):
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
         self._beat(step)
+
+
+class Told(Watch):
+    """Looks at the last steps, and says one line once. `line` returns it, or "" as long as there is nothing to say."""
+
+    def __init__(self, say: Say, steps: int = WINDOW):
+        self._say, self._said = say, False
+        self.last: collections.deque[dict[str, float]] = collections.deque(maxlen=steps)
+
+    def __call__(self, step: int, record: dict[str, float]) -> None:
+        if self._said or not all(math.isfinite(record[name]) for name in self.reads):
+            return
+        self.last.append({name: record[name] for name in self.reads})
+        if len(self.last) == self.last.maxlen and (line := self.line()):
+            self._said = True
+            self._say(f"step {step}: {line}")
+
+    def line(self) -> str:
+        """Returns the line, or ""."""
+        raise NotImplementedError
+
+    def every(self, name: str) -> np.ndarray:
+        return np.asarray([record[name] for record in self.last])
+
+    def mean(self, name: str) -> float:
+        return float(self.every(name).mean())

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import jax
 from jax.sharding import Mesh
+from ml_collections import config_dict
 
 from jaxlm import config_files, files, processes, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
@@ -56,18 +57,19 @@ def workdir(path: str) -> pathlib.Path:
 
 
 def has_checkpoints(folder: pathlib.Path) -> bool:
-    """True if the run has begun: its folder holds a checkpoint."""
     return files.has_steps(folder / "checkpoints")
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
     """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
-    home = folder if has_checkpoints(folder) else expanded(config.origin)
-    saved = home / "config.json"
-    if not (home == folder or config.origin_state) or not saved.is_file():
-        return None
-    optim = config_files.from_run(saved).optim
-    return {key: getattr(optim, key) for key in BY_RULE}
+    begun = has_checkpoints(folder)
+    saved = _saved(folder if begun else expanded(config.origin)) if begun or config.origin_state else None
+    return {key: saved.optim[key] for key in BY_RULE} if saved else None
+
+
+def _saved(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+    path = folder / "config.json"
+    return config_files.from_run(path) if path.is_file() else None
 
 
 def as_begun(config: Config, folder: pathlib.Path) -> Config:
@@ -108,30 +110,26 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
 
 def older_batches(folder: pathlib.Path) -> list[int]:
     """Returns `eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
-    saved = folder / "config.json"
-    return list(config_files.from_run(saved).eval.older_batches) if has_checkpoints(folder) and saved.is_file() else []
+    saved = _saved(folder) if has_checkpoints(folder) else None
+    return list(saved.eval.older_batches) if saved else []
 
 
 def check_data_seed(config: Config) -> None:
     """Raises ConfigError if the data of the folder's run is gone, and would be made again with other held-out documents."""
-    saved = pathlib.Path(config.workdir) / "config.json"
-    gone = not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
-    if gone and saved.is_file() and has_checkpoints(saved.parent):
-        seed = max(config_files.from_run(saved).data.seed, 0)
-        if seed != max(config.data.seed, 0):
-            raise ConfigError(
-                f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
-                f"--config.data.seed={seed}, with which it is made again as it was"
-            )
+    folder, gone = pathlib.Path(config.workdir), not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
+    saved = _saved(folder) if gone and has_checkpoints(folder) else None
+    if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
+        raise ConfigError(
+            f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
+            f"--config.data.seed={seed}, with which it is made again as it was"
+        )
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
     """Raises ConfigError if the config offloads to the host's memory and the device can't read that memory."""
-    asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]
-    if asked and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        raise ConfigError(
-            f"{asked[0]}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False"
-        )
+    section = "optim" if optim.offload else "model" if model.offload else ""
+    if section and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ConfigError(f"{section}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False")
 
 
 def check_price(config: Config, device_kind: str, devices: int) -> None:
@@ -145,28 +143,32 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
     limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
     if config.hardware.usd_per_hour or not limited:
         return
-    flag, times = "--config.hardware.usd_per_hour=", f"{devices} x " * (devices > 1)
-    cards = accelerators.load(config.plan.prices).of_device(device_kind)
-    flags = [f"{flag}{devices * card.usd:g} ({times}{card.name})" for card in cards]
+    times, cards = f"{devices} x " * (devices > 1), accelerators.load(config.plan.prices).of_device(device_kind)
+    prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
     raise ConfigError(
         f"{limited[0]} limits dollars, and without a price it would never be spent: give "
-        f"{' or '.join(flags or [f'{flag}PRICE ({times}{device_kind})'])}, or what an hour of this machine costs you"
+        f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
+        "costs you"
     )
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
     """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
     free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
+    if not model.vocab_size:
+        free += ("vocab_size",)  # the data's, which the checkpoint's fingerprint is compared with
     keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
-    _check_same(folder, "model", model, keys)
+    _check_same(folder, "a model", "model", model, keys)
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
     """Raises ConfigError if the arrays of this optimizer's state differ from those in the folder's checkpoints."""
-    _check_same(folder, "optim", optim, _OPTIM_STATE_KEYS)
+    _check_same(folder, "an optimizer", "optim", optim, _OPTIM_STATE_KEYS)
 
 
-def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]) -> None:
+def _check_same(
+    folder: pathlib.Path, what: str, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]
+) -> None:
     """Compares these keys of a section with the config that the folder's checkpoints were made with, if there are any."""
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
@@ -178,10 +180,7 @@ def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimCon
         return
     new = dataclasses.asdict(section)
     for key in keys:
-        if key == "vocab_size" and not new[key]:
-            continue  # the data's, which the checkpoint's fingerprint is compared with
         if old[key] != new[key]:
-            what = "a model" if name == "model" else "an optimizer"
             raise ConfigError(
                 f"{folder} holds {what} with {key}={old[key]}, now {name}.{key}={new[key]}: set it back, or give another "
                 "config.workdir"

@@ -8,18 +8,20 @@ Communication gets only the instants without computation, since it costs nothing
 without any operation are idle. So the shares of all classes add up to 1.
 
 It reads traces of CPUs ("/host:CPU", an event for each thunk) and GPUs ("/device:GPU:n", a line for each stream). The format
-is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, `_fields` the programs.
+is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, protobuf the programs.
 """
 
 import collections
 import dataclasses
 import pathlib
 import re
-import typing
+from collections.abc import Iterable, Iterator, Mapping
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 from jax.profiler import ProfileData, ProfileEvent
 
-Message = bytes | memoryview  # of a protobuf
+Message = Mapping[int, list]  # of a protobuf: number of a field -> its values
 CLASSES = ("attention", "matmul", "elementwise", "communication", "idle")  # elementwise: all other computation
 
 _COMMUNICATION = re.compile(r"all-?_?reduce|all-?_?gather|all-?_?to-?_?all|reduce-?_?scatter|collective|nccl", re.I)
@@ -32,19 +34,15 @@ _PRODUCTS = ("dot", "convolution")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction of a compiled program.
+    """An instruction of a compiled program."""
 
-    Attributes:
-      opcode: the opcode in HLO, such as `fusion`.
-      scope: the place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or "".
-      target: the function that a custom call calls; "" for other instructions.
-      product: True for a matrix product, or a fusion that holds one.
-    """
+    opcode: str  # in HLO, such as `fusion`
+    scope: str  # its place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or ""
+    target: str = ""  # the function that a custom call calls
+    product: bool = False  # a matrix product, or a fusion that holds one
 
-    opcode: str
-    scope: str
-    target: str = ""
-    product: bool = False
+
+Programs = dict[tuple[str, str], Instruction]  # (program, instruction's name) -> instruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,56 +58,39 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """All operations with the same name and place, as a mean over steps and devices.
+    """All operations with the same name and place: their time together and how often they ran, in a step on one device."""
 
-    Attributes:
-      name: the name of the operations, without their numbers.
-      place: their place in the model, such as `attn/attention/exp (backward)`.
-      kind: their class, one of CLASSES.
-      seconds, runs: the time of all of them together and how often they ran, in one step on one device.
-    """
-
-    name: str
-    place: str
-    kind: str
+    name: str  # without their numbers
+    place: str  # in the model, such as `attn/attention/exp (backward)`
+    kind: str  # one of CLASSES
     seconds: float
     runs: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """How the time of a step was spent.
+    """How the time of a step was spent."""
 
-    Attributes:
-      seconds: the time of one step: from the first traced operation to the last, divided by the number of steps.
-      shares: class (one of CLASSES) -> its share of `seconds`.
-      rows: all operations, sorted by their time, the longest first.
-    """
-
-    seconds: float
-    shares: dict[str, float]
-    rows: list[Row]
+    seconds: float  # from the first traced operation to the last, divided by the number of steps
+    shares: dict[str, float]  # class (one of CLASSES) -> its share of `seconds`
+    rows: list[Row]  # those with the most time first
 
 
 def classify(event: Event) -> str:
     """Returns the class of an operation from its name and its instruction: one of CLASSES, never idle."""
-    found = event.instruction or Instruction("", "")
-    names = f"{event.name} {found.target}"
+    instruction = event.instruction or Instruction("", "")
+    names = f"{event.name} {instruction.target}"
     if _COMMUNICATION.search(names):
         return "communication"
-    if "/attention/" in found.scope or _ATTENTION.search(names):
+    if "/attention/" in instruction.scope or _ATTENTION.search(names):
         return "attention"
-    if found.product or found.opcode in _PRODUCTS or _MATMUL.search(names):
+    if instruction.product or instruction.opcode in _PRODUCTS or _MATMUL.search(names):
         return "matmul"
     return "elementwise"
 
 
-def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
-    """Returns the mean profile of a step, over `steps` steps and all devices.
-
-    Raises:
-      ValueError: `events` is empty.
-    """
+def summarise(events: Iterable[Event], steps: int) -> Profile:
+    """Returns the mean profile of a step, over `steps` steps and all devices. Raises ValueError if `events` is empty."""
     by_device: dict[str, list[Event]] = collections.defaultdict(list)
     for event in events:
         by_device[event.device].append(event)
@@ -119,9 +100,10 @@ def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
     for mine in by_device.values():
         span += max(e.end for e in mine) - min(e.start for e in mine)
         keys = [(_base(e.name), place(e.instruction.scope if e.instruction else ""), classify(e)) for e in mine]
-        runs.update(keys)
-        for key, time in zip(keys, _attribute(mine, [kind == "communication" for *_, kind in keys]), strict=True):
+        times = _attribute(mine, [kind == "communication" for *_, kind in keys])
+        for key, time in zip(keys, times, strict=True):
             spent[key] += time
+            runs[key] += 1
     shares = dict.fromkeys(CLASSES, 0.0)
     for (*_, kind), time in spent.items():
         shares[kind] += time / span
@@ -172,107 +154,71 @@ def read(path: pathlib.Path) -> list[Event]:
     return events
 
 
-def _operations(
-    plane: str, timeline: typing.Iterable[ProfileEvent], programs: dict[tuple[str, str], Instruction], *, is_host: bool
-) -> list[Event]:
-    events = []
+def _operations(plane: str, timeline: Iterable[ProfileEvent], programs: Programs, *, is_host: bool) -> Iterator[Event]:
     for event in timeline:
         stats = dict(event.stats)
-        op = stats.get("hlo_op", "")
-        if is_host and not op:
-            continue
-        found = programs.get((str(stats.get("hlo_module", "")), str(op)))
-        if found and found.opcode in _CONTAINERS:
-            continue
-        device = f"{plane}:{stats.get('device_ordinal', 0)}" if is_host else plane
-        events.append(Event(device, event.name, event.start_ns, event.start_ns + event.duration_ns, found))
-    return events
+        op = str(stats.get("hlo_op", ""))
+        instruction = programs.get((str(stats.get("hlo_module", "")), op))
+        if (op or not is_host) and not (instruction and instruction.opcode in _CONTAINERS):
+            device = f"{plane}:{stats.get('device_ordinal', 0)}" if is_host else plane
+            yield Event(device, event.name, event.start_ns, event.start_ns + event.duration_ns, instruction)
 
 
-def instructions(xspace: bytes) -> dict[tuple[str, str], Instruction]:
-    """Returns (program, instruction's name) -> instruction, for all programs in a trace."""
-    table = {}
-    for plane in _all(xspace, 1):  # XSpace.planes
-        if bytes(_first(plane, 2)) != b"/host:metadata":
-            continue
-        for entry in _all(plane, 4):  # XPlane.event_metadata: an event for each program
-            for stat in _all(_first(entry, 2), 5):
-                for hlo in _all(stat, 6):  # XStat.bytes_value: an HloProto
-                    table |= _module(_first(hlo, 1))
-    return table
+def instructions(xspace: bytes) -> Programs:
+    """Returns the instructions of all programs in a trace."""
+    programs: Programs = {}
+    for plane in map(_fields, _fields(xspace)[1]):  # XSpace.planes
+        if _text(plane, 2) == "/host:metadata":
+            for entry in map(_fields, plane[4]):  # XPlane.event_metadata: an event for each program
+                for stat in map(_fields, _fields(entry[2][0])[5]):
+                    for hlo in map(_fields, stat[6]):  # XStat.bytes_value: an HloProto
+                        programs |= _module(_fields(hlo[1][0]))
+    return programs
 
 
-def _module(module: Message) -> dict[tuple[str, str], Instruction]:
-    """Returns (program, instruction's name) -> instruction, for all computations of an HloModuleProto."""
-    name = bytes(_first(module, 1)).decode()
-    computations = {_first(c, 5): [_instruction(i) for i in _all(c, 2)] for c in _all(module, 3)}
-    table = {}
+def _module(module: Message) -> Programs:
+    """The instructions of all computations of an HloModuleProto."""
+    name, programs = _text(module, 1), {}
+    computations = {}
+    for computation in map(_fields, module[3]):
+        computations[computation[5][0]] = [_instruction(_fields(proto)) for proto in computation[2]]
     for body in computations.values():
-        for op, found, called in body:
-            if found.opcode == "fusion":
-                inner = [other for c in called for _, other, _ in computations.get(c, ())]
+        for op, instruction, called in body:
+            if instruction.opcode == "fusion":
+                inner = [other for _, other, _ in computations.get(called, ())]
                 inner.sort(key=lambda other: (other.opcode not in _PRODUCTS, not other.scope))
                 if inner:  # a product first, then what has a scope: XLA often gives the fusion itself none
-                    product, scope = inner[0].opcode in _PRODUCTS, found.scope or inner[0].scope
-                    found = dataclasses.replace(found, product=product, scope=scope)
-            table[name, op] = found
-    return table
+                    product, scope = inner[0].opcode in _PRODUCTS, instruction.scope or inner[0].scope
+                    instruction = dataclasses.replace(instruction, product=product, scope=scope)
+            programs[name, op] = instruction
+    return programs
 
 
-def _instruction(proto: Message) -> tuple[str, Instruction, list[int]]:
-    """Returns (name, instruction, ids of the computations that it calls), of an HloInstructionProto."""
-    fields = dict(_fields(proto))
-    scope = bytes(_first(fields.get(7, b""), 2)).decode()
-    called = fields.get(38, b"")
-    found = Instruction(bytes(fields.get(2, b"")).decode(), scope, bytes(fields.get(28, b"")).decode())
-    return bytes(fields.get(1, b"")).decode(), found, [called] if isinstance(called, int) else list(_varints(called))
+def _instruction(proto: Message) -> tuple[str, Instruction, int]:
+    """Returns (name, instruction, id of the computation that a fusion calls), of an HloInstructionProto."""
+    scope = _text(_fields(b"".join(proto[7])), 2)  # OpMetadata.op_name
+    # A list of varints: seven bits a byte, the lowest first. A fusion calls one computation.
+    called = sum((byte & 127) << 7 * i for i, byte in enumerate(b"".join(proto[38])))
+    return _text(proto, 1), Instruction(_text(proto, 2), scope, _text(proto, 28)), called
 
 
-def _all(message: Message, number: int) -> list[int | memoryview]:
-    return [value for field, value in _fields(message) if field == number]
+def _fields(message: bytes) -> Message:
+    """The values of a message whose schema protobuf does not know: texts and messages are bytes."""
+    fields = collections.defaultdict(list)
+    for field in UnknownFieldSet(Empty.FromString(message)):
+        fields[field.field_number].append(field.data)
+    return fields
 
 
-def _first(message: Message, number: int) -> int | memoryview | bytes:
-    return next(iter(_all(message, number)), b"")
-
-
-def _fields(message: Message) -> typing.Iterator[tuple[int, int | memoryview]]:
-    """Yields (field number, value) of a message in protobuf's wire format. A number is an int, the rest a memoryview."""
-    view, offset = memoryview(message), 0
-    while offset < len(view):
-        key, offset = _varint(view, offset)
-        if key & 7 == 0:
-            value, offset = _varint(view, offset)
-        else:
-            size = {1: 8, 5: 4}.get(key & 7)
-            if size is None:
-                size, offset = _varint(view, offset)
-            value, offset = view[offset : offset + size], offset + size
-        yield key >> 3, value
-
-
-def _varints(view: memoryview) -> typing.Iterator[int]:
-    offset = 0
-    while offset < len(view):
-        value, offset = _varint(view, offset)
-        yield value
-
-
-def _varint(view: memoryview, offset: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = view[offset]
-        value, shift, offset = value | (byte & 127) << shift, shift + 7, offset + 1
-        if byte < 128:
-            return value, offset
+def _text(message: Message, number: int) -> str:
+    return b"".join(message[number]).decode()
 
 
 def lines(profile: Profile, top: int = 10) -> list[str]:
     """Returns the lines of a table: the `top` operations with the most time, then the share of each class."""
-    out = ["  share   ms/step   runs/step  class          operation"]
+    table = ["  share   ms/step   runs/step  class          operation"]
     for row in profile.rows[:top]:
         share = row.seconds / profile.seconds
         what = " ".join(filter(None, (row.name[:48], row.place)))
-        out.append(f"  {100 * share:4.1f}%  {1e3 * row.seconds:8.2f}  {row.runs:10.1f}  {row.kind:<13}  {what}")
-    out.append("  ".join(f"{kind} {100 * share:.1f}%" for kind, share in profile.shares.items()))
-    return out
+        table.append(f"  {100 * share:4.1f}%  {1e3 * row.seconds:8.2f}  {row.runs:10.1f}  {row.kind:<13}  {what}")
+    return [*table, "  ".join(f"{kind} {100 * share:.1f}%" for kind, share in profile.shares.items())]

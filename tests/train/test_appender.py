@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxlm.train import appender
+from jaxlm.train import metrics
 
 
 class Disk:
@@ -15,7 +15,7 @@ class Disk:
 
     def __init__(self, monkeypatch, code=errno.ENOSPC):
         self.room, self._code, self._write = 10**9, code, os.write
-        monkeypatch.setattr(appender.os, "write", self.write)
+        monkeypatch.setattr(metrics.os, "write", self.write)
 
     def write(self, descriptor, data):
         if not self.room:
@@ -28,7 +28,7 @@ class Disk:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EROFS])
 def test_what_the_disk_does_not_take_is_written_later_and_never_in_parts(tmp_path, monkeypatch, capsys, code):
     path, disk = tmp_path / "new" / "log", Disk(monkeypatch, code)
-    file = appender.Appender(path)
+    file = metrics.Appender(path)
     file.append(b"one\n")
     disk.room = 2  # the half of a line
     for word in (b"two\n", b"three\n"):
@@ -52,7 +52,7 @@ def test_room_that_is_made_is_used_at_once(tmp_path, monkeypatch, capsys):
         asked.append(1)
         disk.room = 6
 
-    file = appender.Appender(tmp_path / "log", on_full=free)
+    file = metrics.Appender(tmp_path / "log", on_full=free)
     disk.room = 0
     file.append(b"one\n")
     assert (tmp_path / "log").read_bytes() == b"one\n"
@@ -66,7 +66,7 @@ def test_room_that_is_made_is_used_at_once(tmp_path, monkeypatch, capsys):
 
 def test_no_more_than_so_many_records_wait(tmp_path, monkeypatch, capsys):
     disk = Disk(monkeypatch)
-    file = appender.Appender(tmp_path / "log", keep=3)
+    file = metrics.Appender(tmp_path / "log", keep=3)
     disk.room = 0
     for i in range(5):
         file.append(b"%d\n" % i)
@@ -78,7 +78,7 @@ def test_no_more_than_so_many_records_wait(tmp_path, monkeypatch, capsys):
 
 def test_the_end_says_what_is_lost(tmp_path, monkeypatch, capsys):
     disk = Disk(monkeypatch)
-    file = appender.Appender(tmp_path / "log")
+    file = metrics.Appender(tmp_path / "log")
     disk.room = 0
     file.append(b"one\n")
     file.close()
@@ -89,7 +89,7 @@ def test_the_end_says_what_is_lost(tmp_path, monkeypatch, capsys):
 
 def test_a_folder_that_can_t_be_made_stops_nothing(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    file = appender.Appender(tmp_path / "file" / "log")
+    file = metrics.Appender(tmp_path / "file" / "log")
     file.append(b"one\n")
     (tmp_path / "file").unlink()
     file.append(b"two\n")
@@ -102,10 +102,10 @@ def test_a_real_limit_on_the_size_of_files(tmp_path):
     """The system's own short write and error, not one of ours."""
     program = f"""
 import pathlib, resource, signal
-from jaxlm.train import appender
+from jaxlm.train import metrics
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = pathlib.Path({str(tmp_path / "log")!r})
-file = appender.Appender(path)
+file = metrics.Appender(path)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1003, resource.RLIM_INFINITY))
 for i in range(300):
     file.append(b"%09d\\n" % i)

@@ -99,7 +99,7 @@ def test_milestones_and_the_best_stay_in_the_mirror_after_a_crash(tmp_path):
     (run / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": s, "val/loss": loss}) + "\n" for s, loss in losses.items())
     )
-    mirror = farewell.mirrors.of_run(c, run, farewell.Scores(c.checkpoint))
+    mirror = farewell.open_mirror(c, run, farewell.Scores(c.checkpoint))
     for step in losses:
         mirror.begin(step)
         assert mirror.wait(60)

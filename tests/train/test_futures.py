@@ -8,7 +8,7 @@ import pytest
 from jaxlm.config import StopConfig
 from jaxlm.plan import forecast
 from jaxlm.train import loop
-from jaxlm.train.futures import StopByForecast
+from jaxlm.train.outlook import StopByForecast
 
 END = 20_000
 

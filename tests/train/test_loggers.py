@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jaxlm.config import ConfigError, LogConfig
-from jaxlm.train import appender, loggers
+from jaxlm.train import loggers, metrics
 
 BOARD = LogConfig(every_steps=1, parameters=False, tensorboard=True, wandb="")
 
@@ -73,10 +73,10 @@ def test_a_full_disk_blocks_no_logger_and_is_made_up_for(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     writer.write({"step": 1, "train/loss": 1.0})
-    monkeypatch.setattr(appender.os, "write", full)
+    monkeypatch.setattr(metrics.os, "write", full)
     for step in range(2, 50):
         writer.write({"step": step, "train/loss": 1.0, "train/lr": 2.0})
-    monkeypatch.setattr(appender.os, "write", write)
+    monkeypatch.setattr(metrics.os, "write", write)
     writer.write({"step": 50, "train/loss": 1.0})
     writer.close()
     assert [step for step, _ in curve(tmp_path, "train/loss")] == list(range(1, 51))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxlm.train import notices
+from jaxlm.train import farewell
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ def server(monkeypatch):
 )
 def test_a_notice_acts_once(server, cloud, words):
     said, acted = [], threading.Event()
-    over = notices.watch([cloud], acted.set, said.append, every_s=0.01)
+    over = farewell.watch_for_notices([cloud], acted.set, said.append, every_s=0.01)
     while server.asked < 4:
         assert not acted.wait(0.01)
     server.preempted = True
@@ -73,7 +73,7 @@ def test_a_notice_acts_once(server, cloud, words):
 def test_a_cloud_that_does_not_answer_is_said_once(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     said = []
-    over = notices.watch(["gce"], pytest.fail, said.append, every_s=0.01)
+    over = farewell.watch_for_notices(["gce"], pytest.fail, said.append, every_s=0.01)
     threading.Event().wait(0.2)
     over()
     (line,) = said

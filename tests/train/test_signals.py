@@ -7,7 +7,7 @@ import pytest
 import tiny_stops
 from tiny_stops import HUP, INT, TERM
 
-from jaxlm.train import clock, loop, notices, signals, supervised, supervisor
+from jaxlm.train import clock, farewell, loop, signals, supervised, supervisor
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def ended(monkeypatch):
     """The exit codes with which the process would have ended at once, and the time, which a test moves on."""
     codes, now = [], [100.0]
     monkeypatch.setattr(signals.os, "_exit", codes.append)
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supervised.time, "monotonic", lambda: now[0])
     return codes, now
 
 
@@ -48,7 +48,7 @@ def notice(monkeypatch):
     """What a cloud's notice does in this process."""
     monkeypatch.setattr(supervised, "announced", False)
     acts = []
-    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act))
+    monkeypatch.setattr(farewell, "watch_for_notices", lambda clouds, act, say: acts.append(act))
     supervisor._ask_for_notices(("gce",))
     return acts[0]
 
@@ -82,7 +82,7 @@ def test_a_child_is_asked_again_by_its_supervisor_alone(ended, monkeypatch):
 def test_what_means_the_same_request_interrupts_no_end(ended, monkeypatch):
     """Before the first step, and while the farewell is said, a signal raises KeyboardInterrupt: once a request."""
     _, now = ended
-    monkeypatch.setattr(supervised, "_came", [])
+    monkeypatch.setattr(supervised, "requests", supervised.Requests())
     supervised.stop_at_once_until_training()
     for number, raises in ((TERM, True), (HUP, False), (TERM, False), (INT, True)):
         now[0] += 0.1

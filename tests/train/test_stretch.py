@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxlm import config, config_files
-from jaxlm.train import stretch
+from jaxlm.train import start
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def run(tmp_path):
         c = config.resolve(config_files.load("base", keys))
         (tmp_path / "config.json").write_text(config.to_json(c))
         rng = np.random.default_rng(0)
-        rates = stretch.rate(c.optim, 4000)(np.arange(1, 4001)) / c.optim.lr
+        rates = start.rate(c.optim, 4000)(np.arange(1, 4001)) / c.optim.lr
         losses = 2.5 + 4 * np.cumsum(rates) ** -0.3 + 0.1 * rates + 0.005 * rng.normal(size=4000)
         lines = [json.dumps({"step": step, "train/loss": losses[step - 1]}) for step in range(10, 4001, 10)]
         (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -35,7 +35,7 @@ def longer(c: config.Config, steps: int) -> config.Config:
 
 def test_a_cosine_that_is_stretched_says_by_how_much_rate_and_loss_rise(run):
     folder, c = run("cosine")
-    line = stretch.warning(folder, longer(c, 8000), 4000)
+    line = start.jump(folder, longer(c, 8000), 4000)
     assert line.startswith(
         "train.steps was 4,000 and is 8,000: cosine is stretched, and the learning rate jumps from 0.0001 to "
     )
@@ -48,7 +48,7 @@ def test_a_cosine_that_is_stretched_says_by_how_much_rate_and_loss_rise(run):
 
 def test_a_rate_that_has_come_down_to_zero_jumps_too(run):
     folder, c = run("linear", final_lr_ratio=0.0)
-    line = stretch.warning(folder, longer(c, 8000), 4000)
+    line = start.jump(folder, longer(c, 8000), 4000)
     assert "linear is stretched, and the learning rate jumps from 0 to " in line
     now, peak = (float(word) for word in line.split("the loss rises from ")[1].split(", ")[0].split(" to "))
     assert 0.01 < peak - now < 0.5
@@ -56,20 +56,20 @@ def test_a_rate_that_has_come_down_to_zero_jumps_too(run):
 
 def test_what_does_not_jump_says_nothing(run):
     folder, c = run("cosine")
-    assert stretch.warning(folder, c, 4000) == ""
-    assert stretch.warning(folder, longer(c, 3900), 3000) == ""
-    assert stretch.warning(folder, longer(c, 5000), 0) == ""
-    assert stretch.warning(folder / "new", longer(c, 5000), 4000) == ""
+    assert start.jump(folder, c, 4000) == ""
+    assert start.jump(folder, longer(c, 3900), 3000) == ""
+    assert start.jump(folder, longer(c, 5000), 0) == ""
+    assert start.jump(folder / "new", longer(c, 5000), 4000) == ""
     kept = dataclasses.replace(longer(c, 5000), optim=dataclasses.replace(c.optim, schedule_steps=4000))
-    assert stretch.warning(folder, kept, 4000) == ""
+    assert start.jump(folder, kept, 4000) == ""
     folder, c = run("wsd")
-    assert stretch.warning(folder, longer(c, 5000), 3000) == ""  # before its decay
-    assert "wsd is stretched" in stretch.warning(folder, longer(c, 5000), 4000)
+    assert start.jump(folder, longer(c, 5000), 3000) == ""  # before its decay
+    assert "wsd is stretched" in start.jump(folder, longer(c, 5000), 4000)
     folder, c = run("constant")
-    assert stretch.warning(folder, longer(c, 5000), 4000) == ""
+    assert start.jump(folder, longer(c, 5000), 4000) == ""
 
 
 def test_without_losses_the_rate_alone_is_told(run):
     folder, c = run("cosine")
     (folder / "metrics.jsonl").unlink()
-    assert "forecast" not in stretch.warning(folder, longer(c, 5000), 4000)
+    assert "forecast" not in start.jump(folder, longer(c, 5000), 4000)

@@ -18,7 +18,7 @@ import pytest
 import tiny_stops
 
 from jaxlm import config, config_files, files
-from jaxlm.train import children, notices, supervised, supervisor
+from jaxlm.train import children, farewell, supervised, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
@@ -217,7 +217,7 @@ def test_two_signals_that_mean_one_request_cost_no_save(tmp_path, monkeypatch, d
     faster = 0.2
     monkeypatch.setattr(supervised, "_SAME_S", faster * tiny_stops.SAME)
     acts = []
-    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act) or (lambda: None))
+    monkeypatch.setattr(farewell, "watch_for_notices", lambda clouds, act, say: acts.append(act) or (lambda: None))
     lost = []
     for number, pair in enumerate(tiny_stops.pairs(trials(2), draw)):
         monkeypatch.setattr(supervised, "announced", False)
@@ -408,7 +408,7 @@ def test_signals_are_held_in_the_child_until_its_modules_are_imported(tmp_path):
     body = "from jaxlm.train import supervised; supervised.adopt()\n"
     body += "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.raise_signal(n)\n"
     body += "(folder / 'imported').touch()\ntry: supervised.stop_at_once_until_training()\n"
-    body += "except KeyboardInterrupt: sys.exit(3 if supervised.signalled == signal.SIGINT else 2)"
+    body += "except KeyboardInterrupt: sys.exit(3 if supervised.requests.first == signal.SIGINT else 2)"
     assert run(tmp_path, body) == (3, 1)
     assert (tmp_path / "imported").exists()
 
