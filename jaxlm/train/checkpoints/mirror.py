@@ -20,8 +20,9 @@ from jaxlm import console
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.files import is_step
 from jaxlm.redact import redact_url
-from jaxlm.train.checkpoints import disk, keep, remote
-from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
+from jaxlm.train.checkpoints import keep, remote
+from jaxlm.train.checkpoints.damage import ToldError
+from jaxlm.train.checkpoints.mirror_layout import Abandoned, Trouble, Worker
 
 _ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
 _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
@@ -107,32 +108,27 @@ class Mirror:
           ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
           RunError: the folder has no checkpoints, and the mirror can't be read.
         """
-        local = self._local_steps()
+        local, shown = self._local_steps(), redact_url(self._url)
         try:
-            try:
-                self._claim(_ANSWER_S if local else self._config.mirror_timeout_s)
-            except Unable as error:
-                if error.kind != "unwritable":
-                    raise
-                self._fail(str(error))  # it can still be read
+            if unwritable := self._claim(_ANSWER_S if local else self._config.mirror_timeout_s):
+                self._fail(unwritable)  # it can still be read
             if local:
                 return None
-            _say(f"no checkpoints in {self._workdir}: looking into the mirror {redact_url(self._url)}")
+            _say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
             began = time.monotonic()
             alive()
             step = self._fetch(alive)
-        except Unable as error:
-            if error.kind == "config" or not local:
-                self._worker.abandon()
-            if error.kind == "config":
-                raise ConfigError(f"config.checkpoint.mirror={redact_url(self._url)}: {error}") from error
-            if local:
+        except Trouble as error:
+            if local and error.kind != "config":
                 self._fail(str(error))
                 return None
+            self._worker.end()
+            if error.kind == "config":
+                raise ConfigError(f"config.checkpoint.mirror={shown}: {error}") from error
             raise RunError(
-                f"the mirror {redact_url(self._url)} can't be read: {error}. The same command tries again; with "
+                f"the mirror {shown} can't be read: {error}. The same command tries again; with "
                 "--config.checkpoint.mirror= it starts anew"
-            ) from disk.ToldError(str(error))
+            ) from ToldError(str(error))
         if step is None:
             _say("the mirror holds no whole checkpoint yet: training starts anew")
         else:
@@ -142,19 +138,18 @@ class Mirror:
 
     def _fetch(self, alive: Callable[[], None]) -> int | None:
         """Brings back the newest whole checkpoint; returns its step. A worker that is late is replaced while files come."""
-        came = 0
+        came = []
 
         def note(event: dict) -> None:
-            nonlocal came
-            came += "fetched" in event
+            came.extend(event.keys() & {"fetched"})
             alive()
 
         while True:
-            before = came
+            before = len(came)
             try:
-                return self._ask({"do": "restore", "workdir": str(self._workdir)}, note)["step"]
+                return self._ask("restore", note)["step"]
             except Abandoned as error:
-                if came == before:
+                if len(came) == before:
                     raise
                 _say(f"mirror: {error}; going on with the files that are missing")
                 alive()
@@ -203,12 +198,12 @@ class Mirror:
             self._worker.stop()
             self._thread.join(1.0)
         else:
-            self._worker.abandon()
+            self._worker.end()
         newest = max(self._local_steps(), default=None)
         return not self._wanted and newest in self._whole - self._stale | {None}
 
     def _run_thread(self) -> None:
-        """Starts the thread or wakes it. It lives as long as the run, since its end would end the worker too (prctl(2))."""
+        """Starts the thread or wakes it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
             self._thread.start()
@@ -230,35 +225,32 @@ class Mirror:
             if self._stale:
                 self._try(self._rotate)
             if closing and self._run_id and not self._failing:
-                self._try(lambda: self._ask({"do": "write_logs", "workdir": str(self._workdir)}))
+                self._try(lambda: self._ask("write_logs"))
             if closing or self._worker.stopped:
                 return
 
     def _copy(self, step: int) -> bool:
         """Copies a step and rotates. Returns False if this failed: then there is nothing to gain from another step."""
-        attempt = {"uploaded": {}, "read": []}
+        copied = {}
 
         def note(event: dict) -> None:
-            if "uploaded" in event:
-                attempt["uploaded"][event["uploaded"]] = event["measured"]
-            elif "read" in event:
-                attempt["read"].append(event["read"])
+            if "copied" in event:
+                copied[event["copied"]] = event["sum"]
 
-        job = {"do": "copy", "step": step, "workdir": str(self._workdir)}
-        job |= {"weights_only": self._config.mirror_weights_only, **attempt}
         while step in self._wanted:
-            done = len(attempt["uploaded"]) + len(attempt["read"])
+            before = len(copied)
             try:
-                self._claim(self._config.mirror_timeout_s)
-                self._note_held(self._ask(job, note))
+                if unwritable := self._claim(self._config.mirror_timeout_s):
+                    raise Trouble(unwritable)
+                job = {"step": step, "weights_only": self._config.mirror_weights_only, "copied": copied}
+                self._note_held(self._ask("copy", note, **job))
             except Abandoned as error:
                 # A worker that died is begun again only if it got further: it may die of this very copy.
-                further = len(attempt["uploaded"]) + len(attempt["read"]) > done
-                if not (error.late or further):
+                if not (error.late or len(copied) > before):
                     self._fail(f"checkpoint {step}: {error}")
                     return False
                 _say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
-            except Unable as error:
+            except Trouble as error:
                 if error.kind != "gone":
                     self._fail(str(error))
                     return False
@@ -267,7 +259,9 @@ class Mirror:
             else:
                 self._stale.discard(step)
                 self._unwant(step)
-                self._recovered()
+                if self._failing:
+                    self._failing = ""
+                    _say(f"mirror {redact_url(self._url)}: it takes copies again")
                 self._try(self._rotate)
         return True
 
@@ -277,49 +271,55 @@ class Mirror:
         counting = self._whole - self._stale
         if not counting:
             return
-        gone = {*keep.obsolete(sorted(counting), self._scores, config)} - {*self._pinned}
-        gone |= self._stale | {step for step in self._partial if step < max(counting)} - self.wanted()
+        gone = self._stale | {*keep.obsolete(sorted(counting), self._scores, config, pinned=self._pinned)}
+        gone |= {step for step in self._partial if step < max(counting)} - self.wanted()
         if gone:
-            self._note_held(self._ask({"do": "delete", "workdir": str(self._workdir), "steps": sorted(gone)}))
+            self._note_held(self._ask("delete", steps=sorted(gone)))
             self._stale &= self._whole
 
     def _note_held(self, answer: dict) -> None:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
-    def _claim(self, timeout: float) -> None:
-        """Makes the mirror ours, once. Raises Unable if it belongs to another run."""
+    def _claim(self, timeout_s: float) -> str:
+        """Makes the mirror ours, once. Returns why it can't be written to, or "". Raises Refused if it is another run's."""
         if self._run_id:
-            return
+            return ""
         path, local = self._workdir / ".run_id", self._local_steps()
         try:
             run_id = path.read_text().strip() if path.is_file() else ""
-            job = {"do": "claim", "id": run_id, "new_id": secrets.token_hex(8), "empty": not local}
-            claimed = self._ask({**job, "workdir": str(self._workdir)}, timeout=timeout)
+            job = {"id": run_id, "new_id": secrets.token_hex(8), "empty": not local}
+            claimed = self._ask("claim", timeout_s=timeout_s, **job)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(claimed["id"] + "\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise Unable(f"{path}: {error}") from error
+            raise Trouble(f"{path}: {error}") from error
         self._note_held(claimed)
         if local:
             # The run goes on from its own newest checkpoint: it went back behind what the mirror has beyond that.
             self._stale = {step for step in self._whole if step > max(local)}
-        if claimed["unwritable"]:
-            raise Unable(claimed["unwritable"], "unwritable")
-        self._run_id = claimed["id"]
+        if not claimed["unwritable"]:
+            self._run_id = claimed["id"]
+        return claimed["unwritable"]
 
-    def _ask(self, job: dict, note: Callable[[dict], None] = lambda event: None, timeout: float | None = None) -> dict:
+    def _ask(
+        self,
+        do: str,
+        note: Callable[[dict], None] = lambda event: None,
+        timeout_s: float | None = None,
+        **job: typing.Any,
+    ) -> dict:
         def heard(event: dict) -> None:
             if "line" in event:
                 _say(event["line"])
             note(event)
 
-        ours = {"id": self._run_id, "start": self._start}
-        return self._worker.ask({**ours, **job}, timeout or self._config.mirror_timeout_s, heard)
+        ours = {"do": do, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
+        return self._worker.ask(ours | job, timeout_s or self._config.mirror_timeout_s, heard)
 
     def _try(self, do: Callable[[], typing.Any]) -> None:
         try:
             do()
-        except Unable as error:
+        except Trouble as error:
             self._fail(str(error))
 
     def _local_steps(self) -> list[int]:
@@ -333,11 +333,6 @@ class Mirror:
         if why != self._failing:
             self._failing = why
             _say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
-
-    def _recovered(self) -> None:
-        if self._failing:
-            self._failing = ""
-            _say(f"mirror {redact_url(self._url)}: it takes copies again")
 
 
 def _say(line: str) -> None:

@@ -4,17 +4,20 @@ import contextlib
 import pathlib
 import threading
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxlm import tree
 from jaxlm.config import RunError
 from jaxlm.files import plain_path
 from jaxlm.processes import say, together
-from jaxlm.train.checkpoints import digest, disk, meta, verify
+from jaxlm.train.checkpoints import damage, digest, meta, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
+
+Reader = Callable[[str], np.ndarray]
 
 
 class UnreadableError(CorruptCheckpointError):
@@ -114,7 +117,7 @@ def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = disk.words(error, folder)
+        why = damage.words(error, folder)
         if jax.process_count() > 1:
             raise UnreadableError(f"checkpoint {folder.name} can't be read: {why}") from error
         raise RunError(f"checkpoint {folder.name} can't be restored: {why}; nothing was changed") from error
@@ -132,3 +135,27 @@ def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]
         with contextlib.suppress(CorruptCheckpointError):
             found[step] = read_meta(directory / str(step))
     return found
+
+
+def reader(folder: pathlib.Path, item: str = "params") -> Reader:
+    """Returns a function that reads a parameter of a checkpoint by its name, `layers_0/attn/q/kernel`.
+
+    It raises CorruptCheckpointError if the array is not what was saved, RunError if it can't be read.
+
+    Args:
+      folder: the checkpoint's folder, `checkpoints/<step>`.
+      item: the collection that holds the parameter.
+    """
+    digests: dict[str, int] = {}
+
+    def read(name: str) -> np.ndarray:
+        if not digests:
+            digests.update(read_meta(folder)["digests"])
+        step = int(folder.name)
+        with reading(step), plain_path(folder) as plain:
+            value = np.asarray(verify.open_array(plain, f"{item}/{name}").result().read().result())
+        if digest.of_piece(value, (0,) * value.ndim, value.shape) != digests.get(f"{item}/{name}"):
+            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {item}/{name} is not what was saved")
+        return value
+
+    return read

@@ -16,7 +16,7 @@ from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.files import is_step
 from jaxlm.processes import from_first, say, together, working
 from jaxlm.step.state import TrainState
-from jaxlm.train.checkpoints import digest, keep, layout, meta, restore, room, verify
+from jaxlm.train.checkpoints import digest, keep, meta, restore, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
 from jaxlm.train.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 
@@ -77,7 +77,7 @@ class Checkpointer:
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
         self._steps, self._place = set(from_first(self._listed)), os.stat(self.directory.parent)
-        self.reserve = room.Reserve(self.directory.parent, config.reserve_mb if config else 0)
+        self.reserve = keep.Reserve(self.directory.parent, config.reserve_mb if config else 0)
         left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
         self._delete(left)  # a crash left them half gone or half written
 
@@ -90,8 +90,8 @@ class Checkpointer:
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
-        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.to_items(state))))
-        if warning := room.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
+        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
+        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
 
@@ -135,7 +135,7 @@ class Checkpointer:
         if from_first(lambda: self.abandoned or bool(self.moved()) or step in self._steps):
             return False
         self.prepare(state)
-        items = layout.to_items(state)
+        items = meta.to_items(state)
         digests, bad = digest.look(items)
         if bad:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
@@ -355,9 +355,9 @@ class Checkpointer:
           CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
           RunError: the checkpoint can't be read for another reason.
         """
-        wanted = layout.to_items(restore.with_shardings(abstract, shardings))
+        wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
-            return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
+            return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
     def restore_latest(
         self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()

@@ -19,7 +19,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxlm.files import MANGLED, json_of, plain_path, write_atomically
-from jaxlm.train.checkpoints import digest, disk
+from jaxlm.train.checkpoints import damage, digest
 
 CHECKSUMS = "checksums.json"
 _BLOCK = 2**22
@@ -75,9 +75,7 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
                 shares = (digest.of_piece(np.asarray(f.result()), c.start, c.shape, pool) for c, f in chunks)
                 found = sum(shares) % 2**32
             except (ValueError, KeyError, OSError) as error:
-                if disk.passing(error) or any(
-                    code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
-                ):
+                if damage.passing(error):
                     raise OSError(str(error)) from error
                 return f"{name} can't be read"
             if found != digests[name]:
