@@ -21,6 +21,12 @@ RESERVE = ".reserve"  # the file in WORKDIR
 _BLOCK = 2**20
 
 
+def steps(checkpoints: pathlib.Path) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, ascending; none if there is no such folder."""
+    names = os.listdir(checkpoints) if checkpoints.is_dir() else []
+    return sorted(int(name) for name in names if is_step(name))
+
+
 def obsolete(
     steps: Sequence[int],
     scores: Mapping[int, float],

@@ -18,7 +18,6 @@ import fsspec
 
 from jaxlm import console
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
-from jaxlm.files import is_step
 from jaxlm.redact import redact_url
 from jaxlm.train.checkpoints import keep, remote
 from jaxlm.train.checkpoints.damage import ToldError
@@ -50,6 +49,9 @@ class Mirror:
 
     Raises:
       ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
+
+    Attributes:
+      failing: why the mirror lags behind now, in one line; "" if it does not.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class Mirror:
         self._pinned, self._scores = pinned, {} if scores is None else scores
         self._worker = Worker(url)
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()  # guards what follows, up to the empty line
+        self._lock = threading.Lock()  # guards what follows, up to the empty line
         self._wanted: list[int] = []  # steps to copy
         self._copying: int | None = None
         self._due, self._busy, self._closing = False, False, False
-        self._failing = ""
+        self.failing = ""
 
         self._whole: set[int] = set()  # steps that were read back
         self._partial: set[int] = set()  # steps of which only a part is there
@@ -78,19 +80,14 @@ class Mirror:
         self._start = secrets.token_hex(8)  # tells this start from others of the same run
         self._run_id = ""  # once the mirror is ours
 
-    @property
-    def failing(self) -> str:
-        """Why the mirror lags behind now, in one line; "" if it does not."""
-        return self._failing
-
     def latest(self) -> int | None:
         """Returns the newest step whose copy was read back; None if there is none."""
         return max(self._whole - self._stale, default=None)
 
     def wanted(self) -> frozenset[int]:
         """Returns the steps whose copies are under way or wait. To delete such a checkpoint costs its copy."""
-        with self._changed:
-            return frozenset(self._wanted) | frozenset({self._copying} - {None})
+        with self._lock:
+            return frozenset({*self._wanted, self._copying} - {None})
 
     def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
@@ -159,10 +156,9 @@ class Mirror:
 
         Replaces steps that wait, except pinned ones.
         """
-        with self._changed:
+        with self._lock:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
-            self._due = True
-            self._run_thread()
+        self._wake()
 
     def roll_back(self, step: int) -> None:
         """Says that the run went back to `step`, or 0. Newer copies no longer count, and go once this one is there."""
@@ -171,15 +167,15 @@ class Mirror:
         if step and step not in self._whole:
             self.begin(step)
             return
-        with self._changed:
+        with self._lock:
             self._wanted = [old for old in self._wanted if old <= step]
-            self._due = True
-            self._run_thread()
+        self._wake()
 
     def wait(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not (self._due or self._busy), timeout)
+        if self._thread:
+            self._thread.join(timeout)
+        return not (self._thread and self._thread.is_alive())
 
     def close(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
@@ -187,35 +183,35 @@ class Mirror:
         Returns:
           True if all pinned steps that `begin` named, and the folder's newest checkpoint, are in the mirror and read back.
         """
-        with self._changed:
-            first, self._closing = not self._closing, True
-            if first:
-                self._run_thread()
-            if first and self._wanted:
+        if not self._closing:
+            self._closing = True
+            if self._wanted:
                 _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+            self._wake()
+        if self.wait(timeout):
+            self._worker.end()
+        else:
             self._worker.stop()
             self._thread.join(1.0)
-        else:
-            self._worker.end()
         newest = max(self._local_steps(), default=None)
         return not self._wanted and newest in self._whole - self._stale | {None}
 
-    def _run_thread(self) -> None:
-        """Starts the thread or wakes it."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
+    def _wake(self) -> None:
+        """Lets the thread look at what there is to do; begins one if there is none."""
+        with self._lock:
+            self._due = True
+            if not self._busy:
+                self._busy = True
+                self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
+                self._thread.start()
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._due or self._closing)
-                closing, self._due, self._busy = self._closing, False, True
+            with self._lock:
+                # In one go with the answer: else what is asked for just now would find a thread that is about to end.
+                self._busy, self._due = self._due, False
+                if not self._busy:
+                    return
                 steps = sorted(self._wanted, reverse=True)  # the newest protects most
             for step in steps:
                 self._copying = step
@@ -224,10 +220,8 @@ class Mirror:
             self._copying = None
             if self._stale:
                 self._try(self._rotate)
-            if closing and self._run_id and not self._failing:
+            if self._closing and self._run_id and not self.failing:
                 self._try(lambda: self._ask("write_logs"))
-            if closing or self._worker.stopped:
-                return
 
     def _copy(self, step: int) -> bool:
         """Copies a step and rotates. Returns False if this failed: then there is nothing to gain from another step."""
@@ -259,8 +253,8 @@ class Mirror:
             else:
                 self._stale.discard(step)
                 self._unwant(step)
-                if self._failing:
-                    self._failing = ""
+                if self.failing:
+                    self.failing = ""
                     _say(f"mirror {redact_url(self._url)}: it takes copies again")
                 self._try(self._rotate)
         return True
@@ -323,15 +317,15 @@ class Mirror:
             self._fail(str(error))
 
     def _local_steps(self) -> list[int]:
-        return [int(path.name) for path in (self._workdir / "checkpoints").glob("*") if is_step(path.name)]
+        return keep.steps(self._workdir / "checkpoints")
 
     def _unwant(self, step: int) -> None:
-        with self._changed:
+        with self._lock:
             self._wanted = [other for other in self._wanted if other != step]
 
     def _fail(self, why: str) -> None:
-        if why != self._failing:
-            self._failing = why
+        if why != self.failing:
+            self.failing = why
             _say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
 
 

@@ -22,7 +22,7 @@ from jaxlm.train.checkpoints.saving import TEMPORARY, Saving, remove_partial, wa
 
 _DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
-_RETRY_S = (10.0, 60.0)  # after the first failure, and after each further one
+_RETRY_S, _NEXT_RETRY_S = 10.0, 60.0  # after the first failure, and after each further one
 _PATIENCE_S, _PATIENCE_STOPPING_S = 1200.0, 120.0  # for a save in flight at the end, or when the run was asked to stop
 _HANGS_S = 600.0  # a save that takes this long, and five times the longest before it, hangs
 
@@ -68,15 +68,15 @@ class Checkpointer:
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
-        self._owed, self._failures, self._retry_at = False, 0, 0.0
+        self._owed, self._retry_at = False, 0.0
         self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
         self._aside, self._prepared = [], False  # folders of what did not read back
         if read_only:  # else all processes must agree on what is there, because they save together
-            self.reserve, self._steps = None, set(self._listed())
+            self.reserve, self._steps = None, set(keep.steps(self.directory))
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
-        self._steps, self._place = set(from_first(self._listed)), os.stat(self.directory.parent)
+        self._steps, self._place = set(from_first(lambda: keep.steps(self.directory))), os.stat(self.directory.parent)
         self.reserve = keep.Reserve(self.directory.parent, config.reserve_mb if config else 0)
         left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
         self._delete(left)  # a crash left them half gone or half written
@@ -202,12 +202,10 @@ class Checkpointer:
 
     def hangs(self) -> str:
         """Returns one line about the save in flight if it takes suspiciously long, else ""."""
-        if self._saving is None:
-            return ""
-        took = time.monotonic() - self._saving.began
-        if took < max(_HANGS_S, 5 * self._longest_s):
-            return ""
         saving = self._saving
+        took = time.monotonic() - saving.began if saving else 0.0
+        if saving is None or took < max(_HANGS_S, 5 * self._longest_s):
+            return ""
         return f"the save of step {saving.step} hangs for {took / 60:.0f} minutes, {saving.at}: {saving.folder}"
 
     def verified(self, step: int) -> bool:
@@ -232,7 +230,7 @@ class Checkpointer:
             self._failed(saving)
             return
         self._steps.add(saving.step)
-        self._safe_since, self.failing, self._owed, self._failures = saving.began, "", False, 0
+        self._safe_since, self.failing, self._owed = saving.began, "", False
         if jax.process_index():
             return
         if saving.verified:
@@ -250,17 +248,14 @@ class Checkpointer:
 
     def _failed(self, saving: Saving) -> None:
         """Says that a save failed, clears what it left, and sets when the next is tried."""
-        cant = "verified" if saving.written else "saved"
-        self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
+        self._owed, self._retry_at = True, time.monotonic() + (_NEXT_RETRY_S if self.failing else _RETRY_S)
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
-        retry_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
-        self._owed, self._failures, self._retry_at = True, self._failures + 1, time.monotonic() + retry_s
-        whole = self.steps()
-        say(
-            f"{self.failing}; training goes on, "
-            + (f"step {whole[-1]} stays" if whole else "no checkpoint is whole yet")
-        )
+        else:
+            cant = "verified" if saving.written else "saved"
+            self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
+        stays = f"step {max(self._steps)} stays" if self._steps else "no checkpoint is whole yet"
+        say(f"{self.failing}; training goes on, {stays}")
         if jax.process_index():
             return
         if saving.differs:
@@ -288,7 +283,7 @@ class Checkpointer:
         # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts.
         # And no other process has to wait for a deletion.
         if self._config and jax.process_index() == 0:
-            there = [step for step in self._listed() if step in self._steps]  # what is on disk
+            there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
             gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
             gone = set(gone) - {*self.spared(), self._held}
@@ -326,10 +321,6 @@ class Checkpointer:
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints on disk, ascending, without one that is still being saved."""
         return sorted(self._steps)
-
-    def _listed(self) -> list[int]:
-        """Returns the steps of the checkpoints on disk, ascending."""
-        return sorted(int(p.name) for p in self.directory.iterdir() if is_step(p.name))
 
     def find(self, which: str | int) -> int:
         """Returns the step of the checkpoint `which`: "latest", "best" or a step.
@@ -377,7 +368,7 @@ class Checkpointer:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                found = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
+                saved = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
                 state = self.restore(step, abstract, shardings)
             except CorruptCheckpointError as error:
                 say(f"{error}; going back to the checkpoint before it")
@@ -385,8 +376,8 @@ class Checkpointer:
                 continue
             for bad in damaged:
                 self.set_aside(bad)
-            self._seal(step, found["digests"])
-            return state, found
+            self._seal(step, saved["digests"])
+            return state, saved
         raise NoWholeCheckpointError(
             f"none of the checkpoints {sorted(damaged)} in {self.directory} reads back as it was saved; to train from the "
             "start give another config.workdir"
