@@ -108,8 +108,9 @@ def passing(error: BaseException) -> bool:
 def words(error: BaseException, place: object) -> str:
     """Returns one line: what went wrong, and the path at which it did, or `place` where the error names none."""
     errors, code = chain(error), number(error)
-    if told := next((link for link in errors if isinstance(link, ToldError)), None):
-        return str(told)
+    for link in errors:
+        if isinstance(link, ToldError):
+            return str(link)
     last = errors[-1]
     text = os.strerror(code) if code else (str(last).splitlines() or [""])[0][:200] or type(last).__name__
     for link in errors:

@@ -86,6 +86,7 @@ class Worker:
         except TimeoutError:
             raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
         except Died as death:
+            # The last line that it printed is a library's, and may hold the URL with its secrets.
             words = f": {death.said}" if death.said else ""
             why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
             raise Abandoned(why, late=False) from None
@@ -144,11 +145,9 @@ def manifest(remote: Remote, step: int) -> dict:
     except FileNotFoundError:
         raise Unfinished(f"the mirror's copy of checkpoint {step} is not whole") from None
     record = unseal(content)
-    if (
-        record is None
-        or unseal(verified) != {"manifest": hashlib.sha256(content).hexdigest()}
-        or record["step"] != step
-    ):
+    # The mark names the manifest that was there when all was read back: another one proves nothing.
+    mark = {"manifest": hashlib.sha256(content).hexdigest()}
+    if record is None or unseal(verified) != mark or record["step"] != step:
         raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: its manifest is not what was written")
     return record
 

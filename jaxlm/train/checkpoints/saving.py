@@ -41,8 +41,7 @@ class Votes:
     """
 
     def __init__(self):
-        self._number = next(_ALIKE)
-        self._stages = 0
+        self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
         """Says that this process came so far, and waits for the others. In the place of Orbax's barrier.
@@ -63,22 +62,22 @@ class Votes:
     def fail(self, why: str) -> None:
         """Says that this process failed, and will come to no barrier of this save any more."""
         if jax.process_count() > 1:
-            told = why if why.startswith("process ") else f"process {jax.process_index()}: {why}"
-            self._write(self._stages, told)
-            self._write("failed", told)
+            line = why if why.startswith("process ") else f"process {jax.process_index()}: {why}"
+            self._write(self._stages, line)
+            self._write("failed", line)
 
     def failed(self) -> str:
         """Returns why another process failed; "" if none did so far."""
         if jax.process_count() == 1:
             return ""
-        said = distributed.global_state.client.key_value_dir_get(f"jaxlm/save/{self._number}/failed/")
-        return next((vote for _, vote in said), "")
+        votes = distributed.global_state.client.key_value_dir_get(f"{self._prefix}/failed/")
+        return next((vote for _, vote in votes), "")
 
     def _write(self, stage: int | str, vote: str) -> None:
         distributed.global_state.client.key_value_set(self._key(stage, jax.process_index()), vote, allow_overwrite=True)
 
     def _key(self, stage: int | str, process: int) -> str:
-        return f"jaxlm/save/{self._number}/{stage}/{process}"
+        return f"{self._prefix}/{stage}/{process}"
 
 
 class Saving:
@@ -208,14 +207,14 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
       stopping: asked four times a second. When it turns true during the wait, at most half a minute is left.
       most_s: the most seconds to wait.
     """
-    began, told, stopped = time.monotonic(), 60.0, stopping()
+    began, say_at, stopped = time.monotonic(), 60.0, stopping()
     while not event.wait(0.25):
         waited = time.monotonic() - began
         if not stopped and stopping():
             stopped, most_s = True, min(most_s, waited + 30)
         if waited >= most_s:
             return False
-        if waited >= told:
+        if waited >= say_at:
             say(f"waiting for {waited:.0f} s for checkpoint {saving.step}: {saving.at} ({saving.folder})")
-            told += 300.0
+            say_at += 300.0
     return True
