@@ -240,10 +240,10 @@ class Checkpointer:
                 call(saving.step, saving.folder)
             except Exception as error:  # a mirror that fails must not end the run
                 say(f"checkpoint {saving.step}: {error}")
-        with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
-            self._rotate()
         self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
         if self._config:
+            with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
+                self._rotate()
             self._beside(self.reserve.make)
 
     def _failed(self, saving: Saving) -> None:
@@ -280,15 +280,14 @@ class Checkpointer:
 
     def _rotate(self) -> None:
         """Deletes what need not be kept."""
-        # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts.
-        # And no other process has to wait for a deletion.
-        if self._config and jax.process_index() == 0:
-            there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
-            whole = [step for step in there if self.verified(step)] if self._config.verify else None
-            gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
-            gone = set(gone) - {*self.spared(), self._held}
-            self._delete([self.directory / str(step) for step in gone])
-            self._steps -= gone
+        # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
+        # other process has to wait for a deletion.
+        there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
+        whole = [step for step in there if self.verified(step)] if self._config.verify else None
+        gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
+        gone = set(gone) - {*self.spared(), self._held}
+        self._delete([self.directory / str(step) for step in gone])
+        self._steps -= gone
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
         """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
