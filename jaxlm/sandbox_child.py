@@ -2,7 +2,7 @@
 
 It is run as a script by `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and
 writes the token, or why the program failed, to the file descriptor that it is told. Processes that judge a policy's answers
-(train/rewards/child.py) give up the same.
+(train/rewards/forks.py) give up the same.
 """
 
 import ctypes

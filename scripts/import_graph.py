@@ -25,7 +25,7 @@ PACKAGE = "jaxlm"
 FLOORS = (
     (
         *("config", "config_files", "tree", "sharding", "processes", "xla_flags"),
-        *("files", "cgroups", "redact", "screen", "transcript", "console", "interrupts", "__init__"),
+        *("files", "cgroups", "redact", "screen", "transcript", "console", "interrupts", "child", "__init__"),
         *("sandbox_child", "seccomp"),
     ),
     ("corpus", "ops"),

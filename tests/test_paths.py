@@ -13,7 +13,7 @@ import tiny_mirror
 from jaxlm import cli
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.corpus.sources import files as source_files
-from jaxlm.train.checkpoints import digest, leaf, meta, restore
+from jaxlm.train.checkpoints import digest, meta, restore
 from jaxlm.train.checkpoints.remote import Remote
 from jaxlm.train.checkpoints.saving import Saving
 
@@ -37,7 +37,7 @@ def checkpoint(run: pathlib.Path) -> None:
     assert tiny_mirror.restore(mirror, run)[0] == 3
     wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), items)
     restored = restore.restore(folder, wanted)
-    for kernel in (restored["params"]["a"]["kernel"], leaf.reader(folder)("a/kernel")):
+    for kernel in (restored["params"]["a"]["kernel"], restore.reader(folder)("a/kernel")):
         np.testing.assert_array_equal(kernel, ITEMS["params"]["a"]["kernel"])
 
 

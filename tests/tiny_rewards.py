@@ -7,7 +7,7 @@ from jaxlm.train.rewards.sources import Item
 
 FUNCTION = '''
 """Scores an answer by its length, unless the answer asks for something else."""
-import itertools, math, os, re, subprocess, sys, time
+import itertools, math, os, re, sys, time
 import numpy as np
 
 def score(prompts, answers, answer=None, **others):
@@ -36,17 +36,6 @@ def score(prompts, answers, answer=None, **others):
             sys.exit(3)
         if said == "signal":
             os.kill(os.getpid(), 11)
-        if said == "fork":  # what holds the socket open lives on
-            if other := os.fork():
-                with open("left", "w") as file:
-                    file.write(str(other))
-                os._exit(7)
-            time.sleep(600)
-        if said == "leave":
-            others = subprocess.Popen(["sleep", "600"])
-            with open("left", "w") as file:
-                file.write(str(others.pid))
-            re.match("(a+)+b", "a" * 64)
         if said == "huge":
             for _ in range(64):
                 print("x" * 100_000)

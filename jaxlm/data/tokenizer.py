@@ -5,25 +5,21 @@ tokens are optional. They have the last ids of the vocabulary (32000..32004 of 3
 a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
 """
 
+import base64
 import bisect
-import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import sentencepiece as spm
 
+from jaxlm.child import Child, Died
 from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
-from jaxlm.data import tokenizer_child
 
 MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -32,6 +28,7 @@ _SPACE_BYTES = tuple(_SPACE.encode())
 _MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
 _LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
 _PIECE_CHARS = 1 << 17
+_LINES = 1000  # that a message to the process that trains holds
 _THREADS = 2  # fixed: the number is written into the model's bytes
 # What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
 _WORDS = re.compile(f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
@@ -310,32 +307,30 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         "num_threads": _THREADS,
         "minloglevel": 2,
     }
-    code, model, message = _train_apart(_training_lines(texts), settings)
-    if code < 0:
-        raise RunError(
-            f"the training of a tokenizer was killed by signal {-code}, perhaps for memory: it holds a sample of the text; "
-            "free some and run the same command again"
-        )
-    if code:
-        raise _training_error(message, vocab_size, extra)
-    return Tokenizer(append_controls(model, CHAT_TOKENS if chat_tokens else ()))
+    answer = _train_apart(_training_lines(texts), settings)
+    if "error" in answer:
+        raise _training_error(answer["error"], vocab_size, extra)
+    return Tokenizer(append_controls(base64.b64decode(answer["model"]), CHAT_TOKENS if chat_tokens else ()))
 
 
-def _train_apart(lines: Iterable[str], settings: dict[str, object]) -> tuple[int, bytes, str]:
-    """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns (exit code, model, what it said)."""
-    with tempfile.TemporaryDirectory(prefix="jaxlm-") as scratch:
-        model, said = pathlib.Path(scratch, "model"), pathlib.Path(scratch, "said")
-        command = [sys.executable, "-P", tokenizer_child.__file__, str(model), json.dumps(settings)]
-        with said.open("wb") as errors, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as child:
-            try:
-                with contextlib.suppress(BrokenPipeError), child.stdin:  # it says itself why it ended
-                    for line in lines:
-                        child.stdin.write(line.encode() + b"\n")
-                code = child.wait()
-            finally:
-                child.kill()
-                child.wait()
-        return code, b"" if code else model.read_bytes(), said.read_text(errors="replace")
+def _train_apart(lines: Iterator[str], settings: dict[str, object]) -> dict[str, str]:
+    """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns what `tokenizer_child.train` tells."""
+    trainer = Child("jaxlm.data.tokenizer_child:train")
+    try:
+        trainer.send(settings)
+        while batch := list(itertools.islice(lines, _LINES)):
+            trainer.send(batch)
+        trainer.send(None)
+        return trainer.receive()
+    except Died as death:
+        if death.code is not None and death.code < 0:
+            raise RunError(
+                f"the training of a tokenizer was killed by signal {-death.code}, perhaps for memory: it holds a sample of "
+                "the text; free some and run the same command again"
+            ) from None
+        return {"error": death.said}
+    finally:
+        trainer.end()
 
 
 class VocabularyTooLarge(ConfigError):

@@ -9,19 +9,17 @@ same setting goes before.
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
-import pickle
 import shutil
 import subprocess
-import sys
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
 from jaxlm import config_files, console, processes, sharding
+from jaxlm.child import Child, Died
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.models import hardware
 from jaxlm.plan import bench, flops, lower, machines, tune
@@ -40,13 +38,13 @@ def row(config: Config) -> dict[str, typing.Any]:
     Args:
       config: the config as planned: `model.remat` and `train.microbatch_size` are not auto.
     """
-    mode, asked = config.plan.measure, _key(config)
+    mode, key = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
         return {"why": ""}
     if processes.several(config.distributed):
         return {"why": "it would run as several processes; train and tune measure"}
-    found = machines.planned(asked) if mode == "auto" else None
-    if found is None:
+    machine = machines.planned(key) if mode == "auto" else None
+    if machine is None:
         if pids := _computing():
             return {"why": f"its GPU is in use (process {pids[0]})"}
         load = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -55,40 +53,41 @@ def row(config: Config) -> dict[str, typing.Any]:
             "(--config.plan.measure=never leaves it out)"
         )
         with console.working("measuring this machine"):
-            found = _in_child(config) | {"load": load}
-        machines.remember(asked, found)
-    if "why" in found:
-        return {"why": f"{found['why']} (plan.measure=again tries again)"}
-    known = machines.known(found["kind"], found["count"], found["setting"]) if mode == "auto" else None
+            machine = _in_child(config) | {"load": load}
+        machines.remember(key, machine)
+    if "why" in machine:
+        return {"why": f"{machine['why']} (plan.measure=again tries again)"}
+    known = machines.known(machine["kind"], machine["count"], machine["setting"]) if mode == "auto" else None
     if known:
-        found |= {"tokens_per_second": known.tokens_per_second, "by": known.by, "time": known.time, "what": ""}
-        found["load"] = found["load"] if known.by == "plan" else 0.0
-    return _finished(config, found | {"memory": _memory(config, found)})
+        machine |= {"tokens_per_second": known.tokens_per_second, "by": known.by, "time": known.time, "what": ""}
+        machine["load"] = machine["load"] if known.by == "plan" else 0.0
+    return _finished(config, machine | {"memory": _memory(config, machine)})
 
 
-def _memory(config: Config, found: dict) -> float:
+def _memory(config: Config, machine: dict) -> float:
     """The bytes that a step may take on a device: on a CPU what is free now, which what was found long ago can't tell."""
     if config.tune.memory_gb:
         return config.tune.memory_gb * 1e9
-    if found["kind"] == "cpu":
+    if machine["kind"] == "cpu":
         with contextlib.suppress(OSError):
-            return tune.HEADROOM * lower.available_bytes() / found["count"]
-    return found["memory"]
+            return tune.HEADROOM * lower.available_bytes() / machine["count"]
+    return machine["memory"]
 
 
-def _finished(config: Config, found: dict) -> dict[str, typing.Any]:
-    """What was found, with hours, dollars and MFU."""
-    speed = found["tokens_per_second"]
+def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
+    """The machine with its hours, dollars and MFU for the config."""
+    speed = machine["tokens_per_second"]
     hours = config.train.steps * config.train.batch_size * config.train.seq_len / speed / 3600 if speed else None
-    peak = config.hardware.peak_tflops or flops.peak_tflops(found["kind"])
+    peak = config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
     per_token = flops.of(config).palm
     # It is that of the GPU the config is meant for.
-    price = config.hardware.usd_per_hour if found["kind"] != "cpu" else 0.0
-    return found | {
-        "fits": found["needed"] <= found["memory"] if found["needed"] else True if found["by"] != "plan" else None,
+    price = config.hardware.usd_per_hour if machine["kind"] != "cpu" else 0.0
+    ran = True if machine["by"] != "plan" else None
+    return machine | {
+        "fits": machine["needed"] <= machine["memory"] if machine["needed"] else ran,
         "hours": hours,
         "usd": hours * price if hours and price else None,
-        "mfu": speed * per_token / (1e12 * peak * found["count"]) if speed and peak else None,
+        "mfu": speed * per_token / (1e12 * peak * machine["count"]) if speed and peak else None,
     }
 
 
@@ -103,38 +102,34 @@ def _computing() -> list[str]:
     if not (program := shutil.which("nvidia-smi")):
         return []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        asked = [program, "--query-compute-apps=pid", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        command = [program, "--query-compute-apps=pid", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
     return []
 
 
 def _in_child(config: Config) -> dict[str, typing.Any]:
-    """Runs `child` in a new process, which has this machine's devices. Returns the last that it found, or {"why": ...}."""
-    command = [sys.executable, "-P", "-c", "from jaxlm.plan import here; here.child()"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # finds modules where this process does
+    """Runs `work` in a new process, which has this machine's devices. Returns the last that it tells, or {"why": ...}."""
+    machine, end = {}, time.monotonic() + LIMIT_S
+    measuring = Child("jaxlm.plan.here:work")
     try:
-        done = subprocess.run(command, input=pickle.dumps(config), capture_output=True, timeout=LIMIT_S, env=env)
-    except subprocess.TimeoutExpired as late:
-        return _last(late.output) or {"why": f"measuring took over {LIMIT_S:.0f} seconds"}
-    error = done.stderr.decode(errors="replace").strip().splitlines() or ["no word"]
-    return _last(done.stdout) or {"why": f"measuring ended with code {done.returncode}: {error[-1][:100]}"}
+        measuring.send(config, LIMIT_S)
+        while True:
+            machine = measuring.receive(max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return machine or {"why": f"measuring took over {LIMIT_S:.0f} seconds"}
+    except Died as death:
+        return machine or {"why": f"measuring ended with code {death.code}: {death.said[:100] or 'no word'}"}
+    finally:
+        measuring.end()
 
 
-def _last(output: bytes | None) -> dict[str, typing.Any] | None:
-    """What stands in the last whole line of JSON."""
-    for line in reversed((output or b"").splitlines()):
-        with contextlib.suppress(ValueError):
-            return json.loads(line)
-    return None
-
-
-def child() -> None:
-    """Reads a config from standard input, and prints what `measure` finds, a line each time it knows more."""
+def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
+    """Tells what `measure` finds of a config, each time it knows more."""
     try:
-        for found in measure(pickle.load(sys.stdin.buffer)):
-            print(json.dumps(found), flush=True)
+        for machine in measure(next(configs)):
+            tell(machine)
     except (ConfigError, RunError, OSError, RuntimeError) as error:
-        print(json.dumps({"why": config_files.first_line(error)[:100]}))
+        tell({"why": config_files.first_line(error)[:100]})
 
 
 def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
@@ -154,8 +149,10 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, microbatch_size=ways))
     sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
     limit, own = tune.memory_limit(config.tune.memory_gb), lower.of_devices(0.0)
-    found = {"kind": device.device_kind, "count": mesh.size, "setting": machines.key(config, mesh.shape)}
-    found |= {
+    machine = {
+        "kind": device.device_kind,
+        "count": mesh.size,
+        "setting": machines.key(config, mesh.shape),
         "microbatch": config.train.microbatch_size,
         "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan, this is kept for others
         "needed": None,
@@ -164,24 +161,24 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
         "what": "",
         "time": time.time(),
     }
-    if config.plan.measure == "auto" and machines.known(found["kind"], mesh.size, found["setting"]):
-        yield found  # it ran, so it fits
+    if config.plan.measure == "auto" and machines.known(machine["kind"], mesh.size, machine["setting"]):
+        yield machine  # it ran, so it fits
         return
     small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(model.dtype))
     if own and device.platform == "cpu":
         limit = min(limit, SHARE * own.bytes)
     trial, exact = _timed(small, mesh, limit), small == config
     if trial.tokens_per_second:
-        found["tokens_per_second"] = trial.tokens_per_second * _flops(small) / _flops(config)
-        found["what"] = "" if exact else described(small, config)
+        machine["tokens_per_second"] = trial.tokens_per_second * _flops(small) / _flops(config)
+        machine["what"] = "" if exact else described(small, config)
         if exact:
-            machines.record(found["kind"], mesh.size, found["setting"], trial.tokens_per_second, "plan")
+            machines.record(machine["kind"], mesh.size, machine["setting"], trial.tokens_per_second, "plan")
     elif trial.note != "does not fit":
         yield {"why": trial.note}
         return
-    yield found
-    found["needed"] = trial.predicted_bytes if exact else needed(config, mesh)
-    yield found
+    yield machine
+    machine["needed"] = trial.predicted_bytes if exact else needed(config, mesh)
+    yield machine
 
 
 def affordable(config: Config, ways: int, most_flops: float) -> Config:

@@ -28,8 +28,7 @@ from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import growth, workdir
-from jaxlm.train.checkpoints import keep, weights
-from jaxlm.train.checkpoints import leaf as leaves
+from jaxlm.train.checkpoints import keep, restore, weights
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.scores import Scores
@@ -298,7 +297,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
         meta=lambda: store.meta(step),
-        leaf=leaves.reader(store.directory / str(step)),
+        leaf=restore.reader(store.directory / str(step)),
         digest=lambda: _hash(_digests(store.meta(step))),
         trained=lambda: _trained(store.directory / str(step), store.meta(step)),
     )
@@ -334,7 +333,7 @@ def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], di
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
     """What a checkpoint holds beside parameters and the optimizer's state, on the host."""
     items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train"})
-    read = {item: leaves.reader(checkpoint, item) for item in items}
+    read = {item: restore.reader(checkpoint, item) for item in items}
     named = [name.partition("/")[::2] for name in meta["digests"]]
     return {item: tree.nested((name, read[item](name)) for of, name in named if of == item) for item in items}
 

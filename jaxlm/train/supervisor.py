@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxlm import console, files, interrupts, screen
 from jaxlm.config import Config, ConfigError
 from jaxlm.train import children, clock, farewell, hangs, ledger, notify, supervised
-from jaxlm.train.checkpoints import room
+from jaxlm.train.checkpoints import keep
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -288,7 +288,7 @@ class Supervisor:
         return not progress.again
 
     def _is_full(self) -> bool:
-        return bool(children.within(2 * _ROOM_S, lambda: room.is_full(self._folder / "checkpoints", _ROOM_S)))
+        return bool(children.within(2 * _ROOM_S, lambda: keep.is_full(self._folder / "checkpoints", _ROOM_S)))
 
     def _wait(self, death: children.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""

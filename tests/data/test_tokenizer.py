@@ -1,5 +1,6 @@
 """Every text comes back; control ids are out of reach of text; bytes are counted; models are deterministic."""
 
+import base64
 import io
 import os
 import pathlib
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import sentencepiece as spm
 
+from jaxlm import child
 from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
 from jaxlm.data import tokenizer
 
@@ -289,7 +291,8 @@ def test_the_process_that_trains_gives_what_sentencepiece_gives_in_this_one(trai
     settings = {"vocab_size": 400, "byte_fallback": True, "num_threads": 2, "minloglevel": 2, "pad_id": -1}
     lines = list(tokenizer._training_lines(training_texts))
     spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **settings)
-    assert tokenizer._train_apart(lines, settings) == (0, model.getvalue(), "")
+    answer = tokenizer._train_apart(iter(lines), settings)
+    assert base64.b64decode(answer["model"]) == model.getvalue()
 
 
 def children(pid: int) -> list[int]:
@@ -328,6 +331,11 @@ def test_ctrl_c_while_it_trains_is_told_as_such_at_once():
 
 
 def test_a_trainer_that_is_killed_may_do_better_the_next_time(training_texts, monkeypatch):
-    monkeypatch.setattr(tokenizer, "_train_apart", lambda lines, settings: (-9, b"", ""))
+    def send(trainer, message):
+        os.kill(trainer.pid, signal.SIGKILL)
+        return sent(trainer, message)
+
+    sent = child.Child.send
+    monkeypatch.setattr(child.Child, "send", send)
     with pytest.raises(RunError, match="killed by signal 9, perhaps for memory"):
         tokenizer.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)

@@ -1,13 +1,12 @@
 """This machine's row: measured once, kept, and never in the way."""
 
 import dataclasses
-import json
-import subprocess
 
 import jax
 import pytest
 
 from jaxlm import config, config_files, sharding
+from jaxlm.child import Died
 from jaxlm.models import hardware
 from jaxlm.plan import flops, here, lower, machines, tune
 
@@ -38,7 +37,7 @@ def test_a_process_of_its_own_measures_and_the_next_plan_is_instant(monkeypatch)
     assert (first["kind"], first["by"], first["what"], first["fits"]) == ("cpu", "plan", "", True)
     assert first["tokens_per_second"] > 0
     assert first["usd"] is None  # the config's price is not that of a CPU
-    monkeypatch.setattr(subprocess, "run", None)  # no process can be started any more
+    monkeypatch.setattr(here, "Child", None)  # no process can be started any more
     assert here.row(c)["tokens_per_second"] == first["tokens_per_second"]
     machines.record("cpu", first["count"], first["setting"], 123.0, "train")
     again = here.row(c)
@@ -56,7 +55,7 @@ def test_what_was_measured_before_is_not_measured_again():
 
 @pytest.mark.parametrize("override", ["plan.measure=never", "distributed.coordinator=host:1"])
 def test_where_it_is_not_asked_or_several_processes_run_nothing_starts(monkeypatch, override):
-    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(here, "Child", None)
     extra = ["distributed.num_processes=2", "distributed.process_id=0"] if "coordinator" in override else []
     found = here.row(resolve(override, *extra))
     assert set(found) == {"why"}
@@ -75,15 +74,27 @@ FOUND = {"kind": "cpu", "count": 1, "setting": "s", "microbatch": 16, "memory": 
 FOUND |= {"tokens_per_second": 5.0, "what": "1 x 16 tokens", "time": 0.0}
 
 
-def printed(monkeypatch, *found: dict) -> list[dict]:
-    """Lets the process that measures print this; returns a list that grows by each start."""
+def printed(monkeypatch, *found: dict, end: Exception | None = None) -> list[str]:
+    """Lets the process that measures tell this, and end so; returns a list that grows by each start."""
     starts = []
 
-    def run(command, **given):
-        starts.append(given)
-        return subprocess.CompletedProcess(command, 0, stdout="\n".join(map(json.dumps, found)).encode(), stderr=b"")
+    class Told:
+        def __init__(self, function):
+            starts.append(function)
+            self.messages = iter(found)
 
-    monkeypatch.setattr(subprocess, "run", run)
+        def send(self, config, timeout_s):
+            pass
+
+        def receive(self, timeout_s):
+            for message in self.messages:
+                return message
+            raise end or Died(0, "")
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(here, "Child", Told)
     return starts
 
 
@@ -141,25 +152,19 @@ def test_a_measurement_takes_half_of_what_is_free_on_a_cpu(monkeypatch):
 def test_a_reason_is_kept_too(monkeypatch):
     """A measurement that failed would fail each time, and take its time."""
     c = resolve()
-
-    def run(command, **_):
-        return subprocess.CompletedProcess(command, 1, stdout=b"", stderr=b"Killed\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert "Killed" in here.row(c)["why"]
-    monkeypatch.setattr(subprocess, "run", None)
+    printed(monkeypatch, end=Died(1, "Killed"))
+    assert here.row(c)["why"].startswith("measuring ended with code 1: Killed")
+    monkeypatch.setattr(here, "Child", None)
     assert "plan.measure=again" in here.row(c)["why"]
 
 
 def test_what_was_found_before_the_time_was_up_counts(monkeypatch):
-    found = FOUND | {"needed": None}
-
-    def run(command, **_):
-        raise subprocess.TimeoutExpired(command, 1, output=json.dumps(found).encode() + b'\n{"kind": "cp')
-
-    monkeypatch.setattr(subprocess, "run", run)
+    starts = printed(monkeypatch, FOUND, FOUND | {"needed": None}, end=TimeoutError())
     row = here.row(resolve())
     assert (row["tokens_per_second"], row["fits"]) == (5.0, None)
+    printed(monkeypatch, end=TimeoutError())
+    assert here.row(resolve("train.batch_size=8"))["why"].startswith("measuring took over 90 seconds")
+    assert len(starts) == 1
 
 
 def test_what_takes_too_long_is_made_smaller():

@@ -4,12 +4,11 @@
 the counters), `meta` (step, resolved config, fingerprint of the data, digest of every array) and `checksums.json`, which
 says that the arrays were read back from the disk, and were what the devices held.
 
-    store     the checkpoints of a run            saving    one save, in a thread; votes: of several processes
+    store     the checkpoints of a run            saving    one save, in a thread, with the votes of several processes
     restore   one checkpoint, by all processes    verify    reads back; checksums of files
-    meta      what stands beside the arrays       digest    one number for an array
-    layout    turns a state into items, and back  keep      chooses which checkpoints to delete
-    interval  how often to save                   room      on the disk: reserve, warning
-    damage    tells damage from other errors      disk      errors of disks, in words
-    mirror    copies verified checkpoints elsewhere; mirror_worker does it, mirror_process is how the run sees that process,
-              mirror_layout says what lies where, remote reads and writes there
+    meta      what a checkpoint is made of        digest    one number for an array
+    keep      which ones stay, room for them      interval  how often to save
+    damage    damage and errors of disks, in words
+    mirror    copies verified checkpoints elsewhere; mirror_worker does it, mirror_layout says what lies where and how the run
+              sees that process, remote reads and writes there
 """

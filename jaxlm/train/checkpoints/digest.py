@@ -90,16 +90,15 @@ def _look(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def look(items: dict[str, dict]) -> tuple[dict[str, int], list[str]]:
     """Returns name -> digest of each array, and the names of the arrays with a number that is not finite."""
-    found = {}
+    looks = {}
     for name, leaf in tree.named_leaves(items):
-        found[name] = _look(leaf)
+        looks[name] = _look(leaf)
         # One at a time: an offloaded state may not fit on the device; collectives of a CPU's devices in flight may deadlock.
         if leaf.sharding.memory_kind == "pinned_host" or jax.default_backend() == "cpu":
-            jax.block_until_ready(found[name])
-    found = jax.device_get(found)
-    return {name: int(value) for name, (value, _) in found.items()}, [
-        n for n, (_, finite) in found.items() if not finite
-    ]
+            jax.block_until_ready(looks[name])
+    looks = jax.device_get(looks)
+    digests = {name: int(sum_) for name, (sum_, _) in looks.items()}
+    return digests, [name for name, (_, finite) in looks.items() if not finite]
 
 
 def table(items: dict[str, dict]) -> dict[str, int]:

@@ -1,15 +1,22 @@
-"""Reads and seals what is saved beside the arrays of a checkpoint: config, fingerprint of the data, digests."""
+"""What a checkpoint is made of: the items that hold its arrays, and beside them config, fingerprint of the data, digests.
 
+Each trained collection is an item with the collection's name, such as `params`. The item `train` holds the optimizer's
+state and the counters, and `running` if the objective adapts scalars. Orbax restores only a tree with the saved structure.
+"""
+
+import dataclasses
 import json
 import pathlib
 from collections.abc import Collection
 
 from jaxlm.files import json_of
+from jaxlm.step.state import TrainState
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.verify import seal
 
 _FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
 _SEAL = "sha256"
+_COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 
 
 def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
@@ -47,3 +54,25 @@ def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool
     if lacking := [name for name in needs if not isinstance(meta.get(name), dict)]:
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks {lacking[0]}")
     return meta
+
+
+def to_items(state: TrainState) -> dict[str, dict]:
+    """Returns name -> item, the items of a checkpoint. The state's leaves may be arrays, shapes or shardings."""
+    train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
+    if state.running:
+        train["running"] = state.running
+    if taken := {"train", "meta"} & state.params.keys():
+        raise ValueError(f"a collection of variables is called {taken.pop()}, as an item of every checkpoint is")
+    return {**state.params, "train": train}
+
+
+def from_items(items: dict[str, dict], like: TrainState) -> TrainState:
+    """Returns the state that `items` hold, with the same collections as `like`."""
+    train = items["train"]
+    return dataclasses.replace(
+        like,
+        params={name: items[name] for name in like.params},
+        opt_state=train["opt_state"],
+        running=train.get("running", {}),
+        **{name: train[name] for name in _COUNTERS},
+    )

@@ -18,10 +18,10 @@ import fsspec
 
 from jaxlm import console
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
-from jaxlm.files import is_step
 from jaxlm.redact import redact_url
-from jaxlm.train.checkpoints import disk, keep, remote
-from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
+from jaxlm.train.checkpoints import keep, remote
+from jaxlm.train.checkpoints.damage import ToldError
+from jaxlm.train.checkpoints.mirror_layout import Abandoned, Trouble, Worker
 
 _ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
 _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
@@ -49,6 +49,9 @@ class Mirror:
 
     Raises:
       ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
+
+    Attributes:
+      failing: why the mirror lags behind now, in one line; "" if it does not.
     """
 
     def __init__(
@@ -65,11 +68,11 @@ class Mirror:
         self._pinned, self._scores = pinned, {} if scores is None else scores
         self._worker = Worker(url)
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()  # guards what follows, up to the empty line
+        self._lock = threading.Lock()  # guards what follows, up to the empty line
         self._wanted: list[int] = []  # steps to copy
         self._copying: int | None = None
         self._due, self._busy, self._closing = False, False, False
-        self._failing = ""
+        self.failing = ""
 
         self._whole: set[int] = set()  # steps that were read back
         self._partial: set[int] = set()  # steps of which only a part is there
@@ -77,19 +80,14 @@ class Mirror:
         self._start = secrets.token_hex(8)  # tells this start from others of the same run
         self._run_id = ""  # once the mirror is ours
 
-    @property
-    def failing(self) -> str:
-        """Why the mirror lags behind now, in one line; "" if it does not."""
-        return self._failing
-
     def latest(self) -> int | None:
         """Returns the newest step whose copy was read back; None if there is none."""
         return max(self._whole - self._stale, default=None)
 
     def wanted(self) -> frozenset[int]:
         """Returns the steps whose copies are under way or wait. To delete such a checkpoint costs its copy."""
-        with self._changed:
-            return frozenset(self._wanted) | frozenset({self._copying} - {None})
+        with self._lock:
+            return frozenset({*self._wanted, self._copying} - {None})
 
     def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
@@ -107,32 +105,27 @@ class Mirror:
           ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
           RunError: the folder has no checkpoints, and the mirror can't be read.
         """
-        local = self._local_steps()
+        local, shown = self._local_steps(), redact_url(self._url)
         try:
-            try:
-                self._claim(_ANSWER_S if local else self._config.mirror_timeout_s)
-            except Unable as error:
-                if error.kind != "unwritable":
-                    raise
-                self._fail(str(error))  # it can still be read
+            if unwritable := self._claim(_ANSWER_S if local else self._config.mirror_timeout_s):
+                self._fail(unwritable)  # it can still be read
             if local:
                 return None
-            _say(f"no checkpoints in {self._workdir}: looking into the mirror {redact_url(self._url)}")
+            _say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
             began = time.monotonic()
             alive()
             step = self._fetch(alive)
-        except Unable as error:
-            if error.kind == "config" or not local:
-                self._worker.abandon()
-            if error.kind == "config":
-                raise ConfigError(f"config.checkpoint.mirror={redact_url(self._url)}: {error}") from error
-            if local:
+        except Trouble as error:
+            if local and error.kind != "config":
                 self._fail(str(error))
                 return None
+            self._worker.end()
+            if error.kind == "config":
+                raise ConfigError(f"config.checkpoint.mirror={shown}: {error}") from error
             raise RunError(
-                f"the mirror {redact_url(self._url)} can't be read: {error}. The same command tries again; with "
+                f"the mirror {shown} can't be read: {error}. The same command tries again; with "
                 "--config.checkpoint.mirror= it starts anew"
-            ) from disk.ToldError(str(error))
+            ) from ToldError(str(error))
         if step is None:
             _say("the mirror holds no whole checkpoint yet: training starts anew")
         else:
@@ -142,19 +135,18 @@ class Mirror:
 
     def _fetch(self, alive: Callable[[], None]) -> int | None:
         """Brings back the newest whole checkpoint; returns its step. A worker that is late is replaced while files come."""
-        came = 0
+        came = []
 
         def note(event: dict) -> None:
-            nonlocal came
-            came += "fetched" in event
+            came.extend(event.keys() & {"fetched"})
             alive()
 
         while True:
-            before = came
+            before = len(came)
             try:
-                return self._ask({"do": "restore", "workdir": str(self._workdir)}, note)["step"]
+                return self._ask("restore", note)["step"]
             except Abandoned as error:
-                if came == before:
+                if len(came) == before:
                     raise
                 _say(f"mirror: {error}; going on with the files that are missing")
                 alive()
@@ -164,10 +156,9 @@ class Mirror:
 
         Replaces steps that wait, except pinned ones.
         """
-        with self._changed:
+        with self._lock:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
-            self._due = True
-            self._run_thread()
+        self._wake()
 
     def roll_back(self, step: int) -> None:
         """Says that the run went back to `step`, or 0. Newer copies no longer count, and go once this one is there."""
@@ -176,15 +167,15 @@ class Mirror:
         if step and step not in self._whole:
             self.begin(step)
             return
-        with self._changed:
+        with self._lock:
             self._wanted = [old for old in self._wanted if old <= step]
-            self._due = True
-            self._run_thread()
+        self._wake()
 
     def wait(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not (self._due or self._busy), timeout)
+        if self._thread:
+            self._thread.join(timeout)
+        return not (self._thread and self._thread.is_alive())
 
     def close(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
@@ -192,35 +183,35 @@ class Mirror:
         Returns:
           True if all pinned steps that `begin` named, and the folder's newest checkpoint, are in the mirror and read back.
         """
-        with self._changed:
-            first, self._closing = not self._closing, True
-            if first:
-                self._run_thread()
-            if first and self._wanted:
+        if not self._closing:
+            self._closing = True
+            if self._wanted:
                 _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+            self._wake()
+        if self.wait(timeout):
+            self._worker.end()
+        else:
             self._worker.stop()
             self._thread.join(1.0)
-        else:
-            self._worker.abandon()
         newest = max(self._local_steps(), default=None)
         return not self._wanted and newest in self._whole - self._stale | {None}
 
-    def _run_thread(self) -> None:
-        """Starts the thread or wakes it. It lives as long as the run, since its end would end the worker too (prctl(2))."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
+    def _wake(self) -> None:
+        """Lets the thread look at what there is to do; begins one if there is none."""
+        with self._lock:
+            self._due = True
+            if not self._busy:
+                self._busy = True
+                self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
+                self._thread.start()
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._due or self._closing)
-                closing, self._due, self._busy = self._closing, False, True
+            with self._lock:
+                # In one go with the answer: else what is asked for just now would find a thread that is about to end.
+                self._busy, self._due = self._due, False
+                if not self._busy:
+                    return
                 steps = sorted(self._wanted, reverse=True)  # the newest protects most
             for step in steps:
                 self._copying = step
@@ -229,36 +220,31 @@ class Mirror:
             self._copying = None
             if self._stale:
                 self._try(self._rotate)
-            if closing and self._run_id and not self._failing:
-                self._try(lambda: self._ask({"do": "write_logs", "workdir": str(self._workdir)}))
-            if closing or self._worker.stopped:
-                return
+            if self._closing and self._run_id and not self.failing:
+                self._try(lambda: self._ask("write_logs"))
 
     def _copy(self, step: int) -> bool:
         """Copies a step and rotates. Returns False if this failed: then there is nothing to gain from another step."""
-        attempt = {"uploaded": {}, "read": []}
+        copied = {}
 
         def note(event: dict) -> None:
-            if "uploaded" in event:
-                attempt["uploaded"][event["uploaded"]] = event["measured"]
-            elif "read" in event:
-                attempt["read"].append(event["read"])
+            if "copied" in event:
+                copied[event["copied"]] = event["sum"]
 
-        job = {"do": "copy", "step": step, "workdir": str(self._workdir)}
-        job |= {"weights_only": self._config.mirror_weights_only, **attempt}
         while step in self._wanted:
-            done = len(attempt["uploaded"]) + len(attempt["read"])
+            before = len(copied)
             try:
-                self._claim(self._config.mirror_timeout_s)
-                self._note_held(self._ask(job, note))
+                if unwritable := self._claim(self._config.mirror_timeout_s):
+                    raise Trouble(unwritable)
+                job = {"step": step, "weights_only": self._config.mirror_weights_only, "copied": copied}
+                self._note_held(self._ask("copy", note, **job))
             except Abandoned as error:
                 # A worker that died is begun again only if it got further: it may die of this very copy.
-                further = len(attempt["uploaded"]) + len(attempt["read"]) > done
-                if not (error.late or further):
+                if not (error.late or len(copied) > before):
                     self._fail(f"checkpoint {step}: {error}")
                     return False
                 _say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
-            except Unable as error:
+            except Trouble as error:
                 if error.kind != "gone":
                     self._fail(str(error))
                     return False
@@ -267,7 +253,9 @@ class Mirror:
             else:
                 self._stale.discard(step)
                 self._unwant(step)
-                self._recovered()
+                if self.failing:
+                    self.failing = ""
+                    _say(f"mirror {redact_url(self._url)}: it takes copies again")
                 self._try(self._rotate)
         return True
 
@@ -277,67 +265,68 @@ class Mirror:
         counting = self._whole - self._stale
         if not counting:
             return
-        gone = {*keep.obsolete(sorted(counting), self._scores, config)} - {*self._pinned}
-        gone |= self._stale | {step for step in self._partial if step < max(counting)} - self.wanted()
+        gone = self._stale | {*keep.obsolete(sorted(counting), self._scores, config, pinned=self._pinned)}
+        gone |= {step for step in self._partial if step < max(counting)} - self.wanted()
         if gone:
-            self._note_held(self._ask({"do": "delete", "workdir": str(self._workdir), "steps": sorted(gone)}))
+            self._note_held(self._ask("delete", steps=sorted(gone)))
             self._stale &= self._whole
 
     def _note_held(self, answer: dict) -> None:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
-    def _claim(self, timeout: float) -> None:
-        """Makes the mirror ours, once. Raises Unable if it belongs to another run."""
+    def _claim(self, timeout_s: float) -> str:
+        """Makes the mirror ours, once. Returns why it can't be written to, or "". Raises Refused if it is another run's."""
         if self._run_id:
-            return
+            return ""
         path, local = self._workdir / ".run_id", self._local_steps()
         try:
             run_id = path.read_text().strip() if path.is_file() else ""
-            job = {"do": "claim", "id": run_id, "new_id": secrets.token_hex(8), "empty": not local}
-            claimed = self._ask({**job, "workdir": str(self._workdir)}, timeout=timeout)
+            job = {"id": run_id, "new_id": secrets.token_hex(8), "empty": not local}
+            claimed = self._ask("claim", timeout_s=timeout_s, **job)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(claimed["id"] + "\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise Unable(f"{path}: {error}") from error
+            raise Trouble(f"{path}: {error}") from error
         self._note_held(claimed)
         if local:
             # The run goes on from its own newest checkpoint: it went back behind what the mirror has beyond that.
             self._stale = {step for step in self._whole if step > max(local)}
-        if claimed["unwritable"]:
-            raise Unable(claimed["unwritable"], "unwritable")
-        self._run_id = claimed["id"]
+        if not claimed["unwritable"]:
+            self._run_id = claimed["id"]
+        return claimed["unwritable"]
 
-    def _ask(self, job: dict, note: Callable[[dict], None] = lambda event: None, timeout: float | None = None) -> dict:
+    def _ask(
+        self,
+        do: str,
+        note: Callable[[dict], None] = lambda event: None,
+        timeout_s: float | None = None,
+        **job: typing.Any,
+    ) -> dict:
         def heard(event: dict) -> None:
             if "line" in event:
                 _say(event["line"])
             note(event)
 
-        ours = {"id": self._run_id, "start": self._start}
-        return self._worker.ask({**ours, **job}, timeout or self._config.mirror_timeout_s, heard)
+        ours = {"do": do, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
+        return self._worker.ask(ours | job, timeout_s or self._config.mirror_timeout_s, heard)
 
     def _try(self, do: Callable[[], typing.Any]) -> None:
         try:
             do()
-        except Unable as error:
+        except Trouble as error:
             self._fail(str(error))
 
     def _local_steps(self) -> list[int]:
-        return [int(path.name) for path in (self._workdir / "checkpoints").glob("*") if is_step(path.name)]
+        return keep.steps(self._workdir / "checkpoints")
 
     def _unwant(self, step: int) -> None:
-        with self._changed:
+        with self._lock:
             self._wanted = [other for other in self._wanted if other != step]
 
     def _fail(self, why: str) -> None:
-        if why != self._failing:
-            self._failing = why
+        if why != self.failing:
+            self.failing = why
             _say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
-
-    def _recovered(self) -> None:
-        if self._failing:
-            self._failing = ""
-            _say(f"mirror {redact_url(self._url)}: it takes copies again")
 
 
 def _say(line: str) -> None:

@@ -1,16 +1,22 @@
-"""What lies where in the mirror, whose it is, and which of its copies are whole. Imports no JAX.
+"""What lies where in the mirror, whose it is, and which of its copies are whole; and the process that copies.
 
 run_id.json                        whose mirror it is: the run, and which start of it writes here
 config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
 checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were
-checkpoints/<step>/manifest.json   size and sha256 of each of them: written when all are there
-checkpoints/<step>/verified.json   written when each was read back: only now the step counts
+checkpoints/<step>/manifest.json   size and sha256 of each of them: written when all are there and were read back
+checkpoints/<step>/verified.json   written when its logs were read back too: only now the step counts
+
+The run and the process that copies both import this module, which imports no JAX.
 """
 
 import hashlib
 import pathlib
+import time
+from collections.abc import Callable
 
+from jaxlm.child import Child, Died
 from jaxlm.files import is_step
+from jaxlm.redact import redact_url
 from jaxlm.train.checkpoints.remote import Remote, seal, unseal
 
 
@@ -40,24 +46,89 @@ class Unfinished(Damaged):
     """A copy that was never read back to its end."""
 
 
+class Abandoned(Trouble):
+    """The process that copies did not answer in time (`late`), or died."""
+
+    def __init__(self, why: str, late: bool):
+        super().__init__(why)
+        self.late = late
+
+
+class Worker:
+    """The process that copies. It starts with the first job, and anew with the first after it died or was late."""
+
+    def __init__(self, url: str):
+        self._url, self.stopped = url, False
+        self._child: Child | None = None
+
+    def ask(self, job: dict, timeout_s: float, heard: Callable[[dict], None]) -> dict:
+        """Gives a job of `mirror_worker.JOBS` to the worker and returns its result. `heard` gets each event before it.
+
+        Raises:
+          Abandoned: no result within `timeout_s`, or the worker died. It was ended then.
+          Trouble: the worker can't do it.
+        """
+        if self.stopped:
+            raise Abandoned("its time is up", late=False)
+        end = time.monotonic() + timeout_s
+        try:
+            if self._child is None or self._child.ended:
+                self._child = Child("jaxlm.train.checkpoints.mirror_worker:work")
+            self._child.send({"url": self._url, **job}, timeout_s)
+            while True:
+                event = self._child.receive(end - time.monotonic())
+                if "done" in event:
+                    return event["done"]
+                if "error" in event:
+                    trouble = {"config": Refused, "gone": Gone}.get(event["kind"], Trouble)
+                    raise trouble(event["error"])
+                heard(event)
+        except TimeoutError:
+            raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
+        except Died as death:
+            # The last line that it printed is a library's, and may hold the URL with its secrets.
+            words = f": {death.said}" if death.said else ""
+            why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
+            raise Abandoned(why, late=False) from None
+        except OSError as error:
+            raise Trouble(f"the process that copies can't be started: {error.strerror}") from error
+
+    def stop(self) -> None:
+        """Ends the worker for good. A thread that waits for its answer gets Abandoned, as who asks later does."""
+        self.stopped = True
+        if self._child:
+            self._child.kill()
+
+    def end(self) -> None:
+        """Ends the worker; the next job starts another."""
+        if self._child:
+            self._child.end()
+
+
 def owner(remote: Remote) -> dict | None:
     """Returns the record of run_id.json; None if it is absent or damaged."""
     try:
-        held = unseal(remote.read("run_id.json"))
+        record = unseal(remote.read("run_id.json"))
     except FileNotFoundError:
         return None
-    return held if held and {"id", "workdir", "start"} <= held.keys() else None
+    return record if record and {"id", "workdir", "start"} <= record.keys() else None
+
+
+def own(remote: Remote, run_id: str, job: dict) -> None:
+    """Writes run_id.json: from now on the mirror is that of this start of the run."""
+    remote.write(
+        "run_id.json", seal({"id": run_id, "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]})
+    )
 
 
 def check_owner(remote: Remote, job: dict) -> None:
     """Raises Trouble if another run, or a later start of this one, writes to the mirror."""
-    held = owner(remote)
-    if held is None:
-        record = {"id": job["id"], "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]}
-        remote.write("run_id.json", seal(record))
-    elif held["id"] != job["id"]:
-        raise Trouble(f"the mirror belongs to another run, in a folder called {held['workdir']}")
-    elif held["start"] != job["start"]:
+    record = owner(remote)
+    if record is None:
+        own(remote, job["id"], job)
+    elif record["id"] != job["id"]:
+        raise Trouble(f"the mirror belongs to another run, in a folder called {record['workdir']}")
+    elif record["start"] != job["start"]:
         raise Trouble("a later start of this run has taken the mirror over")
 
 
@@ -73,30 +144,31 @@ def manifest(remote: Remote, step: int) -> dict:
         content = remote.read(f"checkpoints/{step}/manifest.json")
     except FileNotFoundError:
         raise Unfinished(f"the mirror's copy of checkpoint {step} is not whole") from None
-    record, marker = unseal(content), unseal(verified)
-    if record is None or marker != {"manifest": hashlib.sha256(content).hexdigest()} or record["step"] != step:
+    record = unseal(content)
+    # The mark names the manifest that was there when all was read back: another one proves nothing.
+    mark = {"manifest": hashlib.sha256(content).hexdigest()}
+    if record is None or unseal(verified) != mark or record["step"] != step:
         raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: its manifest is not what was written")
     return record
 
 
 def held(remote: Remote) -> dict[str, list[int]]:
     """Returns which steps the mirror holds `whole` by its books, and which only in part. Reads none of their arrays."""
-    found = {"whole": [], "partial": []}
+    of_kind = {"whole": [], "partial": []}
     for step in steps(remote):
         try:
             manifest(remote, step)
-            found["whole"].append(step)
+            of_kind["whole"].append(step)
         except Damaged:
-            found["partial"].append(step)
-    return found
+            of_kind["partial"].append(step)
+    return of_kind
 
 
 def remove(remote: Remote, step: int) -> None:
     """Deletes a step. The manifest goes first: what is deleted by half never looks whole."""
     folder = f"checkpoints/{step}"
     first = [f"{folder}/manifest.json", f"{folder}/verified.json"]
-    remote.delete(first)
-    remote.delete(name for name in remote.names(folder) if name not in first)
+    remote.delete([*first, *(name for name in remote.names(folder) if name not in first)])
     remote.prune(folder)
 
 

@@ -1,17 +1,15 @@
 """Copies checkpoints to the mirror and back, in a process of its own that `mirror.py` may abandon. Imports no JAX.
 
-Jobs come as lines of JSON on standard input; for each go events, then `done` or `error`, to standard output.
+Each job is answered with events, then `done` or `error`.
 """
 
 import concurrent.futures
-import ctypes
+import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import signal
-import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,7 +18,7 @@ from jaxlm.redact import redact, redact_url
 from jaxlm.train.checkpoints import mirror_layout as layout
 from jaxlm.train.checkpoints import remote as remote_lib
 from jaxlm.train.checkpoints.mirror_layout import Damaged, Gone, Refused, Trouble, Unfinished
-from jaxlm.train.checkpoints.remote import Remote, measure, seal, unseal
+from jaxlm.train.checkpoints.remote import Remote, Sum, measure, seal, sum_of, unseal
 
 WEIGHTS = ("params", "meta")  # the items of a checkpoint without the optimizer's state
 _LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html", console.LOG)
@@ -28,7 +26,7 @@ _AT_ONCE = 4  # files under way at a time
 _TRIES = 3  # of a file that does not read back as it was written
 
 Tell = Callable[[dict[str, typing.Any]], None]
-Measured = dict[str, list]  # name -> [bytes, sha256]
+Sums = dict[str, Sum]  # of files by their names
 
 
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
@@ -43,20 +41,16 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
     Raises:
       Refused: the mirror belongs to another run.
     """
-    name = pathlib.Path(job["workdir"]).name
-    held = layout.owner(remote)
-    if held:
-        same = held["id"] == job["id"] or (not job["id"] and job["empty"] and held["workdir"] == name)
-        if not same:
-            raise Refused(
-                f"the mirror belongs to another run, in a folder called {held['workdir']}: give another "
-                "config.checkpoint.mirror"
-                + ("" if job["id"] else ", or the config.workdir of that run to go on with it")
-            )
-    run_id = held["id"] if held else job["id"] or job["new_id"]
-    unwritable = ""
+    record, name = layout.owner(remote), pathlib.Path(job["workdir"]).name
+    comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
+    if record and record["id"] != job["id"] and not comes_back:
+        raise Refused(
+            f"the mirror belongs to another run, in a folder called {record['workdir']}: give another "
+            "config.checkpoint.mirror" + ("" if job["id"] else ", or the config.workdir of that run to go on with it")
+        )
+    run_id, unwritable = record["id"] if record else job["id"] or job["new_id"], ""
     try:
-        remote.write("run_id.json", seal({"id": run_id, "workdir": name, "start": job["start"]}))
+        layout.own(remote, run_id, job)
     except Exception as error:
         unwritable = layout.one_line(error)
     return {"id": run_id, "unwritable": unwritable, **layout.held(remote)}
@@ -66,53 +60,41 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies one checkpoint and the logs, reads all back, and only then marks the copy as verified.
 
     Args:
-      job: `step`, `workdir`, `weights_only`, `id` and `start` of the run, and from an attempt that was abandoned
-        `uploaded` (name -> [bytes, sha256]) and `read` (names).
+      job: `step`, `workdir`, `weights_only`, `id` and `start` of the run, and the sums of what an attempt that was
+        abandoned has `copied`.
 
     Returns:
       The steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
     """
-    step, workdir = job["step"], pathlib.Path(job["workdir"])
-    source, folder = workdir / "checkpoints" / str(step), f"checkpoints/{step}"
+    step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
+    source = workdir / "checkpoints" / str(step)
     layout.check_owner(remote, job)
-    try:
-        wanted = _measured(source, job["weights_only"])
-    except FileNotFoundError:
-        raise Gone(f"checkpoint {step} was deleted before it was copied") from None
-    _check_source(source, wanted)
-    if _has(remote, step, wanted, job["weights_only"]):
+    sums = _sums(source, job["weights_only"])
+    _check_source(source, sums)
+    if _has(remote, step, sums, job["weights_only"]):
         write_logs(remote, job, tell)
         return layout.held(remote)
-    if not job["uploaded"]:
+    if not job["copied"]:
         _make_way(remote, step)
 
-    def upload(name: str) -> str:
-        try:
-            remote.put(source / name, f"{folder}/{name}")
-        except FileNotFoundError:
-            raise Gone(f"checkpoint {step} was deleted before its copy was whole") from None
-        return name
-
-    for name in _each(upload, [name for name, is_ in wanted.items() if job["uploaded"].get(name) != is_]):
-        tell({"uploaded": name, "measured": wanted[name]})
-    kept = _write_logs(remote, workdir, f"{folder}/workdir/")
-    manifest = seal({"step": step, "weights_only": job["weights_only"], "files": wanted, "logs": kept})
-    remote.write(f"{folder}/manifest.json", manifest)
-
-    def read_back(name: str) -> str:
+    def put(name: str) -> str:
         for _ in range(_TRIES):
             try:
-                if list(remote.measure(f"{folder}/{name}")) == wanted[name]:
-                    return name
+                remote.put(source / name, f"{folder}/{name}")
             except FileNotFoundError:
-                pass
-            upload(name)
+                raise Gone(f"checkpoint {step} was deleted before its copy was whole") from None
+            with contextlib.suppress(FileNotFoundError):
+                if remote.measure(f"{folder}/{name}") == sums[name]:
+                    return name
         raise Damaged(f"checkpoint {step}: {name} does not read back as it was written")
 
-    for name in _each(read_back, [name for name in wanted if name not in job["read"]]):
-        tell({"read": name})
-    for name, is_ in kept.items():
-        if list(remote.measure(f"{folder}/workdir/{name}")) != is_:
+    for name in _each(put, [name for name in sums if job["copied"].get(name) != sums[name]]):
+        tell({"copied": name, "sum": sums[name]})
+    logs = _write_logs(remote, workdir, f"{folder}/workdir/")
+    manifest = seal({"step": step, "weights_only": job["weights_only"], "files": sums, "logs": logs})
+    remote.write(f"{folder}/manifest.json", manifest)
+    for name in logs:
+        if remote.measure(f"{folder}/workdir/{name}") != logs[name]:
             raise Damaged(f"checkpoint {step}: workdir/{name} does not read back as it was written")
     # Before the copy counts: else a run that comes back to it lacks the steps since the last.
     write_logs(remote, job, tell)
@@ -158,14 +140,11 @@ def restore(remote: Remote, job: dict, tell: Tell) -> dict:
                     "config.checkpoint.mirror or config.workdir"
                 )
             _download(remote, step, manifest["files"], workdir / "checkpoints", tell)
-        except Unfinished as error:
-            tell({"line": f"{error}; going back to the copy before it"})
         except Damaged as error:
-            damaged.append(step)
+            damaged += [] if isinstance(error, Unfinished) else [step]
             tell({"line": f"{error}; going back to the copy before it"})
         else:
-            for line in _restore_logs(remote, step, manifest["logs"], workdir):
-                tell({"line": line})
+            _restore_logs(remote, step, manifest["logs"], workdir, tell)
             return {"step": step}
     if damaged:
         raise Refused(
@@ -178,36 +157,59 @@ def restore(remote: Remote, job: dict, tell: Tell) -> dict:
 JOBS = {"claim": claim, "copy": copy, "write_logs": write_logs, "delete": delete, "restore": restore}
 
 
-def _measured(folder: pathlib.Path, weights_only: bool) -> Measured:
-    """Returns [bytes, sha256] of each file of a checkpoint. Raises FileNotFoundError if the folder is absent or empty."""
-    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+def work(jobs: Iterable[dict], tell: Tell) -> None:
+    """Does each job at its `url`. `mirror_layout.Worker` starts it by its name."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
+    remote = None
+    for job in jobs:
+        try:
+            remote = remote or _open(job["url"])
+            tell({"done": JOBS[job["do"]](remote, job, tell)})
+        except Exception as error:
+            words = layout.one_line(error).replace(job["url"], redact_url(job["url"]))
+            tell({"error": words, "kind": error.kind if isinstance(error, Trouble) else Trouble.kind})
+
+
+def _open(url: str) -> Remote:
+    try:
+        return Remote(url)
+    except (ImportError, ValueError) as error:
+        raise Refused(f"can't be opened: {layout.one_line(error)}") from error
+
+
+def _sums(folder: pathlib.Path, weights_only: bool) -> Sums:
+    """Returns the sum of each file of a checkpoint. Raises Gone if there is none, or one goes."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if weights_only:
         names = [name for name in names if "/" not in name or name.split("/")[0] in WEIGHTS]
-    if not names:
-        raise FileNotFoundError(folder)
-    return {
-        name: list(measured) for name, measured in zip(names, _each(lambda n: measure(folder / n), names), strict=True)
-    }
+    try:
+        sums = dict(zip(names, _each(lambda name: measure(folder / name), names), strict=True))
+    except FileNotFoundError:
+        sums = {}
+    if not sums:
+        raise Gone(f"checkpoint {folder.name} was deleted before it was copied")
+    return sums
 
 
-def _check_source(folder: pathlib.Path, wanted: Measured) -> None:
+def _check_source(folder: pathlib.Path, sums: Sums) -> None:
     """Raises Trouble if a file is no longer as it was when the checkpoint was verified (`checksums.json` in it)."""
     try:
-        checksums = files.json_of((folder / "checksums.json").read_bytes())["files"]
-        changed = [name for name, measured in wanted.items() if checksums.get(name, measured) != measured]
+        verified = files.json_of((folder / "checksums.json").read_bytes())["files"]
+        changed = [name for name in sums if verified.get(name, sums[name]) != sums[name]]
     except (OSError, *files.MANGLED):
         return  # not verified, or its checksums are damaged: a restore reads the arrays themselves then
     if changed:
         raise Trouble(f"checkpoint {folder.name}: {changed[0]} is not what was saved and verified, so it is not copied")
 
 
-def _has(remote: Remote, step: int, wanted: Measured, weights_only: bool) -> bool:
+def _has(remote: Remote, step: int, sums: Sums, weights_only: bool) -> bool:
     """True if the mirror holds exactly these files of the step already."""
     try:
         manifest = layout.manifest(remote, step)
     except Damaged:
         return False
-    return manifest["files"] == wanted and manifest["weights_only"] == weights_only
+    return manifest["files"] == sums and manifest["weights_only"] == weights_only
 
 
 def _make_way(remote: Remote, step: int) -> None:
@@ -219,11 +221,11 @@ def _make_way(remote: Remote, step: int) -> None:
     layout.remove(remote, step)
 
 
-def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Measured:
-    """Copies the logs to names that begin with `prefix`. Returns [bytes, sha256] of each."""
+def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
+    """Copies the logs to names that begin with `prefix`. Returns the sum of each."""
     paths = [workdir / name for name in _LOGS] + sorted((workdir / "samples").glob("**/*"))
     paths += sorted((workdir / "eval").glob("*/results.json"))  # not the items: they are large, and copied each time
-    written = {}
+    sums = {}
     for path in paths:
         try:
             content = path.read_bytes()
@@ -237,8 +239,8 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Measured:
             content = content[: content.rfind(b"\n") + 1]  # the last line may be half written
         name = path.relative_to(workdir).as_posix()
         remote.write(prefix + name, content)
-        written[name] = [len(content), hashlib.sha256(content).hexdigest()]
-    return written
+        sums[name] = sum_of(content)
+    return sums
 
 
 def _without_secrets(config: bytes) -> bytes:
@@ -251,29 +253,29 @@ def _without_secrets(config: bytes) -> bytes:
     return config if hidden == plain else (json.dumps(hidden, indent=1) + "\n").encode()
 
 
-def _download(remote: Remote, step: int, wanted: Measured, checkpoints: pathlib.Path, tell: Tell) -> None:
+def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, tell: Tell) -> None:
     """Brings a checkpoint into the folder `checkpoints`, under its name only when all of it is there and right.
 
     Files that an earlier attempt brought stay, if they are right.
     """
-    half = checkpoints / f"{step}.restoring"
+    half, damaged = checkpoints / f"{step}.restoring", f"the mirror's copy of checkpoint {step} is damaged"
 
     def fetch(name: str) -> str:
         target = half / name
         if not layout.below(name):
-            raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: no file can be called {name!r}")
-        if target.is_file() and list(measure(target)) == wanted[name]:
+            raise Damaged(f"{damaged}: no file can be called {name!r}")
+        if target.is_file() and measure(target) == sums[name]:
             return name
         try:
-            right = any(list(remote.fetch(f"checkpoints/{step}/{name}", target)) == wanted[name] for _ in range(2))
+            right = any(remote.fetch(f"checkpoints/{step}/{name}", target) == sums[name] for _ in range(2))
         except FileNotFoundError:
-            raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: {name} is missing") from None
+            raise Damaged(f"{damaged}: {name} is missing") from None
         if not right:
-            raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: {name} is not what was copied there")
+            raise Damaged(f"{damaged}: {name} is not what was copied there")
         return name
 
     try:
-        for name in _each(fetch, wanted):
+        for name in _each(fetch, sums):
             tell({"fetched": name})
     except Damaged:
         shutil.rmtree(half, ignore_errors=True)
@@ -282,12 +284,10 @@ def _download(remote: Remote, step: int, wanted: Measured, checkpoints: pathlib.
     files.flush_folder(checkpoints)
 
 
-def _restore_logs(remote: Remote, step: int, of_step: Measured, workdir: pathlib.Path) -> Iterator[str]:
+def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Path, tell: Tell) -> None:
     """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step.
 
     What log.txt of this start holds already is put behind what comes back.
-
-    Yields a line for each that is damaged in both places.
     """
     try:
         newest = (unseal(remote.read("logs.json")) or {}).get("files", {})
@@ -297,20 +297,19 @@ def _restore_logs(remote: Remote, step: int, of_step: Measured, workdir: pathlib
         path = workdir / name
         if not layout.below(name) or (path.exists() and name != console.LOG):
             continue
-        for at, is_ in ((name, newest.get(name)), (f"checkpoints/{step}/workdir/{name}", of_step.get(name))):
+        for place, sum_ in ((name, newest.get(name)), (f"checkpoints/{step}/workdir/{name}", of_step.get(name))):
             try:
-                content = remote.read(at)
+                content = remote.read(place)
             except FileNotFoundError:
                 continue
-            if [len(content), hashlib.sha256(content).hexdigest()] == is_:
+            if sum_of(content) == sum_:
+                said = path.read_bytes() if path.exists() else b""  # by this start
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if name == console.LOG and path.exists():  # this start has said something already
-                    said = path.read_bytes()
-                    content = said if said.startswith(content) else content + said
+                content = said if said.startswith(content) else content + said
                 files.write_atomically(path, content, private=name == "config.json")
                 break
         else:
-            yield f"the mirror's {name} is damaged: the run goes on without it"
+            tell({"line": f"the mirror's {name} is damaged: the run goes on without it"})
 
 
 def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[remote_lib.T]:
@@ -320,39 +319,3 @@ def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[r
         yield from pool.map(do, names)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _open(url: str) -> Remote:
-    try:
-        return Remote(url)
-    except (ImportError, ValueError) as error:
-        raise Refused(f"can't be opened: {layout.one_line(error)}") from error
-
-
-def main() -> None:
-    """Answers jobs until standard input closes. Dies with the process whose id is the argument."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-    if os.getppid() != int(sys.argv[1]):
-        return  # it died before the line above
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
-
-    def tell(event: dict[str, typing.Any]) -> None:
-        print(json.dumps(event), file=out, flush=True)
-
-    remotes: dict[str, Remote] = {}
-    for line in sys.stdin:
-        job = json.loads(line)
-        url = job["url"]
-        try:
-            remote = remotes.get(url) or remotes.setdefault(url, _open(url))
-            tell({"done": JOBS[job["do"]](remote, job, tell)})
-        except Exception as error:
-            words = layout.one_line(error).replace(url, redact_url(url))
-            tell({"error": words, "kind": getattr(error, "kind", "run")})
-
-
-if __name__ == "__main__":
-    main()

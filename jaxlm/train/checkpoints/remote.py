@@ -4,8 +4,10 @@ Tested are folders and s3:// (a local server). gs:// and hf:// go the same way, 
 Imports no JAX, because the mirror's worker does not.
 """
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -19,25 +21,17 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from jaxlm import files
+from jaxlm.train.checkpoints.damage import FULL
 
 _CHUNK = 8 * 2**20  # bytes in memory of one file
 _ATTEMPTS = 8  # with the pauses between them half a minute
 _LONGEST_PAUSE_S = 30.0
-# What no second attempt mends: full, read-only, not allowed, not a folder.
-_LASTING = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-}
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+# What no second attempt mends: full, read-only, not allowed, not a folder.
+_LASTING = {*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 T = typing.TypeVar("T")
+Sum = list  # of a file: [bytes, sha256]
 
 
 class Remote:
@@ -85,14 +79,14 @@ class Remote:
         """Returns the content of a small file."""
         return b"".join(self._patiently(lambda: list(self._chunks(name))))
 
-    def measure(self, name: str) -> tuple[int, str]:
-        """Reads a file back from where it lies, not from the page cache. Returns (bytes, sha256)."""
+    def measure(self, name: str) -> Sum:
+        """Reads a file back from where it lies, not from the page cache."""
         return self._patiently(lambda: _measure(self._chunks(name)))
 
-    def fetch(self, name: str, target: pathlib.Path) -> tuple[int, str]:
-        """Copies a file to the new local file `target`, flushed to disk. Returns (bytes, sha256) of what was read."""
+    def fetch(self, name: str, target: pathlib.Path) -> Sum:
+        """Copies a file to the new local file `target`, flushed to disk. Returns the sum of what was read."""
 
-        def copy() -> tuple[int, str]:
+        def copy() -> Sum:
             with open(target, "wb") as out:
                 measured = _measure(self._chunks(name), out)
                 out.flush()
@@ -104,27 +98,24 @@ class Remote:
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of all files under a folder, sorted; none if there is no such folder."""
-        try:
-            found = self._patiently(lambda: self._fs.find(self._path(folder)))
-        except _ABSENT:
-            return []
-        return sorted(path[len(self._root) + 1 :] for path in found)
+        with contextlib.suppress(*_ABSENT):
+            return sorted(
+                path[len(self._root) + 1 :] for path in self._patiently(lambda: self._fs.find(self._path(folder)))
+            )
+        return []
 
     def folders(self, folder: str) -> list[str]:
         """Returns the last parts of the names of the folders in `folder`; none if there is no such folder."""
-        try:
-            found = self._patiently(lambda: self._fs.ls(self._path(folder), detail=True))
-        except _ABSENT:
-            return []
-        return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == "directory")
+        with contextlib.suppress(*_ABSENT):
+            entries = self._patiently(lambda: self._fs.ls(self._path(folder), detail=True))
+            return sorted(pathlib.PurePath(entry["name"]).name for entry in entries if entry["type"] == "directory")
+        return []
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes files, one after the other, in this order. One that is absent is no error."""
         for name in names:
-            try:
+            with contextlib.suppress(*_ABSENT):
                 self._patiently(lambda name=name: self._fs.rm_file(self._path(name)))
-            except _ABSENT:
-                continue
 
     def prune(self, folder: str) -> None:
         """Deletes a folder that holds no more files, where folders are more than parts of names."""
@@ -149,16 +140,15 @@ class Remote:
             yield from iter(lambda: file.read(_CHUNK), b"")
 
     def _patiently(self, do: Callable[[], T]) -> T:
-        for attempt in range(_ATTEMPTS):
+        for attempt in itertools.count(1):
             try:
                 return do()
             except Exception as error:
                 lasting = isinstance(error, (*_ABSENT, PermissionError)) or getattr(error, "errno", None) in _LASTING
-                if lasting or attempt == _ATTEMPTS - 1:
+                if lasting or attempt == _ATTEMPTS:
                     raise
-            pause = min(self._pause_s * 2**attempt, _LONGEST_PAUSE_S)
-            time.sleep(pause * random.uniform(0.5, 1.0))  # not all files at once again
-        raise AssertionError("unreachable")
+            pause_s = min(self._pause_s * 2 ** (attempt - 1), _LONGEST_PAUSE_S)
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # not all files at once again
 
 
 def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -168,41 +158,44 @@ def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, s
     return LocalFileSystem(**options), os.path.abspath(os.path.expanduser(url))
 
 
-def measure(path: pathlib.Path) -> tuple[int, str]:
-    """Returns (bytes, sha256) of a local file."""
+def measure(path: pathlib.Path) -> Sum:
+    """Returns the sum of a local file."""
     with open(path, "rb") as file:
         return _measure(iter(lambda: file.read(_CHUNK), b""))
 
 
-def seal(record: dict[str, typing.Any]) -> bytes:
-    """Returns a record as JSON that holds its own sha256, so that any change of it is noticed."""
-    text = json.dumps(record, sort_keys=True)
-    return (json.dumps({"record": record, "sha256": _sha256(text.encode())}, indent=1, sort_keys=True) + "\n").encode()
+def sum_of(content: bytes) -> Sum:
+    """Returns the sum of a file with this content."""
+    return _measure([content])
 
 
-def unseal(content: bytes) -> dict[str, typing.Any] | None:
-    """Returns the record that `seal` wrote; None if the bytes are not what it wrote."""
-    try:
-        sealed = files.json_of(content)
-        record = sealed["record"]
-        same = sealed["sha256"] == _sha256(json.dumps(record, sort_keys=True).encode())
-    except files.MANGLED:
-        return None
-    return record if same else None
-
-
-def _measure(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> tuple[int, str]:
+def _measure(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> Sum:
     size, digest = 0, hashlib.sha256()
     for chunk in chunks:
         size += len(chunk)
         digest.update(chunk)
         if out:
             out.write(chunk)
-    return size, digest.hexdigest()
+    return [size, digest.hexdigest()]
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def seal(record: dict[str, typing.Any]) -> bytes:
+    """Returns a record as JSON that holds its own sha256, so that any change of it is noticed."""
+    sealed = {"record": record, "sha256": _sha256(record)}
+    return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
+
+
+def unseal(content: bytes) -> dict[str, typing.Any] | None:
+    """Returns the record that `seal` wrote; None if the bytes are not what it wrote."""
+    with contextlib.suppress(*files.MANGLED):
+        sealed = files.json_of(content)
+        if sealed["sha256"] == _sha256(sealed["record"]):
+            return sealed["record"]
+    return None
+
+
+def _sha256(record: object) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _flush(path: str) -> None:

@@ -1,20 +1,23 @@
 """Reads one checkpoint. Whatever is wrong with it, all processes learn it before any of them begins to restore."""
 
 import contextlib
+import functools
 import pathlib
-import threading
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxlm import tree
 from jaxlm.config import RunError
 from jaxlm.files import plain_path
 from jaxlm.processes import say, together
-from jaxlm.train.checkpoints import digest, disk, meta, verify
+from jaxlm.train.checkpoints import damage, digest, meta, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
+
+Reader = Callable[[str], np.ndarray]
 
 
 class UnreadableError(CorruptCheckpointError):
@@ -33,13 +36,11 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
       RunError: the checkpoint can't be read for another reason; nothing was changed.
     """
     step, names = int(folder.name), {*wanted, "meta"}
-    with _telling(folder):
-        digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
+    digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
     same_tree = {name for name, _ in tree.named_leaves(wanted)} == digests.keys()
     args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
     try:
         with (
-            _telling(folder),
             reading(step, wrong, same_tree),
             plain_path(folder) as plain,
             ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
@@ -63,10 +64,10 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
     return items
 
 
-def read_meta(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool = False) -> dict:
+def read_meta(folder: pathlib.Path, needs: Collection[str] = ()) -> dict:
     """Returns the dict that was saved beside the arrays. Arguments and errors: see `meta.read`; for OSError, RunError."""
     with _readable(folder):
-        return meta.read(folder, needs, must_be_sealed)
+        return meta.read(folder, needs)
 
 
 def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:
@@ -77,35 +78,16 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
     several, first = jax.process_count() > 1, jax.process_index() == 0
     with _readable(folder):
         wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
-        found = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
-        digests = {name: value for name, value in found["digests"].items() if name.split("/")[0] in names}
+        saved = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
+        digests = {name: value for name, value in saved["digests"].items() if name.split("/")[0] in names}
         # Some files (a list of shardings, a mark) can differ and harm nothing. But what one of several processes meets inside
         # Orbax, the others would wait for.
         look = first and (wrong is None if several else bool(wrong))
         differs = verify.read_back(folder, digests) if look else ""
-        if wrong and (several or differs):
-            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {wrong[0]} differs from what was saved")
-        if differs:
-            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {differs}")
+        if differs or (wrong and several):
+            what = f"{wrong[0]} differs from what was saved" if wrong else differs
+            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {what}")
     return digests, wrong
-
-
-@contextlib.contextmanager
-def _telling(folder: pathlib.Path) -> typing.Iterator[None]:
-    """Says what is waited for when the `with` block takes a minute, and then every five: storage may hang."""
-    done = threading.Event()
-
-    def tell() -> None:
-        waited = 60
-        while not done.wait(waited if waited == 60 else 300):
-            say(f"waiting for {waited} s for checkpoint {folder.name} to be read ({folder})")
-            waited += 300
-
-    threading.Thread(target=tell, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 @contextlib.contextmanager
@@ -114,7 +96,7 @@ def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = disk.words(error, folder)
+        why = damage.words(error, folder)
         if jax.process_count() > 1:
             raise UnreadableError(f"checkpoint {folder.name} can't be read: {why}") from error
         raise RunError(f"checkpoint {folder.name} can't be restored: {why}; nothing was changed") from error
@@ -127,8 +109,30 @@ def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
 
 def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]:
     """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""
-    found = {}
+    metas = {}
     for step in steps:
         with contextlib.suppress(CorruptCheckpointError):
-            found[step] = read_meta(directory / str(step))
-    return found
+            metas[step] = read_meta(directory / str(step))
+    return metas
+
+
+def reader(folder: pathlib.Path, item: str = "params") -> Reader:
+    """Returns a function that reads a parameter of a checkpoint by its name, `layers_0/attn/q/kernel`.
+
+    It raises CorruptCheckpointError if the array is not what was saved, RunError if it can't be read.
+
+    Args:
+      folder: the checkpoint's folder, `checkpoints/<step>`.
+      item: the collection that holds the parameter.
+    """
+    digests = functools.cache(lambda: read_meta(folder)["digests"])
+
+    def read(name: str) -> np.ndarray:
+        saved = digests().get(f"{item}/{name}")
+        with reading(int(folder.name)), plain_path(folder) as plain:
+            array = np.asarray(verify.open_array(plain, f"{item}/{name}").result().read().result())
+        if digest.of_piece(array, (0,) * array.ndim, array.shape) != saved:
+            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {item}/{name} is not what was saved")
+        return array
+
+    return read

@@ -1,5 +1,6 @@
 """Saves one checkpoint beside the training: writes it, reads it back from the disk, and seals it with checksums."""
 
+import itertools
 import logging
 import pathlib
 import shutil
@@ -9,11 +10,12 @@ from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
+from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
 
 from jaxlm.console import Say
 from jaxlm.files import plain_path
-from jaxlm.train.checkpoints import disk, verify
-from jaxlm.train.checkpoints.votes import Votes
+from jaxlm.train.checkpoints import damage, verify
+from jaxlm.train.checkpoints.damage import ToldError
 
 
 class _Quiet(logging.Filter):
@@ -26,6 +28,56 @@ class _Quiet(logging.Filter):
 _QUIET = _Quiet()
 TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
 _TIMEOUT_S = 7200  # Orbax gives up a save after this
+_ALIKE = itertools.count()  # all processes make their votes in the same order
+_OK = "ok"
+
+
+class Votes:
+    """Lets the threads of several processes, which save one checkpoint together, learn that one of them failed.
+
+    Orbax's own barrier waits for a process that failed until a time-out of 20 minutes. Here each process writes into the
+    store of the cluster's coordinator what became of its part, and reads what the others wrote. All processes make it at
+    the same step.
+    """
+
+    def __init__(self):
+        self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
+
+    def barrier(self, *, key: str = "", timeout_ms: int) -> None:
+        """Says that this process came so far, and waits for the others. In the place of Orbax's barrier.
+
+        Raises:
+          ToldError: another process failed; its message is that process's.
+        """
+        del key
+        if jax.process_count() == 1:
+            return
+        stage, self._stages = self._stages, self._stages + 1
+        self._write(stage, _OK)
+        for process in range(jax.process_count()):
+            vote = distributed.global_state.client.blocking_key_value_get(self._key(stage, process), timeout_ms)
+            if vote != _OK:
+                raise ToldError(vote)
+
+    def fail(self, why: str) -> None:
+        """Says that this process failed, and will come to no barrier of this save any more."""
+        if jax.process_count() > 1:
+            line = why if why.startswith("process ") else f"process {jax.process_index()}: {why}"
+            self._write(self._stages, line)
+            self._write("failed", line)
+
+    def failed(self) -> str:
+        """Returns why another process failed; "" if none did so far."""
+        if jax.process_count() == 1:
+            return ""
+        votes = distributed.global_state.client.key_value_dir_get(f"{self._prefix}/failed/")
+        return next((vote for _, vote in votes), "")
+
+    def _write(self, stage: int | str, vote: str) -> None:
+        distributed.global_state.client.key_value_set(self._key(stage, jax.process_index()), vote, allow_overwrite=True)
+
+    def _key(self, stage: int | str, process: int) -> str:
+        return f"{self._prefix}/{stage}/{process}"
 
 
 class Saving:
@@ -76,7 +128,7 @@ class Saving:
                 self._verify()
                 self.verify_s = time.monotonic() - began
         except Exception as error:  # whatever it is, training must go on, and one line must say it
-            self.failed, self.full = disk.words(error, self.folder), disk.full(error)
+            self.failed, self.full = damage.words(error, self.folder), damage.full(error)
             votes.fail(self.failed)
             self.left_behind = jax.process_count() > 1
         self._items = None
@@ -118,7 +170,7 @@ class Saving:
             thread.join(0.5)
             if thread.is_alive() and (why := votes.failed()):
                 thread.join(1.0)  # it may have learnt that, too
-                raise disk.ToldError(why)
+                raise ToldError(why)
         if errors:
             raise errors[0]
 
@@ -155,14 +207,14 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
       stopping: asked four times a second. When it turns true during the wait, at most half a minute is left.
       most_s: the most seconds to wait.
     """
-    began, told, stopped = time.monotonic(), 60.0, stopping()
+    began, say_at, stopped = time.monotonic(), 60.0, stopping()
     while not event.wait(0.25):
         waited = time.monotonic() - began
         if not stopped and stopping():
             stopped, most_s = True, min(most_s, waited + 30)
         if waited >= most_s:
             return False
-        if waited >= told:
+        if waited >= say_at:
             say(f"waiting for {waited:.0f} s for checkpoint {saving.step}: {saving.at} ({saving.folder})")
-            told += 300.0
+            say_at += 300.0
     return True

@@ -16,13 +16,13 @@ from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.files import is_step
 from jaxlm.processes import from_first, say, together, working
 from jaxlm.step.state import TrainState
-from jaxlm.train.checkpoints import digest, keep, layout, meta, restore, room, verify
+from jaxlm.train.checkpoints import digest, keep, meta, restore, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
 from jaxlm.train.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 
 _DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
-_RETRY_S = (10.0, 60.0)  # after the first failure, and after each further one
+_RETRY_S, _NEXT_RETRY_S = 10.0, 60.0  # after the first failure, and after each further one
 _PATIENCE_S, _PATIENCE_STOPPING_S = 1200.0, 120.0  # for a save in flight at the end, or when the run was asked to stop
 _HANGS_S = 600.0  # a save that takes this long, and five times the longest before it, hangs
 
@@ -68,16 +68,16 @@ class Checkpointer:
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
-        self._owed, self._failures, self._retry_at = False, 0, 0.0
+        self._owed, self._retry_at = False, 0.0
         self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
         self._aside, self._prepared = [], False  # folders of what did not read back
         if read_only:  # else all processes must agree on what is there, because they save together
-            self.reserve, self._steps = None, set(self._listed())
+            self.reserve, self._steps = None, set(keep.steps(self.directory))
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
-        self._steps, self._place = set(from_first(self._listed)), os.stat(self.directory.parent)
-        self.reserve = room.Reserve(self.directory.parent, config.reserve_mb if config else 0)
+        self._steps, self._place = set(from_first(lambda: keep.steps(self.directory))), os.stat(self.directory.parent)
+        self.reserve = keep.Reserve(self.directory.parent, config.reserve_mb if config else 0)
         left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
         self._delete(left)  # a crash left them half gone or half written
 
@@ -90,8 +90,8 @@ class Checkpointer:
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
-        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.to_items(state))))
-        if warning := room.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
+        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
+        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
 
@@ -135,7 +135,7 @@ class Checkpointer:
         if from_first(lambda: self.abandoned or bool(self.moved()) or step in self._steps):
             return False
         self.prepare(state)
-        items = layout.to_items(state)
+        items = meta.to_items(state)
         digests, bad = digest.look(items)
         if bad:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
@@ -202,12 +202,10 @@ class Checkpointer:
 
     def hangs(self) -> str:
         """Returns one line about the save in flight if it takes suspiciously long, else ""."""
-        if self._saving is None:
-            return ""
-        took = time.monotonic() - self._saving.began
-        if took < max(_HANGS_S, 5 * self._longest_s):
-            return ""
         saving = self._saving
+        took = time.monotonic() - saving.began if saving else 0.0
+        if saving is None or took < max(_HANGS_S, 5 * self._longest_s):
+            return ""
         return f"the save of step {saving.step} hangs for {took / 60:.0f} minutes, {saving.at}: {saving.folder}"
 
     def verified(self, step: int) -> bool:
@@ -232,7 +230,7 @@ class Checkpointer:
             self._failed(saving)
             return
         self._steps.add(saving.step)
-        self._safe_since, self.failing, self._owed, self._failures = saving.began, "", False, 0
+        self._safe_since, self.failing, self._owed = saving.began, "", False
         if jax.process_index():
             return
         if saving.verified:
@@ -242,25 +240,22 @@ class Checkpointer:
                 call(saving.step, saving.folder)
             except Exception as error:  # a mirror that fails must not end the run
                 say(f"checkpoint {saving.step}: {error}")
-        with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
-            self._rotate()
         self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
         if self._config:
+            with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
+                self._rotate()
             self._beside(self.reserve.make)
 
     def _failed(self, saving: Saving) -> None:
         """Says that a save failed, clears what it left, and sets when the next is tried."""
-        cant = "verified" if saving.written else "saved"
-        self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
+        self._owed, self._retry_at = True, time.monotonic() + (_NEXT_RETRY_S if self.failing else _RETRY_S)
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
-        retry_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
-        self._owed, self._failures, self._retry_at = True, self._failures + 1, time.monotonic() + retry_s
-        whole = self.steps()
-        say(
-            f"{self.failing}; training goes on, "
-            + (f"step {whole[-1]} stays" if whole else "no checkpoint is whole yet")
-        )
+        else:
+            cant = "verified" if saving.written else "saved"
+            self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
+        stays = f"step {max(self._steps)} stays" if self._steps else "no checkpoint is whole yet"
+        say(f"{self.failing}; training goes on, {stays}")
         if jax.process_index():
             return
         if saving.differs:
@@ -285,15 +280,14 @@ class Checkpointer:
 
     def _rotate(self) -> None:
         """Deletes what need not be kept."""
-        # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts.
-        # And no other process has to wait for a deletion.
-        if self._config and jax.process_index() == 0:
-            there = [step for step in self._listed() if step in self._steps]  # what is on disk
-            whole = [step for step in there if self.verified(step)] if self._config.verify else None
-            gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
-            gone = set(gone) - {*self.spared(), self._held}
-            self._delete([self.directory / str(step) for step in gone])
-            self._steps -= gone
+        # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
+        # other process has to wait for a deletion.
+        there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
+        whole = [step for step in there if self.verified(step)] if self._config.verify else None
+        gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
+        gone = set(gone) - {*self.spared(), self._held}
+        self._delete([self.directory / str(step) for step in gone])
+        self._steps -= gone
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
         """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
@@ -327,10 +321,6 @@ class Checkpointer:
         """Returns the steps of the checkpoints on disk, ascending, without one that is still being saved."""
         return sorted(self._steps)
 
-    def _listed(self) -> list[int]:
-        """Returns the steps of the checkpoints on disk, ascending."""
-        return sorted(int(p.name) for p in self.directory.iterdir() if is_step(p.name))
-
     def find(self, which: str | int) -> int:
         """Returns the step of the checkpoint `which`: "latest", "best" or a step.
 
@@ -355,9 +345,9 @@ class Checkpointer:
           CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
           RunError: the checkpoint can't be read for another reason.
         """
-        wanted = layout.to_items(restore.with_shardings(abstract, shardings))
+        wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
-            return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
+            return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
     def restore_latest(
         self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
@@ -377,7 +367,7 @@ class Checkpointer:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                found = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
+                saved = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
                 state = self.restore(step, abstract, shardings)
             except CorruptCheckpointError as error:
                 say(f"{error}; going back to the checkpoint before it")
@@ -385,8 +375,8 @@ class Checkpointer:
                 continue
             for bad in damaged:
                 self.set_aside(bad)
-            self._seal(step, found["digests"])
-            return state, found
+            self._seal(step, saved["digests"])
+            return state, saved
         raise NoWholeCheckpointError(
             f"none of the checkpoints {sorted(damaged)} in {self.directory} reads back as it was saved; to train from the "
             "start give another config.workdir"

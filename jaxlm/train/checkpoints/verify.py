@@ -19,18 +19,17 @@ import numpy as np
 import tensorstore as ts
 
 from jaxlm.files import MANGLED, json_of, plain_path, write_atomically
-from jaxlm.train.checkpoints import digest, disk
+from jaxlm.train.checkpoints import damage, digest
 
 CHECKSUMS = "checksums.json"
-_BLOCK = 2**22
 _THREADS = 4  # hash at the same time; hashing leaves Python's lock
 _AHEAD = 2**29  # bytes of arrays that are read at the same time: TensorStore decodes each chunk on one core
 
 
 def files(folder: pathlib.Path) -> list[str]:
     """Returns the paths of all files of a checkpoint but CHECKSUMS, relative to its folder, sorted."""
-    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(CHECKSUMS))
-    return sorted(str(path.relative_to(folder)) for path in found)
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(CHECKSUMS))
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def flush(folder: pathlib.Path) -> None:
@@ -68,19 +67,17 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
     """
     # Threads that only compute: one that waited for a disk that hangs would keep Python from ending.
     with futures.ThreadPoolExecutor(_THREADS) as pool, plain_path(folder) as plain:
-        for name, chunks in itertools.groupby(_ahead(_chunks(plain, digests)), key=lambda found: found[0].name):
+        for name, chunks in itertools.groupby(_ahead(_chunks(plain, digests)), key=lambda chunk: chunk[0].name):
             if not go_on():
                 return ""
             try:
                 shares = (digest.of_piece(np.asarray(f.result()), c.start, c.shape, pool) for c, f in chunks)
-                found = sum(shares) % 2**32
+                whole = sum(shares) % 2**32
             except (ValueError, KeyError, OSError) as error:
-                if disk.passing(error) or any(
-                    code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
-                ):
+                if damage.passing(error):
                     raise OSError(str(error)) from error
                 return f"{name} can't be read"
-            if found != digests[name]:
+            if whole != digests[name]:
                 return f"{name} is not what was saved"
     return ""
 
@@ -182,11 +179,8 @@ def differing(
 
 
 def _checksum(path: pathlib.Path) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb", buffering=0) as f:
-        while block := f.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _touch(path: pathlib.Path) -> bool:

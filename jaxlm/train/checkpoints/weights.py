@@ -7,9 +7,8 @@ from collections.abc import Callable
 import jax
 
 from jaxlm.config import RunError
-from jaxlm.files import is_step
 from jaxlm.processes import together, working
-from jaxlm.train.checkpoints import digest, meta
+from jaxlm.train.checkpoints import digest, keep, meta
 from jaxlm.train.checkpoints.saving import Saving, remove_partial
 
 _PARAMS = "params"
@@ -51,15 +50,13 @@ def _clear(checkpoints: pathlib.Path) -> None:
 
 def imported(checkpoints: pathlib.Path) -> bool:
     """True if there is nothing but the weights of an imported model: no step was saved since."""
-    there = [path for path in checkpoints.glob("*") if is_step(path.name)]
-    return (
-        [path.name for path in there] == ["0"] and (there[0] / _PARAMS).is_dir() and not (there[0] / "train").is_dir()
-    )
+    first = checkpoints / "0"
+    return keep.steps(checkpoints) == [0] and (first / _PARAMS).is_dir() and not (first / "train").is_dir()
 
 
 def begun(checkpoints: pathlib.Path) -> bool:
     """True if the run saved a step of its own, on which it goes on."""
-    return any(is_step(path.name) for path in checkpoints.glob("*")) and not imported(checkpoints)
+    return bool(keep.steps(checkpoints)) and not imported(checkpoints)
 
 
 def bytes_of(params: dict) -> int:

@@ -1,30 +1,33 @@
 """Measures storage by writing and reading, since quotas and statvfs lie, and some disks garble what they write.
 
 Storage that hangs can make a process unkillable. So what touches storage runs in a process of its own, which is left
-behind if it does not answer: `apart` starts it, and it runs this module. It imports neither JAX nor Grain.
+behind if it does not answer. This module imports neither JAX nor Grain.
 """
 
 import contextlib
 import errno
 import hashlib
-import json
+import io
+import itertools
 import os
 import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from fsspec.implementations.local import LocalFileSystem
 
 from jaxlm import files
+from jaxlm.child import Child, Died
 from jaxlm.config import CheckpointConfig
 from jaxlm.console import duration, size
 from jaxlm.redact import redact_url
+from jaxlm.train.checkpoints import remote
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding, no_answer, words
 
 CAP_BYTES, CAP_S = 4e9, 20.0  # of a trial of writing and reading; more of neither
@@ -35,34 +38,24 @@ _PREFIX = ".jaxlm-doctor-"
 
 
 def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
-    """Returns what the function `task` of this module returns, called with these JSON values in a process of its own.
+    """Returns what the function `task` of this module returns, called in a process of its own.
 
     Raises:
-      NoAnswer: it does not answer in `seconds`. The process is asked to end, and is not waited for.
-      OSError: the function raised one, or the process died.
+      NoAnswer: it does not answer in `seconds`.
+      OSError: the function raised an exception, or the process died.
     """
-    # By standard input: all users of a machine see command lines, and URLs may hold secrets.
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, task],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
-        out, problem = process.communicate(json.dumps(args), timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # it removes its file once the storage answers
+        trial.send((task, args), seconds)
+        answer = trial.receive(seconds)
+    except TimeoutError:
         raise files.NoAnswer(f"no answer in {seconds:g} s") from None
-    except BaseException:
-        process.terminate()
-        raise
-    try:
-        answer = json.loads(out)
-    except ValueError:
-        raise OSError(f"the trial died (exit code {process.returncode}): {problem.strip()[-200:]}") from None
+    except Died as death:
+        raise OSError(f"the trial died (exit code {death.code}): {death.said[-200:]}") from None
+    finally:
+        trial.end()
     if "error" in answer:
-        raise OSError(*answer["error"])
+        raise OSError(answer["error"])
     return answer
 
 
@@ -79,25 +72,23 @@ def disk(
       seconds: the most that the trial may take.
     """
     try:
-        found = apart("try_folder", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
+        trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     except files.NoAnswer as late:
         text = f"{workdir}: {late}: the storage hangs; mount it anew or take another config.workdir"
         return [no_answer("disk", text)]
-    speed = _speed("disk", found, checkpoint_bytes, "take another config.workdir")
-    need = checkpoint_bytes * kept + config.reserve_mb * 1e6
-    left = need - found["checkpoint_bytes"]
-    figures = {"need_bytes": need, "there_bytes": found["checkpoint_bytes"], "free_bytes": found["free_bytes"]}
-    held = found["checkpoint_bytes"]
+    speed = _speed("disk", trial, checkpoint_bytes, "take another config.workdir")
+    need, held, free = checkpoint_bytes * kept + config.reserve_mb * 1e6, trial["checkpoint_bytes"], trial["free_bytes"]
+    figures = {"need_bytes": need, "there_bytes": held, "free_bytes": free}
     text = (
         f"{kept} checkpoints of {size(checkpoint_bytes)} and checkpoint.reserve_mb need {size(need)}"
         f"{f', of which the checkpoints that the run has already take {size(held)}' if held else ''}; "
-        f"{size(found['free_bytes'])} are free in {found['folder']}"
+        f"{size(free)} are free in {trial['folder']}"
     )
-    if found["free_bytes"] < left:
+    if free < need - held:
         every = " or raise keep_every" if config.keep_every else ""
         mend = f"free some, or lower checkpoint.keep_last or keep_best{every}"
         return [speed, Finding("room", FAIL, f"{text}: {mend}", figures)]
-    tight = found["free_bytes"] < 1.2 * left
+    tight = free < 1.2 * (need - held)
     return [speed, Finding("room", WARN if tight else OK, text + ": little is left for logs and data" * tight, figures)]
 
 
@@ -110,57 +101,52 @@ def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = A
       timeout_s: the key `checkpoint.mirror_timeout_s`.
       seconds: the most that the trial may take.
     """
-    remote = "://" in url
-    task, cap = ("try_url", REMOTE_BYTES) if remote else ("try_folder", CAP_BYTES)
+    cap = REMOTE_BYTES if "://" in url else CAP_BYTES
     try:
-        found = apart(task, url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
+        trial = apart("try_place", url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
     except files.NoAnswer as late:
         return no_answer("mirror", f"{late}: the mirror hangs; mend config.checkpoint.mirror")
-    finding = _speed("mirror", found, checkpoint_bytes, "mend config.checkpoint.mirror")
-    takes = checkpoint_bytes * (1 / found["write"] + 1 / found["read"]) if found["write"] and found["read"] else 0
-    if finding.verdict == OK and takes > timeout_s:
-        text = (
-            f"a copy takes about {_seconds(takes)} by {finding.text}; raise checkpoint.mirror_timeout_s={timeout_s:g}"
-        )
-        return Finding("mirror", FAIL, text, finding.figures)
+    finding = _speed("mirror", trial, checkpoint_bytes, "mend config.checkpoint.mirror")
+    if finding.verdict == OK:
+        takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"])
+        if takes > timeout_s:
+            mend = f"raise checkpoint.mirror_timeout_s={timeout_s:g}"
+            return Finding("mirror", FAIL, f"a copy takes about {_seconds(takes)} by {finding.text}; {mend}", trial)
     return finding
 
 
 def data(folder: str, seconds: float = ANSWER_S) -> Finding:
     """Returns a finding on the data directory: how fast its files read, and whether their sha256 are the manifest's."""
     try:
-        found = apart("read_data", folder, CAP_BYTES, CAP_S / 2, seconds=seconds)
+        trial = apart("read_data", folder, CAP_BYTES, CAP_S / 2, seconds=seconds)
     except files.NoAnswer as late:
         return no_answer("data", f"{folder}: {late}: the storage hangs; mount it anew or copy the data elsewhere")
-    if not found["there"]:
+    if not trial["there"]:
         return Finding("data", OK, f"no data in {folder} yet: the first start makes it")
-    if found["damaged"]:
-        name, problem = found["damaged"]
+    if trial["damaged"]:
+        name, problem = trial["damaged"]
         text = f"{folder}/{name} {problem}: copy it again, or delete {folder} and make it anew"
-        return Finding("data", FAIL, text, found)
-    text = f"{folder} reads {size(found['read'])}/s; {found['checked']} of {found['files']} files compared with their sha256"
-    return Finding("data", OK, text, found)
+        return Finding("data", FAIL, text, trial)
+    checked = f"{trial['checked']} of {trial['files']} files compared with their sha256"
+    return Finding("data", OK, f"{folder} reads {size(trial['read'])}/s; {checked}", trial)
 
 
-def _speed(name: str, found: dict, checkpoint_bytes: int, mend: str) -> Finding:
+def _speed(name: str, trial: dict, checkpoint_bytes: int, mend: str) -> Finding:
     """The finding on one trial of writing and reading."""
-    folder = found["folder"]
-    if found["problem"]:
-        full = found["errno"] in (errno.ENOSPC, errno.EDQUOT)
+    folder = trial["folder"]
+    if trial["problem"]:
+        full = trial["errno"] in (errno.ENOSPC, errno.EDQUOT)
         mend = f"{size(checkpoint_bytes)} make one checkpoint: free some room" if full else mend
-        text = f"{folder}: {found['problem']} after {size(found['bytes'])}; {mend}"
-        return Finding(name, FAIL, text, found)
-    if found["garbled"]:
-        text = (
-            f"{folder}: {found['garbled']} of {found['chunks']} pieces read back other than they were written; {mend}"
-        )
-        return Finding(name, FAIL, text, found)
-    save = checkpoint_bytes / found["write"]
+        return Finding(name, FAIL, f"{folder}: {trial['problem']} after {size(trial['bytes'])}; {mend}", trial)
+    if trial["garbled"]:
+        pieces = f"{trial['garbled']} of {trial['chunks']} pieces read back other than they were written"
+        return Finding(name, FAIL, f"{folder}: {pieces}; {mend}", trial)
+    save_s = checkpoint_bytes / trial["write"]
     text = (
-        f"{folder} writes {size(found['write'])}/s and reads {size(found['read'])}/s ({size(found['bytes'])} tried, read back "
-        f"equal): a checkpoint of {size(checkpoint_bytes)} takes about {_seconds(save)}"
+        f"{folder} writes {size(trial['write'])}/s and reads {size(trial['read'])}/s ({size(trial['bytes'])} tried, read back "
+        f"equal): a checkpoint of {size(checkpoint_bytes)} takes about {_seconds(save_s)}"
     )
-    return Finding(name, OK, text, found | {"save_s": save})
+    return Finding(name, OK, text, trial | {"save_s": save_s})
 
 
 def _seconds(seconds: float) -> str:
@@ -170,131 +156,126 @@ def _seconds(seconds: float) -> str:
 # What follows runs in the process of its own.
 
 
-def try_folder(path: str, most_bytes: float, most_s: float) -> dict:
-    """Writes a file in a folder, reads it back past the page cache, and removes it.
+def work(requests: Iterator[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
+    """Answers the first request: the name of a function of this module, and its arguments."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs `finally`, which removes the file of the trial
+    task, args = next(requests)
+    try:
+        tell({"try_place": try_place, "read_data": read_data}[task](*args))
+    except Exception as error:  # those of fsspec's stores have classes of their own
+        tell({"error": words(error)})
 
-    Returns the folder that was tried (the nearest one that exists), its free bytes, the bytes of checkpoints there, and
-    what `_trial` returns.
+
+def try_place(place: str, most_bytes: float, most_s: float) -> dict:
+    """Writes a file in a folder or at a URL that fsspec knows, reads it back past the page cache, and removes it.
+
+    Returns the `folder` that was tried (the nearest one that exists), its `free_bytes`, the bytes of checkpoints there, and
+    what `_trial` returns. Of a URL free bytes are unknown.
     """
-    asked = folder = pathlib.Path(path).absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    for old in folder.glob(f"{_PREFIX}*"):  # of a trial that was ended half-way
-        if not _alive(old.name.removeprefix(_PREFIX)):
-            old.unlink(missing_ok=True)
-    free = shutil.disk_usage(folder).free
-    there = sum(p.stat().st_size for p in asked.glob("checkpoints/**/*") if p.is_file())
-    file = folder / f"{_PREFIX}{os.getpid()}"
     try:
-        found = _trial(lambda mode: open(file, mode, buffering=0), most_bytes, most_s)
-    finally:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-    return {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": there, **found}
-
-
-def try_url(url: str, most_bytes: float, most_s: float) -> dict:
-    """Does what `try_folder` does at a URL that fsspec knows. Free bytes are unknown there."""
-    import fsspec  # here, because a run without such a mirror needs none of it
-
-    try:
-        files, root = fsspec.core.url_to_fs(url)
+        system, root = remote.file_system(place)
     except (ImportError, ValueError) as error:  # a package is missing, or the protocol is unknown
-        raise OSError(f"config.checkpoint.mirror={redact_url(url)}: {words(error)}") from error
+        raise OSError(f"config.checkpoint.mirror={redact_url(place)}: {words(error)}") from error
+    if isinstance(system, LocalFileSystem):
+        held = sum(path.stat().st_size for path in pathlib.Path(root).glob("checkpoints/**/*") if path.is_file())
+        folder = next(path for path in (pathlib.Path(root), *pathlib.Path(root).parents) if path.exists())
+        for old in folder.glob(f"{_PREFIX}*"):  # of a trial that was killed
+            if not os.path.exists(f"/proc/{old.name.removeprefix(_PREFIX)}"):
+                old.unlink(missing_ok=True)
+        about = {"folder": str(folder), "free_bytes": shutil.disk_usage(folder).free, "checkpoint_bytes": held}
+        root = str(folder)
+    else:
+        system.makedirs(root, exist_ok=True)  # does nothing where a store has no folders
+        about = {"folder": f"{place.partition('://')[0]}://{root.partition('/')[0]}"}
     file = f"{root.rstrip('/')}/{_PREFIX}{os.getpid()}"
     try:
-        files.makedirs(root, exist_ok=True)  # does nothing where a store has no folders
-        found = _trial(lambda mode: files.open(file, mode), most_bytes, most_s)
+        return about | _trial(lambda mode: system.open(file, mode), most_bytes, most_s)
     finally:
         with contextlib.suppress(Exception):
-            files.rm(file)
-    return {"folder": f"{url.partition('://')[0]}://{root.partition('/')[0]}", **found}
+            system.rm_file(file)
 
 
-def _trial(open_file: typing.Callable[[str], typing.IO[bytes]], most_bytes: float, most_s: float) -> dict:
+def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most_s: float) -> dict:
     """Writes random bytes, flushes them to the device, drops them from the page cache, reads them and compares sha256.
 
     Returns `write` and `read` in bytes a second (of one stream), `bytes` written, `chunks`, how many of them are `garbled`,
     and the `problem` that ended it ("" = none) with its `errno`.
     """
-    result = {"write": 0.0, "read": 0.0, "bytes": 0, "chunks": 0, "garbled": 0, "problem": "", "errno": 0}
-    end, digests = time.monotonic() + most_s / 2, []
-    write_s = read_s = 0.0
+    trial = {"write": 0.0, "read": 0.0, "bytes": 0, "chunks": 0, "garbled": 0, "problem": "", "errno": 0}
+    digests, reading = [], _Reading()
+    end, write_s = time.monotonic() + most_s / 2, 0.0
     try:
         with open_file("wb") as out:
-            for chunk in _chunks(most_bytes):
+            for chunk in _noise(most_bytes):
                 digests.append(hashlib.sha256(chunk).digest())
                 began = time.monotonic()
-                result["bytes"] += _write(out, chunk)
+                out.write(chunk)
+                _sync(out)
                 write_s += time.monotonic() - began
+                trial["bytes"] += len(chunk)
                 if time.monotonic() > end:
                     break
             began = time.monotonic()
         write_s += time.monotonic() - began  # closing may be what sends it
-        result |= {"write": result["bytes"] / max(write_s, 1e-9), "chunks": len(digests)}
+        trial |= {"write": trial["bytes"] / max(write_s, 1e-9), "chunks": len(digests)}
         end = time.monotonic() + most_s / 2
         with open_file("rb") as file:
-            _drop_cache(file)
-            read, left = 0, result["bytes"]
-            for digest in digests:
-                began = time.monotonic()
-                chunk = _read(file, min(_CHUNK, left - read))
-                read_s += time.monotonic() - began
-                read += len(chunk)
-                result["garbled"] += hashlib.sha256(chunk).digest() != digest
+            # A file that is too short reads as empty pieces, which are garbled.
+            for digest, chunk in zip(
+                digests, itertools.chain(reading.chunks(file), itertools.repeat(b"")), strict=False
+            ):
+                trial["garbled"] += hashlib.sha256(chunk).digest() != digest
                 if time.monotonic() > end:
                     break
-        result["read"] = read / max(read_s, 1e-9)
+        trial["read"] = reading.speed()
     except OSError as error:
-        result |= {"problem": error.strerror or words(error), "errno": error.errno or 0}
+        trial |= {"problem": error.strerror or words(error), "errno": error.errno or 0}
     except Exception as error:  # fsspec's file systems raise their own
-        result |= {"problem": words(error)}
-    return result
+        trial |= {"problem": words(error)}
+    return trial
 
 
-def _chunks(total: float) -> Iterator[bytes]:
+def _noise(total: float) -> Iterator[bytes]:
     """Yields `total` bytes of noise in chunks, no two alike: nothing to compress or to deduplicate."""
-    noise = np.random.default_rng().integers(0, 2**64, _CHUNK // 8, np.uint64)
-    number, left = 0, max(1, int(total))
+    rng, left = np.random.default_rng(), max(1, int(total))
+    noise = rng.integers(0, 2**64, _CHUNK // 8, np.uint64)
     while left > 0:
-        chunk = (noise ^ np.uint64(number * 0x9E3779B97F4A7C15 % 2**64)).tobytes()[:left]
-        number, left = number + 1, left - len(chunk)
+        chunk = (noise ^ rng.integers(0, 2**64, 1, np.uint64)).tobytes()[
+            :left
+        ]  # new noise would take longer than a disk
+        left -= len(chunk)
         yield chunk
 
 
-def _write(out: typing.IO[bytes], chunk: bytes) -> int:
-    view = memoryview(chunk)
-    while view:
-        written = out.write(view)
-        if not written:
-            raise OSError(errno.EIO, "a write took no bytes")
-        view = view[written:]
-    if (descriptor := _descriptor(out)) is not None:
+def _sync(out: typing.IO[bytes]) -> None:
+    """Sends what was written to the device; fsspec's files elsewhere have no number to do so."""
+    out.flush()
+    with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+        descriptor = out.fileno()
         os.fdatasync(descriptor)
-    return len(chunk)
 
 
-def _descriptor(file: typing.IO[bytes]) -> int | None:
-    """The number of an open file of the system; None for fsspec's others."""
-    try:
-        return file.fileno()
-    except (AttributeError, OSError):
-        return None
+class _Reading:
+    """Reads files from the device, past the page cache, and measures how fast."""
 
+    def __init__(self):
+        self.bytes, self._seconds = 0, 0.0
 
-def _read(file: typing.IO[bytes], count: int) -> bytes:
-    parts = []
-    while count > 0 and (part := file.read(count)):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+    def chunks(self, file: typing.IO[bytes]) -> Iterator[bytes]:
+        with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps it
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while True:
+            began = time.monotonic()
+            chunk = file.read(_CHUNK)
+            self._seconds += time.monotonic() - began
+            self.bytes += len(chunk)
+            if not chunk:
+                return
+            yield chunk
 
-
-def _drop_cache(file: typing.IO[bytes]) -> None:
-    """Drops a file from the page cache, so that reads come from the device. tmpfs has no device, and keeps it."""
-    if (descriptor := _descriptor(file)) is not None:
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def speed(self) -> float:
+        """Returns bytes a second."""
+        return self.bytes / max(self._seconds, 1e-9)
 
 
 def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
@@ -303,39 +284,32 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
     Returns `there` (False without a manifest), `files`, how many were `checked`, `read` in bytes a second, and `damaged`:
     None or (name of the first bad file, what is wrong).
     """
-    root = pathlib.Path(folder)
-    result = {"there": False, "files": 0, "checked": 0, "read": 0.0, "damaged": None}
+    root, reading, end = pathlib.Path(folder), _Reading(), time.monotonic() + most_s
+    trial = {"there": True, "files": 0, "checked": 0, "read": 0.0, "damaged": None}
     try:
         entries = list(_entries(files.json_of((root / "manifest.json").read_bytes())))
     except (FileNotFoundError, NotADirectoryError):
-        return result
+        return trial | {"there": False}
     except ValueError as error:
-        return result | {"there": True, "damaged": ("manifest.json", f"is damaged ({words(error)})")}
-    result |= {"there": True, "files": len(entries)}
-    end, done, read_s = time.monotonic() + most_s, 0, 0.0
+        return trial | {"damaged": ("manifest.json", f"is damaged ({words(error)})")}
+    trial["files"] = len(entries)
     for entry in random.sample(entries, len(entries)):
-        digest = hashlib.sha256()
+        digest, chunk = hashlib.sha256(), b""
         try:
-            with open(root / entry["file"], "rb", buffering=0) as file:
-                _drop_cache(file)
-                while True:
-                    began = time.monotonic()
-                    chunk = _read(file, _CHUNK)
-                    read_s += time.monotonic() - began
-                    done += len(chunk)
+            with open(root / entry["file"], "rb") as file:
+                for chunk in reading.chunks(file):
                     digest.update(chunk)
-                    if len(chunk) < _CHUNK or time.monotonic() > end or done > most_bytes:
-                        break
+                    spent = time.monotonic() > end or reading.bytes > most_bytes
+                    if spent and len(chunk) == _CHUNK:
+                        return trial | {"read": reading.speed()}
         except OSError as error:
-            return result | {"damaged": (entry["file"], f"can't be read ({error.strerror})")}
-        result["read"] = done / max(read_s, 1e-9)
-        if len(chunk) < _CHUNK:  # it was read to its end
-            if digest.hexdigest() != entry["sha256"]:
-                return result | {"damaged": (entry["file"], "is not what the manifest says (sha256)")}
-            result["checked"] += 1
-        if time.monotonic() > end or done > most_bytes:
+            return trial | {"damaged": (entry["file"], f"can't be read ({error.strerror})")}
+        if digest.hexdigest() != entry["sha256"]:
+            return trial | {"damaged": (entry["file"], "is not what the manifest says (sha256)")}
+        trial |= {"checked": trial["checked"] + 1, "read": reading.speed()}
+        if time.monotonic() > end or reading.bytes > most_bytes:
             break
-    return result
+    return trial
 
 
 def _entries(value: typing.Any) -> Iterator[dict]:
@@ -345,24 +319,3 @@ def _entries(value: typing.Any) -> Iterator[dict]:
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _entries(part)
-
-
-def _alive(pid: str) -> bool:
-    return pid.isdigit() and pathlib.Path(f"/proc/{pid}").exists()
-
-
-def main(argv: list[str]) -> int:
-    """Calls a function of this module by its name, with values from standard input; prints what it returns as JSON."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs `finally`, which removes the file of the trial
-    try:
-        answer = globals()[argv[0]](*json.load(sys.stdin))
-    except OSError as error:
-        answer = {"error": [error.errno, error.strerror, error.filename] if error.errno else [words(error)]}
-    except Exception as error:  # those of fsspec's stores have classes of their own
-        answer = {"error": [words(error)]}
-    print(json.dumps(answer))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxlm.train.rewards import forks
 
@@ -180,6 +180,23 @@ class Judge:
 
 ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
 ORDERS["exact_truth"] = Judge.exact  # of answers that no policy wrote: by the process that draws
+
+
+def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
+    """Answers each order, (name, arguments), with `done`, `refused` or `failed`. `process.Process` starts it by its name."""
+    sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program needs
+    judge = Judge()
+    for name, arguments in orders:
+        try:
+            answer = {"done": ORDERS[name](judge, *arguments)}
+        except Refused as error:
+            answer = {"refused": str(error)}
+        except Wrong as error:
+            answer = {"failed": str(error)}
+        except BaseException as error:  # SystemExit too: the function's is no reason to end
+            traceback.print_exc()
+            answer = {"failed": one_line(error)}
+        tell(answer)
 
 
 class Gym:

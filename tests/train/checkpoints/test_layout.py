@@ -8,14 +8,14 @@ import pytest
 
 from jaxlm import tree
 from jaxlm.step import state
-from jaxlm.train.checkpoints import layout
+from jaxlm.train.checkpoints import meta
 
 TX = optax.adam(1e-3)
 KERNEL = {"layers_0": {"up": {"kernel": jnp.ones((2, 3))}}}
 
 
 def names(made):
-    return [name for name, _ in tree.named_leaves(layout.to_items(made))]
+    return [name for name, _ in tree.named_leaves(meta.to_items(made))]
 
 
 def test_pretraining_is_laid_out_as_it_always_was():
@@ -44,12 +44,12 @@ def test_other_collections_stand_beside_and_running_is_there_when_there_is_any()
 
 def test_names_of_items_are_taken():
     with pytest.raises(ValueError, match="a collection of variables is called meta"):
-        layout.to_items(state.init({"meta": KERNEL}, TX))
+        meta.to_items(state.init({"meta": KERNEL}, TX))
 
 
 @pytest.mark.parametrize(("collection", "running"), [("params", {}), ("lora", {"kl": 0.5})])
 def test_back_again(collection, running):
     made = state.init({collection: KERNEL}, TX, running)
-    back = layout.from_items(layout.to_items(made), like=jax.eval_shape(lambda: made))
+    back = meta.from_items(meta.to_items(made), like=jax.eval_shape(lambda: made))
     jax.tree.map(np.testing.assert_array_equal, back, made)
     assert back.running.keys() == running.keys()

@@ -226,12 +226,12 @@ def test_what_an_abandoned_attempt_did_is_not_done_again(run, url):
     events = []
     worker.copy(Remote(str(url)), job(run, 10), events.append)
     shutil.rmtree(run / "checkpoints" / "20" / "train")
-    uploaded = {event["uploaded"]: event["measured"] for event in events if "uploaded" in event}
+    copied = {event["copied"]: event["sum"] for event in events if "copied" in event}
     for mark in ("manifest.json", "verified.json"):
         (url / "checkpoints" / "10" / mark).unlink()
-    uploaded.pop("_METADATA")
+    copied.pop("_METADATA")
     watched = Watched(url)
-    copy(watched, run, 10, uploaded=uploaded, read=[event["read"] for event in events if "read" in event])
+    copy(watched, run, 10, copied=copied)
     assert watched.written[0] == "checkpoints/10/_METADATA"
     assert watched.written[1].startswith("checkpoints/10/workdir/")
 
@@ -287,7 +287,7 @@ def test_a_mirror_has_one_run_and_one_start_of_it(run, url, tmp_path):
 
 def test_a_checkpoint_that_changed_since_it_was_verified_is_not_copied(run, url):
     folder = run / "checkpoints" / "10"
-    sums = {name: list(worker.measure(folder / name)) for name in tiny_mirror.content(folder)}
+    sums = {name: worker.measure(folder / name) for name in tiny_mirror.content(folder)}
     (folder / "checksums.json").write_text(json.dumps({"files": sums}))
     tiny_mirror.flip(folder / "params" / "d" / "a1", random.Random(1))
     with pytest.raises(layout.Trouble, match="params/d/a1 is not what was saved and verified"):

@@ -14,7 +14,7 @@ from jaxlm import config, config_files
 from jaxlm.config import RunError
 from jaxlm.step import state as states
 from jaxlm.train import hooks, loop, watches
-from jaxlm.train.checkpoints import room, saving, store, verify
+from jaxlm.train.checkpoints import keep, saving, store, verify
 from jaxlm.train.checkpoints.store import Checkpointer
 
 KEYS = ["data.path=x", "checkpoint.reserve_mb=0.001", "checkpoint.keep_best=0", "checkpoint.every_steps=1"]
@@ -154,15 +154,15 @@ def test_a_disk_is_full_if_it_does_not_take_the_bytes_of_a_checkpoint(tmp_path, 
     try:
         for limit, full in ((2000, True), (3000, False)):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-            assert room.is_full(tmp_path, 60.0) is full
+            assert keep.is_full(tmp_path, 60.0) is full
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-        assert not room.is_full(tmp_path, 0.0)  # it took too long to tell
+        assert not keep.is_full(tmp_path, 0.0)  # it took too long to tell
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["8"]
-    assert not room.is_full(tmp_path / "none", 60.0)
-    (tmp_path / room.RESERVE).mkdir()  # a disk that fails otherwise
-    assert not room.is_full(tmp_path, 60.0)
+    assert not keep.is_full(tmp_path / "none", 60.0)
+    (tmp_path / keep.RESERVE).mkdir()  # a disk that fails otherwise
+    assert not keep.is_full(tmp_path, 60.0)
 
 
 def test_the_run_ends_when_too_much_is_unsaved(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from jaxlm import config, config_files
+from jaxlm import child, config, config_files
 from jaxlm.train.doctor import storage
 from jaxlm.train.doctor.findings import FAIL, OK, WARN
 
@@ -110,7 +110,7 @@ def test_storage_that_hangs_is_left_behind(tmp_path):
 
 def test_garbled_writes_are_found(monkeypatch):
     fsspec.register_implementation("garbling", Garbling, clobber=True)
-    found = storage.try_url("garbling://bucket/runs", 1 * MB, 10)
+    found = storage.try_place("garbling://bucket/runs", 1 * MB, 10)
     assert (found["garbled"], found["chunks"], found["problem"]) == (1, 1, "")
     monkeypatch.setattr(storage, "apart", lambda *args, **kwargs: found)
     finding = storage.mirror("garbling://bucket/runs", 1 * MB, 3600)
@@ -138,7 +138,7 @@ def test_a_mirror_that_is_too_slow_for_its_own_time(monkeypatch):
 
 def test_a_mirror_that_nobody_knows():
     with pytest.raises(OSError, match="Protocol not known: nosuch"):
-        storage.try_url("nosuch://x", 1000, 1)
+        storage.try_place("nosuch://x", 1000, 1)
 
 
 def data(tmp_path, **changes: bytes) -> str:
@@ -181,11 +181,11 @@ def test_data_that_are_not_there_or_not_readable(tmp_path):
 
 
 def test_no_secret_stands_in_a_command_line(tmp_path, monkeypatch):
-    lines, popen = [], storage.subprocess.Popen
+    lines, popen = [], child.subprocess.Popen
     monkeypatch.setattr(
-        storage.subprocess, "Popen", lambda command, **keys: lines.append(command) or popen(command, **keys)
+        child.subprocess, "Popen", lambda command, **keys: lines.append(command) or popen(command, **keys)
     )
     with pytest.raises(OSError, match="nowhere"):
-        storage.apart("try_url", "nowhere://user:HIDE@host/a", 1e6, 5)
+        storage.apart("try_place", "nowhere://user:HIDE@host/a", 1e6, 5)
     assert lines
     assert "HIDE" not in str(lines)
