@@ -198,8 +198,6 @@ VERBS = {
             "--queue": _number("requests that wait (default: 64)", 64),
             "--max-prompt": _number("tokens of a prompt; 0 = the context"),
             **_CHECKPOINT,
-            "--bench": _flag("serve nothing: measure tokens/s and waiting by clients"),
-            "--json": _flag("of --bench: print JSON instead of a table"),
         },
         reads_run=True,
         models="also",

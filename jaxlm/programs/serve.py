@@ -11,7 +11,7 @@ import socket
 import jax
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import print_table, working
+from jaxlm.console import working
 from jaxlm.data import chat
 from jaxlm.eval import model
 from jaxlm.interop import readers
@@ -22,18 +22,18 @@ _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it. `--bench` measures instead.
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it.
 
     Raises:
       ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
       RunError: the port is in use.
     """
     _check(config, args)
-    from jaxlm.serve import bench, guard
+    from jaxlm.serve import guard
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
-    with contextlib.nullcontext() if args.bench else address.listen(args.host, args.port) as listening:
+    with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         parts = (config.model, config.data, config.hardware, config.distributed)
@@ -44,10 +44,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))
-                if args.bench:
-                    print_table(bench.run(batcher), args.json)
-                else:
-                    _serve(_server(args, found, batcher, key), listening)
+                _serve(_server(args, found, batcher, key), listening)
     return 0
 
 
