@@ -10,7 +10,7 @@ from jaxlm.config import Config, EvalConfig
 from jaxlm.data import chat
 from jaxlm.data.coder import Encoded
 from jaxlm.data.shards import DataDir
-from jaxlm.eval import harness, measures, results
+from jaxlm.eval import harness, results
 from jaxlm.eval.likelihood import NotFinite, Scorer
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives.base import Variables
@@ -63,7 +63,7 @@ def make(
         together(lambda: results.write(folder, found, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
         for result in found:
-            line = measures.alarm(result, flops)
+            line = results.alarm(result, flops)
             if line and result.task not in told:
                 told.add(result.task)
                 say(line)

@@ -15,9 +15,8 @@ import numpy as np
 from scipy import stats
 
 from jaxlm.config import ConfigError
-from jaxlm.eval.measures import BITS
 from jaxlm.eval.results import TaskResult
-from jaxlm.report import published
+from jaxlm.report.benchmarks import BITS, accuracy, title
 
 LEVEL = 0.05  # below that p-value two models are told apart
 _DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
@@ -176,7 +175,7 @@ def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
     """The accuracy of a task and bits per byte, of what both sides have; else the first metric that they have."""
     names = [_names(side) for side in (a, b)]
     both = {name: 0.0 for name in names[0] if name in names[1]}
-    chosen = [name for name in (published.accuracy(both), BITS) if name in both]
+    chosen = [name for name in (accuracy(both), BITS) if name in both]
     return chosen or [*both][:1]
 
 
@@ -247,7 +246,7 @@ def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
         lines.append(f"fewer than {_FEW} items can't tell two models apart, whatever they score: ask more")
     for one in found:
         if (one.a_only or one.b_only) and one.task not in [other.task for other in found[: found.index(one)]]:
-            name, more = published.title(one.task), ""
+            name, more = title(one.task), ""
             if one.a_only and one.b_only:
                 more = "; run jaxlm eval on both with the same --limit to compare more"
             sides = [f"{n:,} that only {who} has" for n, who in ((one.a_only, a), (one.b_only, b)) if n]
@@ -266,7 +265,7 @@ def _clause(one: Comparison, a: str, b: str) -> str:
             return f"the answers' bits per byte can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
         moved = "fell" if one.difference < 0 else "rose"
         return f"the answers' bits per byte {moved} by {_short(abs(one.difference))} {p}"
-    on = "by the votes" if one.task == "votes" else f"on {published.title(one.task)}"
+    on = "by the votes" if one.task == "votes" else f"on {title(one.task)}"
     if not one.apart:
         return f"{a} and {b} can't be told apart {on} {p}"
     if not one.better:

@@ -19,9 +19,8 @@ from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.ids import document
 from jaxlm.eval.branches import Request
-from jaxlm.eval.items import means
 from jaxlm.eval.likelihood import Score, Scorer
-from jaxlm.eval.results import Item, TaskResult
+from jaxlm.eval.results import Item, TaskResult, means
 
 GPT2 = 0.2565  # CORE of the 1.5B GPT-2, as nanochat's README says
 _NAMES = {kind: name for name, kind in layout.TYPES.items()}

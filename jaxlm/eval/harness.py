@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig
-from jaxlm.eval import core, humaneval, measures, redteam
-from jaxlm.eval.items import means, shares, spread
+from jaxlm.eval import core, humaneval, redteam
 from jaxlm.eval.likelihood import Scorer
-from jaxlm.eval.results import Item, TaskResult
+from jaxlm.eval.results import Item, TaskResult, means, measured, shares, spread
 from jaxlm.processes import say
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
@@ -70,7 +69,7 @@ class Benchmarks:
                 found = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
                 found = [_task_result(scorer, name, self._loaded[name], items, self._settings)]
-            yield from map(measures.measured, found)
+            yield from map(measured, found)
 
 
 def _own_name(name: str) -> str:

@@ -10,9 +10,8 @@ from jaxlm.config import ConfigError, EvalConfig, RunError
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.data.ids import document
 from jaxlm.eval import completions
-from jaxlm.eval.items import means, spread
 from jaxlm.eval.likelihood import Scorer
-from jaxlm.eval.results import Item, TaskResult
+from jaxlm.eval.results import Item, TaskResult, means, spread
 
 DATASET = "openai/openai_humaneval"
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # those of lm-evaluation-harness

@@ -20,9 +20,8 @@ from jaxlm.data import chat, overlap
 from jaxlm.data.ids import document
 from jaxlm.eval import completions
 from jaxlm.eval import redteam_scorers as scorers
-from jaxlm.eval.items import means, spread
 from jaxlm.eval.likelihood import Scorer
-from jaxlm.eval.results import Item, TaskResult
+from jaxlm.eval.results import Item, TaskResult, means, spread
 from jaxlm.processes import working
 from jaxlm.report import redteam as page
 

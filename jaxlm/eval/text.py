@@ -11,7 +11,7 @@ from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import ids, manifest
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
-from jaxlm.report.published import BITS
+from jaxlm.report.benchmarks import BITS
 
 Documents = Sequence[tuple[str, str]]  # (id, text)
 

@@ -14,7 +14,7 @@ from jaxlm.console import table, working
 from jaxlm.eval import compare, results
 from jaxlm.eval.compare import Comparison
 from jaxlm.interop import hf_config
-from jaxlm.report import published
+from jaxlm.report.benchmarks import title
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -130,7 +130,7 @@ def _rows(found: list[Comparison], names: list[str]) -> list[list[str]]:
     head = ["task", "metric", "items", *short, "difference, 95%", "p"]
     rows = [
         [
-            published.title(one.task),
+            title(one.task),
             one.metric,
             f"{one.n:,}",
             f"{one.a:.4f}",

@@ -62,11 +62,9 @@ def scores(summary: dict) -> Markup:
 
 
 def _cell(point: dict, name: str) -> str:
-    if name not in point["metrics"]:
-        return ""
-    if name == "longest_run":
+    if name == "longest_run" and name in point["metrics"]:
         return count(int(point["metrics"][name]))
-    return with_error(point, name, 3)
+    return with_error(point, name)
 
 
 def _asked(point: dict) -> str:

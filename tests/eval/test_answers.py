@@ -50,9 +50,7 @@ def test_of_answers_and_of_text(given):
     assert found[loss.BASE] == pytest.approx(whole["val/replay/bits_per_byte"])
     assert set(found) == {"val/loss", "val/text_loss", loss.BASE}
     fewer = dataclasses.replace(settings, max_examples=9)
-    assert not math.isclose(
-        loss.of_answers(model, data, mesh, fewer, tile=0)(variables)["val/loss"], found["val/loss"]
-    )
+    assert not math.isclose(loss.of_answers(model, data, mesh, fewer, tile=0)(variables)["val/loss"], found["val/loss"])
 
 
 def test_nothing_held_out(given):

@@ -69,9 +69,9 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
         "val/margin": pytest.approx(margins.mean(), rel=1e-4),
     }
     fewer = dataclasses.replace(c.eval, max_examples=2)
-    assert loss.of_pairs(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)["val/margin"] != pytest.approx(
-        margins.mean(), rel=1e-4
-    )
+    assert loss.of_pairs(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)[
+        "val/margin"
+    ] != pytest.approx(margins.mean(), rel=1e-4)
 
 
 def test_a_reward_models_head_is_held_to_the_same_pairs(data, model):

@@ -12,7 +12,7 @@ import tiny_hf
 from jaxlm.config import ConfigError
 from jaxlm.data import coder
 from jaxlm.data.ids import document
-from jaxlm.eval import compare, completions, harness, items, redteam, results
+from jaxlm.eval import compare, completions, harness, redteam, results
 from jaxlm.eval import redteam_scorers as scorers
 from jaxlm.eval.results import Item, TaskResult
 
@@ -175,7 +175,7 @@ def test_what_is_missing_is_told_at_the_start(monkeypatch):
 
 def test_what_stands_in_the_training_data_is_found(scorer):
     entries = redteam.read().by_category["privacy"]
-    prompt = entries[items.spread(len(entries), 1)[0]]["prompt"]
+    prompt = entries[results.spread(len(entries), 1)[0]]["prompt"]
     given, asked = [document(scorer.tokenizer, prompt)], completions.greedy(24, 1.0)
     (ids,) = completions.continue_ids(scorer, given, (), asked, 0, "writing")
     assert len(ids) == 24
