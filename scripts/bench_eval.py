@@ -19,16 +19,15 @@ import time
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.eval import likelihood, lm_eval_tasks, model, results
-from jaxlm.eval.lm_eval_model import ScorerLM
 
 TASKS = (("arc_easy", 0), ("arc_easy", 5), ("piqa", 0), ("gsm8k", 0))
 
 
-def ours(run: str) -> ScorerLM:
+def ours(run: str) -> lm_eval_tasks.ScorerLM:
     """Returns the run's model as the harness takes it."""
     c = config_lib.resolve(config_files.from_run(pathlib.Path(run) / "config.json"))
     restored = model.restore(run, "latest", c.model, c.data, c.hardware, c.distributed)
-    return ScorerLM(likelihood.of_restored(restored, c), "ours")
+    return lm_eval_tasks.ScorerLM(likelihood.of_restored(restored, c), "ours")
 
 
 def requests_of(

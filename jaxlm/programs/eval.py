@@ -13,7 +13,7 @@ from jaxlm import console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import chat, vocabulary
 from jaxlm.data.open import open_mixture
-from jaxlm.eval import benchmarks, core, harness, likelihood, loss, model, redteam, results, text
+from jaxlm.eval import core, harness, likelihood, loss, model, redteam, results, text
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.interop import readers
@@ -59,7 +59,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     found, lost = _asked(answered, keep, run.name)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
-        flops = benchmarks.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
+        flops = harness.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
         for line in filter(None, (results.alarm(one, flops) for one in found)):
             say(line)
         if not why and (kept := [result.task for result in found if result.task not in lost]):

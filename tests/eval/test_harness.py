@@ -88,7 +88,7 @@ def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monke
     ask = harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub, chat_template=True))
     with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
         list(ask(scorer, 2))
-    from jaxlm.eval.lm_eval_model import ScorerLM
+    from jaxlm.eval.lm_eval_tasks import ScorerLM
 
     strict = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
     monkeypatch.setattr(chat, "template", lambda _: strict)

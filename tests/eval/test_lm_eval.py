@@ -65,7 +65,7 @@ def answers(lm, kind, arguments):
 
 @pytest.fixture(scope="module")
 def ours(scorer):
-    from jaxlm.eval.lm_eval_model import ScorerLM
+    from jaxlm.eval.lm_eval_tasks import ScorerLM
 
     return ScorerLM(scorer, "scoring")
 
@@ -244,7 +244,7 @@ from tiny_eval import settings
 from jaxlm.eval import harness, results
 here = os.getcwd()
 harness.Benchmarks(["arc_easy", "piqa"], settings({str(bench / "hub")!r}))
-import jaxlm.eval.lm_eval_model
+import jaxlm.eval.lm_eval_tasks
 assert os.getcwd() == here and not os.listdir(".")
 print("torch" in sys.modules, "transformers" in sys.modules)
 """
