@@ -1,7 +1,7 @@
 """Runs programs that a model wrote, each in a process that has given up network, files, other processes, time and memory.
 
 Every program gets an interpreter of its own with a clean environment, an empty temporary folder and closed standard input.
-On Linux a seccomp filter (seccomp.py) allows what Python computes with: no sockets, other processes, signals, writing of
+On Linux a seccomp filter (sandbox_child.py) allows what Python computes with: no sockets, other processes, signals, writing of
 files, or settings of the machine. Root's powers are given up, and Landlock hides all files but Python's own. On macOS
 `sandbox-exec` refuses the same. What fails here is what OpenAI's human-eval (arXiv:2107.03374) warns of: its guard replaces
 functions in the interpreter, and a program that wants them finds them. A program passes if the process, after the program's
@@ -27,7 +27,7 @@ import tempfile
 import time
 import typing
 
-from jaxlm import cgroups, console, sandbox_child, seccomp
+from jaxlm import console, files, sandbox_child
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config.schema import EvalConfig
 
@@ -73,7 +73,7 @@ def run(program: str, config: EvalConfig) -> Outcome:
 
 
 def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]:
-    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`cgroups.cores`).
+    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`files.cores`).
 
     A program whose process does not start is tried once more. Then it counts as failed, and a line says so.
 
@@ -93,7 +93,7 @@ def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]
     _announce(found, config.code_seconds, config.code_memory_mb)
     with (
         console.working("running what the model wrote", len(programs), "programs", end=False) as tell,
-        concurrent.futures.ThreadPoolExecutor(cgroups.cores()) as pool,
+        concurrent.futures.ThreadPoolExecutor(files.cores()) as pool,
     ):
         futures = [
             pool.submit(_try, p, found or _Way(""), config.code_seconds, config.code_memory_mb) for p in programs
@@ -116,7 +116,7 @@ def humaneval_program(problem: dict[str, str], completion: str) -> str:
 def way() -> _Way | None:
     """Returns how the network is cut off from programs here, shown by trying; None if it can't be."""
     ways = {
-        "Linux": _Way("seccomp", rules=seccomp.rules()),
+        "Linux": _Way("seccomp", rules=sandbox_child.rules()),
         "Darwin": _Way("sandbox-exec", ("sandbox-exec", "-p", _MAC)),
     }
     tried = ways.get(platform.system())

@@ -7,7 +7,7 @@ import pathlib
 import jax
 from jax.experimental import multihost_utils
 
-from jaxlm import cgroups
+from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 
 _FILES = ("memory.max", "memory.current")
@@ -68,7 +68,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
     return (RunError if begun else ConfigError)(words)
 
 
-def available_bytes(root: pathlib.Path = cgroups.ROOT) -> int:
+def available_bytes(root: pathlib.Path = files.ROOT) -> int:
     """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves.
 
     Raises OSError where there is no /proc (macOS).
@@ -85,7 +85,7 @@ def proc_bytes(path: pathlib.Path, name: str) -> int:
 def _left_by_cgroups(root: pathlib.Path) -> list[int]:
     """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
     left = []
-    for place, older in cgroups.folders("memory", root):
+    for place, older in files.cgroups("memory", root):
         limit, used = _OLDER if older else _FILES
         with contextlib.suppress(OSError, ValueError):  # "max" = no limit
             most, now = int((place / limit).read_text()), int((place / used).read_text())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxlm.data.coder import Coder
 from jaxlm.data.text import Text
-from jaxlm.serve.asks import Token, Update
+from jaxlm.serve.batcher import Token, Update
 from jaxlm.serve.requests import Prompt, Request
 
 

@@ -11,8 +11,7 @@ from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document
 from jaxlm.data.text import Text
-from jaxlm.serve.asks import Ask, Update
-from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.batcher import Ask, Batcher, Update
 
 
 class Turn(typing.NamedTuple):

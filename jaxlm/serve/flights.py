@@ -5,8 +5,7 @@ import collections
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from jaxlm.serve.asks import Ask, Busy, Update
-from jaxlm.serve.batcher import Batcher, Ticket
+from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
 from jaxlm.serve.metrics import Metrics
 
 _AGAIN_S = 0.05  # before a request that found the queue full is handed in again

@@ -23,12 +23,11 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.data import chat
 from jaxlm.processes import say
 from jaxlm.serve import answers
-from jaxlm.serve.asks import Busy, Update
-from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.batcher import Batcher, Busy, Update
+from jaxlm.serve.fields import Refused
 from jaxlm.serve.flights import Flight
 from jaxlm.serve.guard import Guard
 from jaxlm.serve.metrics import Metrics
-from jaxlm.serve.refusals import Refused
 from jaxlm.serve.requests import Reader, Request
 
 _OPEN = ("/", "/health")  # without a key: the page holds nothing, and asks for the key

@@ -5,7 +5,7 @@ import collections
 import itertools
 import threading
 
-from jaxlm.serve.asks import Stats
+from jaxlm.serve.batcher import Stats
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram
 

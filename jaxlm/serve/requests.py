@@ -10,10 +10,9 @@ from jaxlm.config import ConfigError
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document, opened
-from jaxlm.serve.asks import Ask
-from jaxlm.serve.fields import Fields, shown
+from jaxlm.serve.batcher import Ask
+from jaxlm.serve.fields import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
-from jaxlm.serve.refusals import Refused
 
 COMPLETION_TOKENS = 16  # of a completion whose request names no limit, as OpenAI has it
 MOST_STOPS, MOST_TOP = 16, 20

@@ -15,7 +15,7 @@ from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples, scorer
 from jaxlm.eval import text as eval_text
-from jaxlm.serve import conversation, guide, refusals, requests
+from jaxlm.serve import conversation, fields, guide, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = "jaxlm/data/ids.py"
@@ -276,7 +276,7 @@ def _read(read, bodies):
     for body in bodies:
         try:
             rows.append(read(body).asks[0].ids)
-        except refusals.Refused:
+        except fields.Refused:
             rows.append(())
     return rows
 
