@@ -26,7 +26,7 @@ TASKS = (("arc_easy", 0), ("arc_easy", 5), ("piqa", 0), ("gsm8k", 0))
 def ours(run: str) -> lm_eval_tasks.ScorerLM:
     """Returns the run's model as the harness takes it."""
     c = config_lib.resolve(config_files.from_run(pathlib.Path(run) / "config.json"))
-    restored = model.restore(run, "latest", c.model, c.data, c.hardware, c.distributed)
+    restored = model.restore(c, "latest")
     return lm_eval_tasks.ScorerLM(likelihood.of_restored(restored, c), "ours")
 
 

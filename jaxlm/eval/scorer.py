@@ -19,7 +19,7 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
     if not path.is_file():
         raise ConfigError(f"no run in {workdir}: it has no config.json")
     config = config_lib.resolve(config_files.from_run(path))
-    run = model.restore(config.workdir, "latest", config.model, config.data, config.hardware, config.distributed)
+    run = model.restore(config, "latest")
     scorer = likelihood.of_restored(run, config)
     length, seq_len = run.tokenizer.token_bytes(), config.train.seq_len
 

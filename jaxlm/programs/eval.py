@@ -23,11 +23,8 @@ from jaxlm.train import held_out_texts
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints a table of what a checkpoint scores, and writes it to RUN/eval/STEP."""
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm eval RUN, the folder of a run (or --config.workdir=RUN)")
+    model.check_run(config, args.config)
     folder = pathlib.Path(config.workdir)
-    if not model.is_there(config.workdir):
-        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
     if args.limit and args.text:
@@ -39,8 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     documents = together(lambda: text.read(args.text, config.data.text_key)) if args.text else ()
-    parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
+    run = model.restore(config, args.checkpoint, readers.READERS)
     say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))

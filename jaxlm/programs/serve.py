@@ -36,15 +36,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        parts = (config.model, config.data, config.hardware, config.distributed)
-        found = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
-        with jax.set_mesh(found.mesh):
+        restored = model.restore(config, args.checkpoint, readers.READERS)
+        with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
-                batcher = Batcher(found.model, found.variables, rows=args.rows, queue=args.queue)
+                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))
-                _serve(_server(args, found, batcher, key), listening)
+                _serve(_server(args, restored, batcher, key), listening)
     return 0
 
 
@@ -52,10 +51,7 @@ def _check(config: Config, args: argparse.Namespace) -> None:
     missing = [name.replace("_", "-") for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f'jaxlm serve needs {", ".join(missing)}: pip install "jaxlm[serve]"')
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm serve RUN, the folder of a run (or of a Hugging Face model)")
-    if not model.is_there(config.workdir):
-        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
+    model.check_run(config, args.config)
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm serve runs in one process: start it without distributed.num_processes")
     for flag, value, least in (("rows", args.rows, 1), ("queue", args.queue, 0), ("max-prompt", args.max_prompt, 0)):
@@ -63,17 +59,17 @@ def _check(config: Config, args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag}={value} must be at least {least}")
 
 
-def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
+def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
     """The server of a restored model."""
     from jaxlm.serve import guard, guide, http, requests
 
-    ends, settings = chat.ends(found.tokenizer), found.model.config
+    ends, settings = chat.ends(restored.tokenizer), restored.model.config
     reader = requests.Reader(
-        tokenizer=found.tokenizer,
+        tokenizer=restored.tokenizer,
         vocab_size=settings.vocab_size,
         context=settings.max_seq_len,
         ends=ends,
-        guides=guide.Guides(found.tokenizer, settings.vocab_size, ends),
+        guides=guide.Guides(restored.tokenizer, settings.vocab_size, ends),
         most_prompt=args.max_prompt,
     )
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
