@@ -18,8 +18,7 @@ from jaxlm.interop import inherit, readers
 from jaxlm.processes import say
 from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.conversation import Conversation, Voice
-from jaxlm.serve.talk import Talk
-from jaxlm.serve.terminal import Terminal
+from jaxlm.serve.talk import Talk, Terminal
 from jaxlm.train import origin
 
 

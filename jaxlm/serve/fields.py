@@ -13,7 +13,6 @@ _SAY = {
     dict: "an object",
     list: "a list",
 }
-
 _HUGE = 2**53
 _KINDS = {401: "authentication_error", 408: "timeout", 429: "rate_limit_error"}  # of an error, by HTTP's status
 
