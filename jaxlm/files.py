@@ -156,13 +156,13 @@ def json_of(content: bytes | str, kind: type[T] = dict) -> T:
       ValueError: it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
     """
     try:
-        found = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
-        _check_depth(found, _MOST_LEVELS)
+        value = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+        _check_depth(value, _MOST_LEVELS)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise ValueError(f"it holds no {kind.__name__}")
-    return found
+    return value
 
 
 def _check_depth(value: object, levels: int) -> None:
@@ -183,12 +183,12 @@ def json_there(path: pathlib.Path) -> dict:
 
 def json_lines(path: pathlib.Path) -> list[dict]:
     """Returns the objects of a file of JSON lines. Leaves out lines that are no objects; [] if the file can't be read."""
-    found = []
+    objects = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             with contextlib.suppress(ValueError):
-                found.append(json_of(line))
-    return found
+                objects.append(json_of(line))
+    return objects
 
 
 def printable(name: str) -> str:
@@ -198,10 +198,10 @@ def printable(name: str) -> str:
 
 def chain(error: BaseException) -> list[BaseException]:
     """Returns the error and what caused it, down to the first cause."""
-    found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
-        found.append(cause)
-    return found
+    links = [error]
+    while (cause := links[-1].__cause__ or links[-1].__context__) is not None and cause not in links:
+        links.append(cause)
+    return links
 
 
 def of_system(error: BaseException) -> bool:

@@ -66,7 +66,7 @@ def load(
     by_name = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
-        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(manager.task_index[leaf].cfg)), "")):
+        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(_fields(manager, leaf))), "")):
             raise ConfigError(
                 f"{runs} is scored by code that runs what the model wrote, in this process, with your files and environment: "
                 "--config.eval.run_code=True consents"
@@ -143,15 +143,19 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
         yield name
 
 
+def _fields(manager: TaskManager, name: str) -> dict:
+    return dict(manager.task_index[name].cfg)
+
+
 def _runs_code(fields: dict) -> bool:
     """True if a task says so, or the folder of a function that it names has a scorer that evaluates."""
-    functions = re.findall(re.escape(str(_ROOT)) + "[^']*", repr(dict(fields)))
+    functions = re.findall(re.escape(str(_ROOT)) + "[^']*", repr(fields))
     files = {file for function in functions for file in pathlib.Path(function).parent.glob("*.py")}
     return bool(fields.get("unsafe_code")) or any(_RUNS.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
-    fields = dict(manager.task_index[name].cfg)
+    fields = _fields(manager, name)
     path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot

@@ -209,6 +209,5 @@ def junk(text: str) -> float:
             for match in group.matches(text):
                 hit[match.start() : match.end()] = b"\1" * (match.end() - match.start())
     for place, character in enumerate(text):
-        if character == "\ufffd":
-            hit[place] = 1
+        hit[place] |= character == "\ufffd"
     return sum(hit) / len(text) if text else 0.0

@@ -110,19 +110,19 @@ def _read(store: Store, args: argparse.Namespace) -> int:
         say(f"{export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
     if not args.results:
         return 0
-    found = ratings.results(votes, names)
-    lines = ratings.words(found)
+    results = ratings.results(votes, names)
+    lines = ratings.words(results)
     if args.json:
-        gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in found.gaps]
-        biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in found.biases]
-        agreement = found.agreement and found.agreement._asdict()
+        gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in results.gaps]
+        biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in results.biases]
+        agreement = results.agreement and results.agreement._asdict()
         both = {"gaps": gaps, "biases": biases, "agreement": agreement, "words": lines}
-        print(json.dumps(dataclasses.asdict(found) | both))
+        print(json.dumps(dataclasses.asdict(results) | both))
         return 0
-    people, ties = "person" if found.raters == 1 else "people", "tie" if found.ties == 1 else "ties"
-    print(f"{found.votes:,} votes by {found.raters:,} {people}, {found.ties:,} {ties}")
+    people, ties = "person" if results.raters == 1 else "people", "tie" if results.ties == 1 else "ties"
+    print(f"{results.votes:,} votes by {results.raters:,} {people}, {results.ties:,} {ties}")
     rows = [["", "votes", "Bradley-Terry, 95%", "Elo, 95%"]]
-    for one in found.ratings:
+    for one in results.ratings:
         elo = f"{one.elo:,.0f}, {one.elo_low:,.0f} to {one.elo_high:,.0f}"
         rows.append([one.name, f"{one.votes:,}", f"{one.rating:+.0f}, {one.low:+.0f} to {one.high:+.0f}", elo])
     print(table(rows, right=(1,)))

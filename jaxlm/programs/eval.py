@@ -1,6 +1,7 @@
 """`jaxlm eval`: the held-out loss of a run's model, and benchmarks."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import itertools
@@ -106,10 +107,8 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:
     packages = {}
     for name in ("jaxlm", "jax", "lm_eval"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     asked = {"fewshot": config.eval.fewshot, "chat_template": config.eval.chat_template}
     return {"step": step, "limit": args.limit, **asked, "packages": packages}
 

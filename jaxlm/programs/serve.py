@@ -63,15 +63,9 @@ def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: st
     """The server of a restored model."""
     from jaxlm.serve import guard, guide, http, requests
 
-    ends, settings = chat.ends(restored.tokenizer), restored.model.config
-    reader = requests.Reader(
-        tokenizer=restored.tokenizer,
-        vocab_size=settings.vocab_size,
-        context=settings.max_seq_len,
-        ends=ends,
-        guides=guide.Guides(restored.tokenizer, settings.vocab_size, ends),
-        most_prompt=args.max_prompt,
-    )
+    tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
+    guides = guide.Guides(tokenizer, settings.vocab_size, ends)
+    reader = requests.Reader(tokenizer, settings.vocab_size, settings.max_seq_len, ends, guides, args.max_prompt)
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
     return http.Server(name, batcher, reader, limits, key)
@@ -83,15 +77,8 @@ def _serve(server, listening: socket.socket) -> None:
 
     from jaxlm.serve.guard import Arriving
 
-    settings = uvicorn.Config(
-        server.app(),
-        http=Arriving,
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
+    quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
+    settings = uvicorn.Config(server.app(), http=Arriving, timeout_graceful_shutdown=2, **quiet)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises what came once more
     say(f"serving {server.name} at {address.url(listening)}; ctrl-C ends it")
