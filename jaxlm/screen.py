@@ -131,7 +131,6 @@ def fit(parts: Sequence[Part], width: int) -> list[Part]:
 
 
 def joined(parts: Sequence[Part], colour: bool) -> str:
-    """Returns the parts as one line."""
     return "  ".join(f"{p.style}{p.text}{_RESET}" if colour and p.style else p.text for p in parts if p.text)
 
 

@@ -48,7 +48,6 @@ def screen(name: str) -> str:
 
 
 def keys() -> config_help.Keys:
-    """Returns all keys of the config, with their comments."""
     return config_help.read(config_files.module(config_files.find_config("base")))
 
 

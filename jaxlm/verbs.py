@@ -52,17 +52,14 @@ class Verb:
 
 
 def _text(metavar: str, words: str, default: str | None = "") -> dict:
-    """Returns the arguments of `add_argument` for an option that takes a text."""
     return {"default": default, "metavar": metavar, "help": words}
 
 
 def _number(words: str, default: int = 0) -> dict:
-    """Returns the arguments of `add_argument` for an option that takes a whole number."""
     return {"type": int, "default": default, "metavar": "N", "help": words}
 
 
 def _flag(words: str) -> dict:
-    """Returns the arguments of `add_argument` for an option without a value."""
     return {"action": "store_true", "help": words}
 
 

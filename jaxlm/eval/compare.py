@@ -62,7 +62,6 @@ class Comparison:
 
     @property
     def apart(self) -> bool:
-        """True if the two can be told apart."""
         return self.adjusted < LEVEL
 
 

@@ -210,7 +210,6 @@ def _pair(task: Task, row: dict, choice: int) -> str:
 
 
 def _alike(ids: Sequence[Sequence[int]]) -> int:
-    """Returns with how many equal tokens all begin."""
     shortest = min(map(len, ids))
     return next((place for place in range(shortest) if len({one[place] for one in ids}) > 1), shortest)
 

@@ -373,7 +373,6 @@ class ScorerLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Returns what tells the tokenizer from others."""
         return self.scorer.tokenizer.sha256
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -391,12 +390,10 @@ class ScorerLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Returns EOS."""
         return self.scorer.tokenizer.eos_id
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns the id that stands before a text without context."""
         return self.scorer.opening
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:

@@ -51,7 +51,6 @@ class Prompts(typing.NamedTuple):
 
 @functools.cache
 def read() -> Prompts:
-    """Returns the shipped prompts."""
     content = tomllib.loads(SHIPPED.read_text(encoding="utf-8"))
     return Prompts({name: content[name] for name in CATEGORIES}, tuple(content["refusals"]))
 

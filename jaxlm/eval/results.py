@@ -244,7 +244,6 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
 
 
 def steps(folder: pathlib.Path) -> list[int]:
-    """Returns the steps of a run that have results, in order."""
     names = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))
     return sorted(int(name) for name in names if files.is_step(name))
 

@@ -128,7 +128,6 @@ def sentence(line: str) -> Markup:
 
 
 def join(parts: Iterable[object]) -> Markup:
-    """Returns the parts one after another, as one piece of markup."""
     return Markup("".join(text(part) for part in parts))
 
 

@@ -133,7 +133,6 @@ class Reply:
         self._ticket = voice.batcher.submit(Ask(ids, settings.max_new_tokens, *drawing, stop_ids=talk.ends), hear)
 
     def cancel(self) -> None:
-        """Ends it early."""
         self._ticket.cancel()
 
     def take(self, update: Update) -> str:
@@ -186,7 +185,6 @@ class Replies:
             yield number, piece
 
     def cancel(self) -> None:
-        """Ends all of them early."""
         for reply in self.all:
             reply.cancel()
 

@@ -40,7 +40,6 @@ class Refused(Exception):
         self.status, self.param, self.code, self.headers = status, param, code, headers or {}
 
     def body(self) -> dict[str, typing.Any]:
-        """Returns the body of the answer."""
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
@@ -77,7 +76,6 @@ class Fields:
         return self._left.pop(name, None)
 
     def ignore(self, names: Collection[str]) -> None:
-        """Drops keys that change nothing here."""
         for name in names:
             self.any(name)
 

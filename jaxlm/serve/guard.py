@@ -86,7 +86,6 @@ class Arriving(AutoHTTPProtocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends to wait."""
         self._stop()
         super().connection_lost(exc)
 

@@ -96,7 +96,6 @@ class Flight:
             yield number, update
 
     def stop(self, number: int) -> None:
-        """Ends a request early."""
         if ticket := self._tickets.pop(number, None):
             ticket.cancel()
 

@@ -19,7 +19,6 @@ class Metrics:
         self._buckets, self._sum = [0] * (len(SECONDS) + 1), 0.0
 
     def answered(self, route: str, status: int) -> None:
-        """Counts an answer."""
         with self._lock:
             self._answers[route, status] += 1
 

@@ -195,7 +195,6 @@ class Reader:
 
     @functools.cached_property
     def _longest(self) -> int:
-        """The bytes of the longest token."""
         return max(map(len, (*self.tokenizer.piece_bytes(), *self.tokenizer.controls)))
 
     def _sound(self, ids: Sequence[typing.Any], param: str) -> list[int]:

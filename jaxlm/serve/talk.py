@@ -110,11 +110,9 @@ class Terminal:
             screen.say(text)
 
     def heading(self, name: str) -> None:
-        """Shows whose answer follows."""
         print(self._style(f"{name}:", CYAN), flush=True)
 
     def piece(self, text: str) -> None:
-        """Shows a piece of an answer."""
         print(safe(text) if screen.is_terminal(sys.stdout) else text, end="", flush=True)
 
     def room(self, answers: int) -> int:
@@ -268,7 +266,6 @@ class Talk:
         return True
 
     def help(self, _: str = "") -> None:
-        """Lists the commands."""
         for name, what in _HELP.items():
             self._terminal.note(f"{name:<15} {what}")
 

@@ -57,7 +57,6 @@ class Gap:
 
     @property
     def apart(self) -> bool:
-        """True if the two can be told apart."""
         return self.prompts >= _FEW_PROMPTS and self.low > 0
 
 

@@ -90,7 +90,6 @@ class Store:
             raise ConfigError(f"--store={path} can't be used: {error}") from None
 
     def close(self) -> None:
-        """Closes the file."""
         self._db.close()
 
     def enter(self, contestants: Mapping[str, str]) -> list[int]:
@@ -109,7 +108,6 @@ class Store:
         return [*self._playing]
 
     def names(self) -> dict[int, str]:
-        """Returns the names of those that take part, by id."""
         names = dict(self._all("SELECT id, name FROM contestants"))
         return {number: names[number] for number in self._playing}
 
@@ -120,7 +118,6 @@ class Store:
         return [prompt for prompt in dict.fromkeys(prompts) if prompt not in there]
 
     def prompts(self) -> list[str]:
-        """Returns all prompts, in the order in which they came."""
         return [row[0] for row in self._all("SELECT text FROM prompts ORDER BY id")]
 
     def answer(self, contestant: int, texts: Mapping[str, str]) -> None:
@@ -142,7 +139,6 @@ class Store:
         return next((row[0] for row in self._all("SELECT rater FROM browsers WHERE id = ?", browser)), None)
 
     def welcome(self, browser: str, rater: str) -> None:
-        """Keeps who votes in a browser."""
         with self._writing():
             self._db.execute("INSERT OR REPLACE INTO browsers VALUES (?, ?)", (browser, rater))
 
