@@ -80,12 +80,12 @@ def read(data_dir: str) -> list[Task]:
         raise ConfigError("core reads a bundle: set eval.data_dir to the folder that has core.yaml")
     if (root / "core.yaml").is_file():
         return _bundle(root)
-    found = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
-    if not found:
+    tasks = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
+    if not tasks:
         raise ConfigError(
             f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows (query, choices, gold)"
         )
-    return found
+    return tasks
 
 
 def _bundle(root: pathlib.Path) -> list[Task]:

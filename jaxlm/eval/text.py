@@ -21,10 +21,10 @@ def read(path: str, text_key: str) -> Documents:
 
     Raises ConfigError if there are none.
     """
-    found = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
-    if not found:
+    documents = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
+    if not documents:
         raise ConfigError(f"--text={path}: all its documents are empty")
-    return found
+    return documents
 
 
 def task(documents: Documents) -> str:

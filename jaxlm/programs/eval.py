@@ -53,23 +53,23 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = dataclasses.replace(run, tokenizer=chat.dated(run.tokenizer, about["moment"]))
     scorer = likelihood.of_restored(run, config)
     answered = itertools.chain(text.results(scorer, documents, config.train.seq_len), ask(scorer, args.limit))
-    found, lost = _asked(answered, keep, run.name)
+    scored, lost = _asked(answered, keep, run.name)
     if jax.process_index() == 0:
-        _show(held_out, found, args.json)
+        _show(held_out, scored, args.json)
         flops = harness.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
-        for line in filter(None, (results.alarm(one, flops) for one in found)):
+        for line in filter(None, (results.alarm(one, flops) for one in scored)):
             say(line)
-        if not why and (kept := [result.task for result in found if result.task not in lost]):
+        if not why and (kept := [result.task for result in scored if result.task not in lost]):
             say(f"written to {place}" + (f": {', '.join(kept)}" if lost else ""))
     return 1 if lost else 0
 
 
 def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[list[TaskResult], list[str]]:
     """Returns (results, tasks that could not be kept). Each is kept as soon as it is there: ctrl-C loses none."""
-    found, lost = [], []
+    scored, lost = [], []
     try:
         for result in answered:
-            found.append(result)
+            scored.append(result)
             line, kept = keep(result)
             if line:
                 say(line)
@@ -77,10 +77,10 @@ def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[l
     except likelihood.NotFinite as error:
         raise RunError(f"{name}: {error}") from None
     except KeyboardInterrupt:
-        if found:
-            say(f"done: {', '.join(result.task for result in found)}")
+        if scored:
+            say(f"done: {', '.join(result.task for result in scored)}")
         raise
-    return found, lost
+    return scored, lost
 
 
 def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, bool]:
@@ -113,9 +113,9 @@ def _about(step: int, config: Config, args: argparse.Namespace) -> dict:
     return {"step": step, "limit": args.limit, **asked, "packages": packages}
 
 
-def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool) -> None:
+def _show(held_out: dict[str, float], scored: Sequence[TaskResult], as_json: bool) -> None:
     rows = [{"task": "held-out", "metric": name, "value": value} for name, value in held_out.items()]
-    for result in found:
+    for result in scored:
         for name, value in result.metrics.items():
             guess = result.chance if name.startswith(("acc", "stereotype")) else None
             row = {"task": result.task, "metric": name, "value": value, "stderr": result.stderr.get(name)}
@@ -125,7 +125,7 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]
     cells = [[row["task"], row["metric"], f"{row['value']:.4g}", *_rest(row)] for row in rows]
     print(console.table([header, *cells], right=range(2, len(header))))
-    for line in filter(None, (core.line(found), *redteam.lines(found))):
+    for line in filter(None, (core.line(scored), *redteam.lines(scored))):
         print(line)
 
 

@@ -74,12 +74,12 @@ class Model:
 @functools.cache
 def models() -> tuple[Model, ...]:
     """Returns the models of the shipped file, in its order."""
-    found = []
+    known = []
     for entry in tomllib.loads(SHIPPED.read_text(encoding="utf-8"))["model"]:
         scores = {name: value for name, value in entry.items() if isinstance(value, dict)}
         about = entry["name"], entry["params"], entry.get("tokens"), entry["source"]
-        found.append(Model(*about, scores, entry.get("shown", True)))
-    return tuple(found)
+        known.append(Model(*about, scores, entry.get("shown", True)))
+    return tuple(known)
 
 
 def title(task: str) -> str:

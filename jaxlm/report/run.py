@@ -167,8 +167,8 @@ def _price(usd: float | None) -> str:
 
 
 def _futures(summary: dict) -> Markup:
-    found = summary.get("futures")
-    if not found:
+    futures = summary.get("futures")
+    if not futures:
         return Markup("")
     rows = [
         (
@@ -178,10 +178,10 @@ def _futures(summary: dict) -> Markup:
             hours(row["hours"]),
             *([spent(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
         )
-        for row in found.get("rows", ())
+        for row in futures.get("rows", ())
     ]
     head = ("future", "to step", "loss (80%)", "time", *(["cost", "cost of 0.01 nats"] if _is_paid(summary) else []))
-    advice = tag("p", page.sentence(found.get("advice", "")))
+    advice = tag("p", page.sentence(futures.get("advice", "")))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
 
