@@ -200,22 +200,22 @@ def _holds_run(workdir: str) -> bool:
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
-    found = config_files.find(word, verb.reads_run) if word and verb.models != "only" else None
+    named = config_files.find(word, verb.reads_run) if word and verb.models != "only" else None
     if verb.others:
         return config_files.load(word or "base", ["workdir=.", *overrides])
-    if verb.models == "only" or (found and found.kind == "model" and verb.models):
+    if verb.models == "only" or (named and named.kind == "model" and verb.models):
         return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
-    if found and found.kind in ("model", "documents"):
-        raise ConfigError(_not_taken(name, word, found))
-    if found and found.kind == "run":
-        if workdir and pathlib.Path(workdir).resolve() != found.path.resolve():
+    if named and named.kind in ("model", "documents"):
+        raise ConfigError(_not_taken(name, word, named))
+    if named and named.kind == "run":
+        if workdir and pathlib.Path(workdir).resolve() != named.path.resolve():
             raise ConfigError(f"two runs: {word} and --config.workdir={workdir}; give one of them")
-        return config_files.of_run(found.path, overrides)
-    config = config_files.load(str(found.path), overrides) if found else None
+        return config_files.of_run(named.path, overrides)
+    config = config_files.load(str(named.path), overrides) if named else None
     if config and not config.workdir:
-        config.workdir = config_files.default_workdir(found.path, config)
+        config.workdir = config_files.default_workdir(named.path, config)
     workdir = workdir or (config.workdir if config else "")
-    if (verb.reads_run or not found) and _holds_run(workdir):
+    if (verb.reads_run or not named) and _holds_run(workdir):
         return config_files.of_run(pathlib.Path(workdir), overrides)
     if config:
         return config
@@ -229,8 +229,8 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
     """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
     config, verb = _config(name, word, overrides), VERBS[name]
-    found = config_files.find(word) if word and verb.models != "only" else None
-    file = found.path if found and found.kind == "config" else None
+    named = config_files.find(word) if word and verb.models != "only" else None
+    file = named.path if named and named.kind == "config" else None
     given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
     if given and (line := importlib.import_module("jaxlm.data.given").take(config, file, overrides)):
         say(line)
@@ -242,20 +242,20 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     return config
 
 
-def _not_taken(name: str, word: str, found: config_files.Found) -> str:
+def _not_taken(name: str, word: str, named: config_files.Found) -> str:
     """Why a verb can't work on what a plain argument names, and how to go on."""
     theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
     path, takes = shlex.quote(word), f"jaxlm {name} takes a config or the folder of a run{theirs}"
-    if found.kind == "model":
+    if named.kind == "model":
         way = f": jaxlm import {path} --out=RUN makes a run of it"
         way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""
         return f"{path} is a model in Hugging Face's format; {takes}{way}"
-    if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
+    if any((named.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
     texts = (
         f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
     )
-    if VERBS[name].reads_run and found.path.is_dir():
+    if VERBS[name].reads_run and named.path.is_dir():
         return f"no run in {path}: it has no config.json; {takes}{texts}"
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 

@@ -215,7 +215,6 @@ def flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]
 
 

@@ -53,10 +53,10 @@ def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, qu
     Yields:
       A function that takes how much is done, and as a second argument words to show beside it.
     """
-    found = _Working(what, total, unit, quiet)
-    with screen.shown(found):
-        yield found.tell
-    if end and (line := found.end()):
+    activity = _Working(what, total, unit, quiet)
+    with screen.shown(activity):
+        yield activity.tell
+    if end and (line := activity.end()):
         say(line)
 
 
@@ -84,15 +84,9 @@ class _Working:
 
     def parts(self, alone: bool) -> list[Part]:
         """The live line."""
-        del alone
         took = time.monotonic() - self._began
-        return [
-            Part(self._what, 0, CYAN),
-            Part(self._amount(), 2),
-            Part(self._note, 6),
-            Part(duration(took), 8, DIM),
-            Part(self._left(took), 7, DIM),
-        ]
+        beside = [Part(self._amount(), 2), Part(self._note, 6), Part(duration(took), 8, DIM)]
+        return [Part(self._what, 0, CYAN), *beside, Part(self._left(took), 7, DIM)]
 
     def line(self) -> str:
         """The line that is due elsewhere."""
@@ -100,18 +94,16 @@ class _Working:
         if took < self._patience_s + self._said * AGAIN_S:
             return ""
         self._said += 1
-        found = f"{self._what} ..."
-        if self._said > 1:
-            shown = (self._amount(), self._note, duration(took), self._left(took))
-            found = f"{self._what}: {', '.join(filter(None, shown))}"
-        return found
+        if self._said == 1:
+            return f"{self._what} ..."
+        return f"{self._what}: {_listed(self._amount(), self._note, duration(took), self._left(took))}"
 
     def end(self) -> str:
         """The line that stays."""
         took = time.monotonic() - self._began
         if took < self._patience_s:
             return ""
-        shown = ", ".join(filter(None, (self._amount(), self._note)))
+        shown = _listed(self._amount(), self._note)
         return f"{self._what}: {shown} in {duration(took)}" if shown else f"{self._what}: {duration(took)}"
 
     def _amount(self) -> str:
@@ -123,6 +115,10 @@ class _Working:
         if not 0 < self._done < self._total:
             return ""
         return f"{duration(took / self._done * (self._total - self._done))} left"
+
+
+def _listed(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def open_closed() -> None:
@@ -249,10 +245,9 @@ def hours(value: float) -> str:
 def duration(seconds: float) -> str:
     """Returns seconds as a clock shows them: 95 -> '1m35s', 3725 -> '1h02m', 90000 -> '1d01h'."""
     s = round(seconds)
-    if s >= 86400:
-        return f"{s // 86400}d{s % 86400 // 3600:02d}h"
-    if s >= 3600:
-        return f"{s // 3600}h{s % 3600 // 60:02d}m"
+    for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "m")):
+        if s >= large:
+            return f"{s // large}{unit}{s % large // small:02d}{part}"
     return f"{s // 60}m{s % 60:02d}s"
 
 

@@ -1,4 +1,7 @@
-"""Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only."""
+"""Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only.
+
+It knows too what Linux's cgroups leave this process, in a container above all: its folders there, and the cores it may use.
+"""
 
 import contextlib
 import dataclasses
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator
 from jaxlm import console
 from jaxlm.config import ConfigError
 
+ROOT = pathlib.Path("/")
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
 _SOON_S = 5.0  # for a disk to give a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
@@ -152,13 +156,13 @@ def json_of(content: bytes | str, kind: type[T] = dict) -> T:
       ValueError: it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
     """
     try:
-        found = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
-        _check_depth(found, _MOST_LEVELS)
+        value = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+        _check_depth(value, _MOST_LEVELS)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise ValueError(f"it holds no {kind.__name__}")
-    return found
+    return value
 
 
 def _check_depth(value: object, levels: int) -> None:
@@ -179,12 +183,12 @@ def json_there(path: pathlib.Path) -> dict:
 
 def json_lines(path: pathlib.Path) -> list[dict]:
     """Returns the objects of a file of JSON lines. Leaves out lines that are no objects; [] if the file can't be read."""
-    found = []
+    objects = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             with contextlib.suppress(ValueError):
-                found.append(json_of(line))
-    return found
+                objects.append(json_of(line))
+    return objects
 
 
 def printable(name: str) -> str:
@@ -194,10 +198,10 @@ def printable(name: str) -> str:
 
 def chain(error: BaseException) -> list[BaseException]:
     """Returns the error and what caused it, down to the first cause."""
-    found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
-        found.append(cause)
-    return found
+    links = [error]
+    while (cause := links[-1].__cause__ or links[-1].__context__) is not None and cause not in links:
+        links.append(cause)
+    return links
 
 
 def of_system(error: BaseException) -> bool:
@@ -320,3 +324,41 @@ def within(seconds: float | None, ask: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value
+
+
+def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathlib.Path, bool]]:
+    """Yields (folder, True if it is of version 1) of each group whose limits hold for this process, the innermost first.
+
+    Yields nothing where there is no /proc (macOS).
+
+    Args:
+      controller: what is limited: "memory", "cpu".
+    """
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, where in groups:
+        older = controller in controllers.split(",")
+        if controllers and not older:
+            continue
+        base = root / "sys/fs/cgroup" / (controller if older else "")
+        own = base / where.lstrip("/")
+        for place in [own, *own.parents]:  # a limit further up holds too; in a container the path may not be seen
+            if not place.is_relative_to(base):
+                break
+            yield place, older
+
+
+def cores(root: pathlib.Path = ROOT) -> int:
+    """Returns how many cores this process may keep busy: those it is bound to, or fewer by its cgroups' quota; at least 1."""
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for place, older in cgroups("cpu", root):
+        with contextlib.suppress(OSError, ValueError):  # "max" = no limit; in version 1 that is -1
+            if older:
+                quota, period = ((place / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            else:
+                quota, period = (place / "cpu.max").read_text().split()
+            if int(quota) > 0:
+                limits.append(max(1, int(quota) // int(period)))
+    return min(limits)

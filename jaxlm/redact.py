@@ -37,7 +37,7 @@ def redact(value: typing.Any, key: str = "") -> typing.Any:
     if _is_secret(key):
         return HIDDEN
     if _WEBHOOK.search(key):
-        return _URL.sub(lambda found: redact_url(found[0], webhook=True), value)
+        return _URL.sub(lambda match: redact_url(match[0], webhook=True), value)
     return _redact_text(value)
 
 
@@ -54,13 +54,11 @@ def redact_url(url: str, webhook: bool = False) -> str:
     except ValueError:  # brackets that are no IPv6 address
         return f"{url.partition('://')[0]}://{HIDDEN}"
     if webhook:
-        return (
-            f"{parts.scheme}://{host}/{HIDDEN}" if parts.scheme in ("http", "https") else f"{parts.scheme}://{HIDDEN}"
-        )
+        place = f"{host}/" if parts.scheme in ("http", "https") else ""
+        return f"{parts.scheme}://{place}{HIDDEN}"
     user = f"{HIDDEN}@" if "@" in parts.netloc else ""
-    query = "&".join(
-        f"{name.partition('=')[0]}={HIDDEN}" if "=" in name else HIDDEN for name in parts.query.split("&") if name
-    )
+    names = [name for name in parts.query.split("&") if name]
+    query = "&".join(f"{name.partition('=')[0]}={HIDDEN}" if "=" in name else HIDDEN for name in names)
     return f"{parts.scheme}://{user}{host}{parts.path}" + (f"?{query}" if query else "")
 
 
@@ -70,22 +68,22 @@ def _is_secret(key: str) -> bool:
 
 def _redact_words(words: list | tuple, key: str) -> list | tuple:
     """Redacts the items of a list. In a command line, an option without `=` names the word after it."""
-    found, name = [], key
+    redacted, name = [], key
     for word in words:
         if isinstance(word, str) and word.startswith("--"):
             option, equals, value = word.partition("=")
             own = option.removeprefix("--").removeprefix("config.")
-            found.append(f"{option}={redact(value, own)}" if equals else word)
+            redacted.append(f"{option}={redact(value, own)}" if equals else word)
             name = key if equals else own
         else:
-            found.append(redact(word, name))
+            redacted.append(redact(word, name))
             name = key
-    return type(words)(found)
+    return type(words)(redacted)
 
 
 def _redact_text(text: str) -> str:
-    def named(found: re.Match) -> str:
-        return f"{found[1]}{found[2]}{HIDDEN}" if _is_secret(found[1]) else found[0]
+    def named(match: re.Match) -> str:
+        return f"{match[1]}{match[2]}{HIDDEN}" if _is_secret(match[1]) else match[0]
 
-    text = _BEARER.sub(rf"\1 {HIDDEN}", _URL.sub(lambda found: redact_url(found[0]), text))
+    text = _BEARER.sub(rf"\1 {HIDDEN}", _URL.sub(lambda match: redact_url(match[0]), text))
     return _OPTION.sub(named, _ASSIGNED.sub(named, text))

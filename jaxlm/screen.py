@@ -6,6 +6,7 @@ The cursor is never hidden and no mode of the terminal is changed, so a process 
 """
 
 import contextlib
+import dataclasses
 import os
 import select
 import sys
@@ -123,14 +124,13 @@ class Part(typing.NamedTuple):
 
 def fit(parts: Sequence[Part], width: int) -> list[Part]:
     """Returns the parts that fit into `width` columns, two blanks between them; of one that is too long its beginning."""
-    kept = [part for part in parts if part.text]
-    while len(kept) > 1 and sum(len(part.text) + 2 for part in kept) - 2 > width:
-        kept.remove(max(kept, key=lambda part: part.rank))
-    return [part._replace(text=part.text[:width]) for part in kept]
+    left = [part for part in parts if part.text]
+    while len(left) > 1 and len(joined(left, colour=False)) > width:
+        left.remove(max(left, key=lambda part: part.rank))
+    return [part._replace(text=part.text[:width]) for part in left]
 
 
 def joined(parts: Sequence[Part], colour: bool) -> str:
-    """Returns the parts as one line."""
     return "  ".join(f"{p.style}{p.text}{_RESET}" if colour and p.style else p.text for p in parts if p.text)
 
 
@@ -150,6 +150,7 @@ class Activity(typing.Protocol):
         """Returns a line that is due now where there is no live line, "" for none. Called twice a second."""
 
 
+@dataclasses.dataclass
 class _Screen:
     """What this process shows.
 
@@ -160,11 +161,12 @@ class _Screen:
       shared, group: see `share`.
     """
 
-    def __init__(self):
-        self.activities: list[tuple[Activity, typing.TextIO]] = []
-        self.drawn, self.drawn_on = "", None
-        self.ticker: threading.Thread | None = None
-        self.shared, self.group = False, 0
+    activities: list[tuple[Activity, typing.TextIO]] = dataclasses.field(default_factory=list)
+    drawn: str = ""
+    drawn_on: typing.TextIO | None = None
+    ticker: threading.Thread | None = None
+    shared: bool = False
+    group: int = 0
 
 
 _screen = _Screen()

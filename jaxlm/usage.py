@@ -11,33 +11,29 @@ from jaxlm.verbs import VERBS
 def screen(name: str) -> str:
     """Returns the help on a verb: what it does, its arguments, the sections of keys."""
     verb = VERBS[name]
-    arguments = {
-        "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
-        "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
-        **({verb.rest: verb.rest_help} if verb.rest else {}),
-        "--config.KEY=VALUE": "set a key of the config",
-    }
+    if verb.others:
+        target = f"{verb.others} {verb.others} ..."
+        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"}
+    elif verb.models == "only":
+        target, arguments = "HF_DIR", {"HF_DIR": "the folder of a Hugging Face model"}
+    else:
+        takes = f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{'|HF_DIR' * bool(verb.models)}"
+        target = f"RUN_A {verb.second}" if verb.second else takes
+        documents = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"}
+        also = "HF_DIR: that of a Hugging Face model" if verb.models else "also --config.workdir=RUN"
+        arguments = (documents if verb.folder else {}) | {
+            "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
+            "RUN": f"the folder of a run: its own config; {also}",
+        }
+    if verb.rest:
+        target, arguments[verb.rest] = f"{target} [{verb.rest} ...]", verb.rest_help
+    arguments["--config.KEY=VALUE"] = "set a key of the config"
     if verb.second:
         arguments[verb.second] = "the folder of another run"
     for option, given in verb.options.items():
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
-    if verb.folder:
-        arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
-    rest = f" [{verb.rest} ...]" * bool(verb.rest)
-    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN"
-    if verb.models:
-        target = "HF_DIR" if verb.models == "only" else target if verb.second else f"{target}|HF_DIR"
-        arguments["RUN"] = "the folder of a run: its own config; HF_DIR: that of a Hugging Face model"
-    if verb.others:
-        del arguments["CONFIG"], arguments["RUN"]
-        target = f"{verb.others} {verb.others} ..."
-        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"} | arguments
-    if verb.models == "only":
-        del arguments["CONFIG"], arguments["RUN"]
-        arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
-    target += rest
     width = max(map(len, arguments))
     return "\n".join(
         [

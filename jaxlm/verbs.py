@@ -52,17 +52,14 @@ class Verb:
 
 
 def _text(metavar: str, words: str, default: str | None = "") -> dict:
-    """Returns the arguments of `add_argument` for an option that takes a text."""
     return {"default": default, "metavar": metavar, "help": words}
 
 
 def _number(words: str, default: int = 0) -> dict:
-    """Returns the arguments of `add_argument` for an option that takes a whole number."""
     return {"type": int, "default": default, "metavar": "N", "help": words}
 
 
 def _flag(words: str) -> dict:
-    """Returns the arguments of `add_argument` for an option without a value."""
     return {"action": "store_true", "help": words}
 
 
@@ -198,8 +195,6 @@ VERBS = {
             "--queue": _number("requests that wait (default: 64)", 64),
             "--max-prompt": _number("tokens of a prompt; 0 = the context"),
             **_CHECKPOINT,
-            "--bench": _flag("serve nothing: measure tokens/s and waiting by clients"),
-            "--json": _flag("of --bench: print JSON instead of a table"),
         },
         reads_run=True,
         models="also",

@@ -18,17 +18,16 @@ import time
 
 from jaxlm import config as config_lib
 from jaxlm import config_files
-from jaxlm.eval import items, likelihood, lm_eval_tasks, model
-from jaxlm.eval.lm_eval_model import ScorerLM
+from jaxlm.eval import likelihood, lm_eval_tasks, model, results
 
 TASKS = (("arc_easy", 0), ("arc_easy", 5), ("piqa", 0), ("gsm8k", 0))
 
 
-def ours(run: str) -> ScorerLM:
+def ours(run: str) -> lm_eval_tasks.ScorerLM:
     """Returns the run's model as the harness takes it."""
     c = config_lib.resolve(config_files.from_run(pathlib.Path(run) / "config.json"))
-    restored = model.restore(run, "latest", c.model, c.data, c.hardware, c.distributed)
-    return ScorerLM(likelihood.of_restored(restored, c), "ours")
+    restored = model.restore(c, "latest")
+    return lm_eval_tasks.ScorerLM(likelihood.of_restored(restored, c), "ours")
 
 
 def requests_of(
@@ -39,7 +38,7 @@ def requests_of(
     if task.OUTPUT_TYPE == "generate_until":
         kwargs = dict(task.config.generation_kwargs) | {"max_gen_toks": new_tokens}
         task.set_config(key="generation_kwargs", value=kwargs)
-    chosen = items.spread(len(task.eval_docs), questions)
+    chosen = results.spread(len(task.eval_docs), questions)
     task.build_all_requests(samples=chosen, rank=0, world_size=1)
     kind = "generate_until" if task.OUTPUT_TYPE == "generate_until" else "loglikelihood"
     return kind, task.instances

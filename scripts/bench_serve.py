@@ -1,8 +1,9 @@
 """Measures continuous batching against batch generation: `python scripts/bench_serve.py` (random weights, 35M, float32).
 
-Prints the table of `jaxlm.serve.bench`, then each figure beside what it is held to: 8 clients against `Generator` with 8
-rows and against one client, the first token under load, gaps while another client sends 900 tokens, and many requests of
-random sizes, half of them cut off. A busy machine spoils them: its load is printed.
+Prints tokens a second, time to the first token, gaps between tokens and bandwidth by number of clients; then each figure
+beside what it is held to: 8 clients against `Generator` with 8 rows and against one client, the first token under load, gaps
+while another client sends 900 tokens, and many requests of random sizes, half of them cut off. A busy machine spoils them: its
+load is printed.
 """
 
 import argparse
@@ -22,9 +23,102 @@ from jaxlm.configs import local_35m
 from jaxlm.console import print_table
 from jaxlm.eval.completions import greedy
 from jaxlm.models.generate import Generator
-from jaxlm.serve import bench
-from jaxlm.serve.asks import Ask
-from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
+
+
+class Answer:
+    """One request, waited for.
+
+    Attributes:
+      times: when it was asked and when each update with tokens came, in seconds.
+      tokens: how many came.
+      ended, why: as `Update` has them.
+    """
+
+    def __init__(self, batcher: Batcher, ask: Ask, cut_after: int | None = None):
+        self.times, self.tokens, self.ended, self.why = [time.perf_counter()], 0, "", ""
+        self._cut_after, self._done = cut_after, threading.Event()
+        self.ticket: Ticket | None = None  # until `submit` returns, during which the first tokens may come
+        while True:
+            try:
+                self.ticket = batcher.submit(ask, self._hear)
+                return
+            except Busy as busy:
+                time.sleep(min(busy.retry_after_s, 0.05))
+
+    def _hear(self, update: Update) -> None:
+        self.tokens += len(update.tokens)
+        if update.tokens:
+            self.times.append(time.perf_counter())
+        if update.ended:
+            self.ended, self.why = update.ended, update.why
+            self._done.set()
+        elif self.ticket and self._cut_after is not None and self.tokens >= self._cut_after:
+            self.ticket.cancel()
+
+    def wait(self) -> "Answer":
+        """Returns itself, once it ended."""
+        self._done.wait()
+        return self
+
+    @property
+    def first_s(self) -> float:
+        """Returns the seconds to the first token."""
+        return self.times[1] - self.times[0]
+
+    def gaps_s(self, begin: float = 0.0, end: float = float("inf")) -> list[float]:
+        """Returns the seconds between two updates, of those that came between two times."""
+        pairs = zip(self.times[1:], self.times[2:], strict=False)
+        return [after - before for before, after in pairs if begin <= after <= end]
+
+
+def by_clients(
+    batcher: Batcher, clients: tuple[int, ...] = (1, 2, 4, 8), prompt: int = 32, new: int = 128, requests: int = 2
+) -> list[dict]:
+    """Returns a row of figures for each number of clients, with that of all rows added; `batcher` is warm and idle.
+
+    Each client sends `requests` requests of `prompt` random ids, one after the other, and reads `new` tokens of each,
+    the likeliest.
+    """
+    rng = np.random.default_rng(0)
+    highest = batcher.engine.model.config.vocab_size
+    room = batcher.engine.model.config.max_seq_len
+    prompt = min(prompt, room // 2)
+    new = min(new, room - prompt)
+    return [
+        _measure(batcher, rng.integers(0, highest, (count, requests, prompt)).tolist(), new)
+        for count in sorted({*clients, batcher.engine.rows})
+        if count <= batcher.engine.rows
+    ]
+
+
+def _measure(batcher: Batcher, prompts: list[list[list[int]]], new: int) -> dict:
+    """The figures of one client for each list of prompts."""
+    before, answers = batcher.stats(), []
+
+    def client(own: list[list[int]]) -> None:
+        for ids in own:
+            answers.append(Answer(batcher, Ask(tuple(ids), new, temperature=0.0)).wait())
+
+    threads = [threading.Thread(target=client, args=(own,)) for own in prompts]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds, after = time.perf_counter() - start, batcher.stats()
+    firsts = [answer.first_s for answer in answers if answer.tokens]
+    gaps = [gap for answer in answers for gap in answer.gaps_s()]
+    return {
+        "clients": len(prompts),
+        "tokens/s": sum(answer.tokens for answer in answers) / seconds,
+        "first token, ms": 1e3 * float(np.median(firsts)),
+        "first token p95, ms": 1e3 * float(np.quantile(firsts, 0.95)),
+        "gap, ms": 1e3 * float(np.median(gaps)),
+        "gap p99, ms": 1e3 * float(np.quantile(gaps, 0.99)),
+        "GB/s": (after.step_bytes - before.step_bytes) / seconds / 1e9,
+        "failed": sum(answer.ended == "failed" for answer in answers),
+    }
 
 
 def prompt(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
@@ -39,7 +133,7 @@ def first_tokens(batcher: Batcher, load: int, new: int, number: int) -> list[flo
     def client(seed: int) -> None:
         own = np.random.default_rng(seed)
         while not stop.is_set():
-            bench.Answer(batcher, Ask(prompt(own, 24), int(own.integers(new // 2, new)), temperature=0.0)).wait()
+            Answer(batcher, Ask(prompt(own, 24), int(own.integers(new // 2, new)), temperature=0.0)).wait()
 
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(load)]
     for thread in threads:
@@ -47,7 +141,7 @@ def first_tokens(batcher: Batcher, load: int, new: int, number: int) -> list[flo
     time.sleep(1.0)
     firsts = []
     for _ in range(number):
-        firsts.append(bench.Answer(batcher, Ask(prompt(rng, 24), 4, temperature=0.0)).wait().first_s)
+        firsts.append(Answer(batcher, Ask(prompt(rng, 24), 4, temperature=0.0)).wait().first_s)
         time.sleep(float(rng.uniform(0, 0.1)))
     stop.set()
     for thread in threads:
@@ -58,12 +152,12 @@ def first_tokens(batcher: Batcher, load: int, new: int, number: int) -> list[flo
 def gaps_beside(batcher: Batcher, tokens: int) -> list[float]:
     """Seconds between the tokens of a few clients while another sends a long prompt, again and again."""
     rng = np.random.default_rng(3)
-    others = [bench.Answer(batcher, Ask(prompt(rng, 24), 400, temperature=0.0)) for _ in range(4)]
+    others = [Answer(batcher, Ask(prompt(rng, 24), 400, temperature=0.0)) for _ in range(4)]
     while any(other.tokens < 10 for other in others):
         time.sleep(0.01)
     begin = time.perf_counter()
     for _ in range(3):
-        bench.Answer(batcher, Ask(prompt(rng, tokens), 1, temperature=0.0)).wait()
+        Answer(batcher, Ask(prompt(rng, tokens), 1, temperature=0.0)).wait()
     end = time.perf_counter()
     for other in others:
         other.ticket.cancel()
@@ -82,7 +176,7 @@ def storm(batcher: Batcher, number: int) -> tuple[int, float, float]:
     for count in range(number):
         new = int(rng.integers(1, 48))
         ask = Ask(prompt(rng, int(rng.integers(1, 300))), new, temperature=float(rng.integers(0, 2)), seed=count)
-        answers.append(bench.Answer(batcher, ask, cut_after=int(rng.integers(0, new)) if count % 2 else None))
+        answers.append(Answer(batcher, ask, cut_after=int(rng.integers(0, new)) if count % 2 else None))
         if count == number // 5:
             early = resident()
     for answer in answers:
@@ -120,7 +214,7 @@ def main() -> None:
         began = time.perf_counter()
         tokens = sum(map(len, generator(prompts, settings)))
         rates.append(tokens / (time.perf_counter() - began))
-        tables.append(bench.run(batcher, prompt=32, new=new))
+        tables.append(by_clients(batcher, prompt=32, new=new))
     print_table(tables[-1], False)
     eight = [table[-1]["tokens/s"] for table in tables]
     one = [table[0]["tokens/s"] for table in tables]

@@ -25,8 +25,8 @@ PACKAGE = "jaxlm"
 FLOORS = (
     (
         *("config", "config_files", "tree", "sharding", "processes", "xla_flags"),
-        *("files", "cgroups", "redact", "screen", "transcript", "console", "interrupts", "child", "__init__"),
-        *("sandbox_child", "seccomp"),
+        *("files", "redact", "screen", "transcript", "console", "interrupts", "child", "__init__"),
+        "sandbox_child",
     ),
     ("corpus", "ops"),
     ("models", "data", "report"),

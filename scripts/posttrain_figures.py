@@ -66,7 +66,7 @@ def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
     from jaxlm.models import generate
 
     c = config_lib.resolve(config_files.from_run(run / "config.json"))
-    restored = model.restore(str(run), "latest", c.model, c.data, c.hardware, c.distributed)
+    restored = model.restore(c, "latest")
     rows = [json.loads(line)["messages"] for line in chats.read_text("utf-8").splitlines()]
     tokenizer, end = restored.tokenizer, chat.end_id(restored.tokenizer)
     if end is None:

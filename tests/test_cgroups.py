@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxlm import cgroups
+from jaxlm import files as files_lib
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_the_cores_of_a_container(tmp_path, monkeypatch, groups, files, cores):
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
-    assert cgroups.cores(tmp_path) == cores
+    assert files_lib.cores(tmp_path) == cores
 
 
 def test_a_process_that_is_bound_to_some_cores_has_those(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5}, raising=False)
-    assert cgroups.cores(tmp_path) == 2
+    assert files_lib.cores(tmp_path) == 2
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert cgroups.cores(tmp_path) == os.cpu_count()
+    assert files_lib.cores(tmp_path) == os.cpu_count()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from jaxlm.serve.asks import Ask, Busy, Stats, Token, Update
+from jaxlm.serve.batcher import Ask, Busy, Stats, Token, Update
 from jaxlm.serve.guard import Arriving
 
 SCHEMA = {

@@ -22,7 +22,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
-from jaxlm import cgroups, console
+from jaxlm import console, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import tally
 
@@ -146,7 +146,7 @@ class _LocalExecutor(PipelineExecutor):
 
     def __init__(self, engine: Engine, pipeline: list, tasks: int, logging_dir: str):
         super().__init__(pipeline, logging_dir)
-        self.tasks, self.workers = tasks, engine.workers or cgroups.cores()
+        self.tasks, self.workers = tasks, engine.workers or files.cores()
 
     @property
     def world_size(self) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm import cgroups, config_files, console, files
+from jaxlm import config_files, console, files
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, older
 from jaxlm.console import Say
 from jaxlm.corpus import conclude, recipes
@@ -232,7 +232,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
         global_settings={name: dict(settings.stages[name]) for name in registry.GLOBAL_STAGES},
         memory_gb=settings.memory_gb,
         # On a cluster the cores of this machine don't count.
-        threads=(settings.workers or cgroups.cores()) if engine == "local" else 1,
+        threads=(settings.workers or files.cores()) if engine == "local" else 1,
         examples=settings.examples,
         excerpt_chars=settings.excerpt_chars,
     )

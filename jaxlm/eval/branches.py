@@ -37,7 +37,6 @@ class Row:
 
     @classmethod
     def empty(cls) -> "Row":
-        """Returns a row without tokens."""
         return cls([], [], [], [], [], [])
 
     def add(self, number: int, ids: Sequence[int], shared: int, targets: Sequence[int]) -> None:

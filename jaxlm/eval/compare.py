@@ -6,8 +6,8 @@ chapters 13 and 15). Votes by a sign test. The p-values of several comparisons a
 byte apart from the others.
 """
 
+import collections
 import dataclasses
-import math
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +15,8 @@ import numpy as np
 from scipy import stats
 
 from jaxlm.config import ConfigError
-from jaxlm.eval.measures import BITS
-from jaxlm.eval.results import TaskResult
-from jaxlm.report import published
+from jaxlm.eval.results import TaskResult, has
+from jaxlm.report.benchmarks import BITS, accuracy, title
 
 LEVEL = 0.05  # below that p-value two models are told apart
 _DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
@@ -63,7 +62,6 @@ class Comparison:
 
     @property
     def apart(self) -> bool:
-        """True if the two can be told apart."""
         return self.adjusted < LEVEL
 
 
@@ -121,11 +119,10 @@ def scores(
     direction = "" if lower is None else "where lower is better" if lower else "if higher is better"
     if metric in _EVEN:
         gain = round(abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric]), 9)
-    return Comparison(
-        task, metric, test, len(common), float(left.mean()), float(right.mean()), difference, low, high, p,
-        a_only=len(a) - len(common), b_only=len(b) - len(common), better="b" if gain > 0 else "a" if gain < 0 else "",
-        direction=direction,
-    )  # fmt: skip
+    only = {"a_only": len(a) - len(common), "b_only": len(b) - len(common)}
+    better = "b" if gain > 0 else "a" if gain < 0 else ""
+    means = (float(left.mean()), float(right.mean()), difference)
+    return Comparison(task, metric, test, len(common), *means, low, high, p, **only, better=better, direction=direction)
 
 
 def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list[Comparison]:
@@ -138,23 +135,23 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
         raise ConfigError(
             f"A and B have no task in common: A has {', '.join(a) or 'none'}, B has {', '.join(b) or 'none'}"
         )
-    found = []
+    comparisons = []
     for task in common:
-        one, other = a[task], b[task]
-        if not (one.items and other.items):  # `core` is a mean over tasks, and these are compared
+        sides = (a[task], b[task])
+        if not all(side.items for side in sides):  # `core` is a mean over tasks, and these are compared
             continue
-        if one.fewshot != other.fewshot:
+        if a[task].fewshot != b[task].fewshot:
             raise ConfigError(
-                f"{task} was asked with {one.fewshot} worked examples of A and {other.fewshot} of B: run jaxlm eval with "
+                f"{task} was asked with {a[task].fewshot} worked examples of A and {b[task].fewshot} of B: run jaxlm eval with "
                 "the same --fewshot"
             )
-        _check_questions(task, one, other)
-        for metric in _metrics(one, other):
-            sides = [{i.id: i.metrics[metric] for i in side.items if _has(i.metrics, metric)} for side in (one, other)]
-            found.append(scores(task, metric, *sides))
-    if not found:
+        _check_questions(task, *sides)
+        for metric in _metrics(*sides):
+            of_items = [{i.id: i.metrics[metric] for i in side.items if has(i.metrics, metric)} for side in sides]
+            comparisons.append(scores(task, metric, *of_items))
+    if not comparisons:
         raise ConfigError(f"{', '.join(common)}: A and B have no score in common")
-    return adjust(found)
+    return adjust(comparisons)
 
 
 def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
@@ -168,20 +165,12 @@ def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
             )
 
 
-def _has(metrics: Mapping[str, float], metric: str) -> bool:
-    return math.isfinite(metrics.get(metric, math.nan))
-
-
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
     """The accuracy of a task and bits per byte, of what both sides have; else the first metric that they have."""
-    names = [_names(side) for side in (a, b)]
+    names = [dict.fromkeys(name for item in side.items for name in item.metrics) for side in (a, b)]
     both = {name: 0.0 for name in names[0] if name in names[1]}
-    chosen = [name for name in (published.accuracy(both), BITS) if name in both]
+    chosen = [name for name in (accuracy(both), BITS) if name in both]
     return chosen or [*both][:1]
-
-
-def _names(side: TaskResult) -> list[str]:
-    return list(dict.fromkeys(name for item in side.items for name in item.metrics))
 
 
 def votes(records: Sequence[typing.Any]) -> Comparison:
@@ -191,18 +180,16 @@ def votes(records: Sequence[typing.Any]) -> Comparison:
 
     Raises ConfigError if a vote has no winner, or there is none.
     """
-    items: dict[object, int] = {}
+    leads: dict[str, int] = collections.defaultdict(int)  # of B over A, by item
     for number, record in enumerate(records, start=1):
         winner = record.get("winner") if isinstance(record, dict) else None
         if winner not in ("a", "b", "tie"):
             raise ConfigError(f'vote {number}: "winner" is {winner!r}; it must be "a", "b" or "tie"')
-        item = str(record.get("item", f"vote {number}"))
-        items[item] = items.get(item, 0) + {"a": -1, "b": 1, "tie": 0}[winner]
-    if not items:
+        leads[str(record.get("item", f"vote {number}"))] += {"a": -1, "b": 1, "tie": 0}[winner]
+    if not leads:
         raise ConfigError("no votes")
-    lost, won = sum(v < 0 for v in items.values()), sum(v > 0 for v in items.values())
-    n, p = len(items), 1.0
-    low, high = 0.0, 0.0
+    lost, won = sum(lead < 0 for lead in leads.values()), sum(lead > 0 for lead in leads.values())
+    n, p, low, high = len(leads), 1.0, 0.0, 0.0
     if lost + won:
         test = stats.binomtest(won, lost + won)
         interval = test.proportion_ci()
@@ -214,47 +201,48 @@ def votes(records: Sequence[typing.Any]) -> Comparison:
     )
 
 
-def adjust(found: Sequence[Comparison]) -> list[Comparison]:
+def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Returns the comparisons with p-values corrected for their number (Holm 1979): scores and bits per byte each for theirs.
 
     A task's accuracy is not judged more strictly because its bits per byte are compared too.
     """
     adjusted = {}
-    for family in _families(found):
+    for family in _families(comparisons):
         worst = 0.0
-        for rank, index in enumerate(sorted(family, key=lambda i: found[i].p)):
-            worst = max(worst, min(1.0, found[index].p * (len(family) - rank)))
+        for rank, index in enumerate(sorted(family, key=lambda i: comparisons[i].p)):
+            worst = max(worst, min(1.0, comparisons[index].p * (len(family) - rank)))
             adjusted[index] = worst
-    return [dataclasses.replace(one, adjusted=adjusted[index]) for index, one in enumerate(found)]
+    return [dataclasses.replace(one, adjusted=adjusted[index]) for index, one in enumerate(comparisons)]
 
 
-def _families(found: Sequence[Comparison]) -> list[list[int]]:
+def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
     """Returns the indices of the scores, then of the bits per byte."""
-    return [[index for index, one in enumerate(found) if (one.metric == BITS) == bits] for bits in (False, True)]
+    return [[index for index, one in enumerate(comparisons) if (one.metric == BITS) == bits] for bits in (False, True)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In words
 
 
-def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
+def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
     """Returns a sentence for each task, and for several comparisons one that says how many there were."""
     lines = []
-    for task in dict.fromkeys(one.task for one in found):
-        parts = [_clause(one, a, b) for one in found if one.task == task]
-        lines.append("; ".join(parts))
-    if any(one.n < _FEW and one.task != "votes" for one in found):
+    for task in dict.fromkeys(one.task for one in comparisons):
+        lines.append("; ".join(_clause(one, a, b) for one in comparisons if one.task == task))
+    if any(one.n < _FEW and one.task != "votes" for one in comparisons):
         lines.append(f"fewer than {_FEW} items can't tell two models apart, whatever they score: ask more")
-    for one in found:
-        if (one.a_only or one.b_only) and one.task not in [other.task for other in found[: found.index(one)]]:
-            name, more = published.title(one.task), ""
+    for one in comparisons:
+        if (one.a_only or one.b_only) and one.task not in [
+            other.task for other in comparisons[: comparisons.index(one)]
+        ]:
+            name, more = title(one.task), ""
             if one.a_only and one.b_only:
                 more = "; run jaxlm eval on both with the same --limit to compare more"
             sides = [f"{n:,} that only {who} has" for n, who in ((one.a_only, a), (one.b_only, b)) if n]
             lines.append(f"{name}: items left out: {' and '.join(sides)}{more}")
-    if len(found) > 1:
-        number, bits = map(len, _families(found))
-        each = f", scores and bits per byte apart: {number} and {bits}" if number and bits else f": {len(found)}"
+    if len(comparisons) > 1:
+        number, bits = map(len, _families(comparisons))
+        each = f", scores and bits per byte apart: {number} and {bits}" if number and bits else f": {len(comparisons)}"
         lines.append(f"p-values are corrected for the number of comparisons (Holm){each}")
     return lines
 
@@ -266,7 +254,7 @@ def _clause(one: Comparison, a: str, b: str) -> str:
             return f"the answers' bits per byte can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
         moved = "fell" if one.difference < 0 else "rose"
         return f"the answers' bits per byte {moved} by {_short(abs(one.difference))} {p}"
-    on = "by the votes" if one.task == "votes" else f"on {published.title(one.task)}"
+    on = "by the votes" if one.task == "votes" else f"on {title(one.task)}"
     if not one.apart:
         return f"{a} and {b} can't be told apart {on} {p}"
     if not one.better:

@@ -16,17 +16,8 @@ _ROWS = 32  # prompts of a batch, at most
 
 def greedy(max_new_tokens: int, temperature: float = 0.0) -> SampleConfig:
     """Returns the settings that take the likeliest token, up to so many; with a temperature, those that sample."""
-    return SampleConfig(
-        prompts=(),
-        every_steps=0,
-        at_steps=(),
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        also_greedy=False,
-        top_k=0,
-        top_p=1.0,
-        chat_template=False,
-    )
+    never = {"prompts": (), "every_steps": 0, "at_steps": (), "also_greedy": False, "chat_template": False}
+    return SampleConfig(**never, max_new_tokens=max_new_tokens, temperature=temperature, top_k=0, top_p=1.0)
 
 
 def complete(
@@ -79,8 +70,8 @@ def continue_ids(
             given = [list(prompts[number][-limit:]) for number in taken]
             # The last batch as long as the others: one program.
             given += given[-1:] * (min(size, len(order)) - len(given))
-            found = _continue(scorer, given, stops, settings, seed + start)
-            rows |= zip(taken, found[: len(taken)], strict=True)
+            new = _continue(scorer, given, stops, settings, seed + start)
+            rows |= zip(taken, new[: len(taken)], strict=True)
             tell(len(rows))
     return [rows[number] for number in range(len(prompts))]
 

@@ -7,6 +7,7 @@ continuation, gold) and `language_modeling` (context, continuation). A folder wi
 
 import csv
 import dataclasses
+import itertools
 import pathlib
 import random
 import typing
@@ -19,9 +20,8 @@ from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.ids import document
 from jaxlm.eval.branches import Request
-from jaxlm.eval.items import means
 from jaxlm.eval.likelihood import Score, Scorer
-from jaxlm.eval.results import Item, TaskResult
+from jaxlm.eval.results import Item, TaskResult, means
 
 GPT2 = 0.2565  # CORE of the 1.5B GPT-2, as nanochat's README says
 _NAMES = {kind: name for name, kind in layout.TYPES.items()}
@@ -51,16 +51,16 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
       settings: the section `eval` of the config: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
       items: of each task, the first in nanochat's order; 0 for all.
     """
-    tasks, found = _tasks(part, settings.data_dir), []
-    for task in tasks:
+    results = []
+    for task in _tasks(part, settings.data_dir):
         rows = load(task)
         shots = settings.fewshot if settings.fewshot >= 0 else task.fewshot
-        found.append(_evaluate(scorer, task._replace(fewshot=min(shots, len(rows) - 1)), rows, items))
-    if len(found) > 1:
-        centred = float(np.mean([result.metrics["centred"] for result in found]))
-        shots = {result.fewshot for result in found}
-        found.append(TaskResult("core", {"centred": centred}, {}, None, shots.pop() if len(shots) == 1 else None, []))
-    return found
+        results.append(_evaluate(scorer, task._replace(fewshot=min(shots, len(rows) - 1)), rows, items))
+    if len(results) > 1:
+        centred = float(np.mean([result.metrics["centred"] for result in results]))
+        shots = {result.fewshot for result in results}
+        results.append(TaskResult("core", {"centred": centred}, {}, None, shots.pop() if len(shots) == 1 else None, []))
+    return results
 
 
 def _tasks(part: str, data_dir: str) -> list[Task]:
@@ -80,12 +80,12 @@ def read(data_dir: str) -> list[Task]:
         raise ConfigError("core reads a bundle: set eval.data_dir to the folder that has core.yaml")
     if (root / "core.yaml").is_file():
         return _bundle(root)
-    found = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
-    if not found:
+    tasks = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
+    if not tasks:
         raise ConfigError(
             f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows (query, choices, gold)"
         )
-    return found
+    return tasks
 
 
 def _bundle(root: pathlib.Path) -> list[Task]:
@@ -95,17 +95,12 @@ def _bundle(root: pathlib.Path) -> list[Task]:
         entries = yaml.safe_load((root / "core.yaml").read_text())["icl_tasks"]
         with open(root / "eval_meta_data.csv", encoding="utf-8") as file:
             chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
-        return [
-            Task(
-                entry["label"],
-                root / "eval_data" / entry["dataset_uri"],
-                entry["icl_task_type"],
-                entry["num_fewshot"][0],
-                entry.get("continuation_delimiter", " "),
-                chances[entry["label"]],
-            )
-            for entry in entries
-        ]
+        tasks = []
+        for entry in entries:
+            name, path = entry["label"], root / "eval_data" / entry["dataset_uri"]
+            delimiter = entry.get("continuation_delimiter", " ")
+            tasks.append(Task(name, path, entry["icl_task_type"], entry["num_fewshot"][0], delimiter, chances[name]))
+        return tasks
     except (OSError, yaml.YAMLError, csv.Error, *files.MANGLED) as error:
         raise ConfigError(f"{root} is no bundle of CORE, or it is damaged ({error!r}): fetch it again") from error
 
@@ -138,24 +133,23 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
     random.Random(1337).shuffle(order)  # nanochat's order, of which it takes the first questions too
     rows = [rows[number] for number in order]
     taken = range(min(items or len(rows), len(rows)))
-    requests, spans = [], []
-    for number in taken:
-        own = questions(scorer, task, rows, number)
-        spans.append((len(requests), len(requests) + len(own)))
-        requests += own
-    scores, sizes = scorer.score(requests, task.name), scorer.tokenizer.token_bytes()
-    found = []
-    for number, (first, end) in zip(taken, spans, strict=True):
-        lengths = [int(sizes[list(scored)].sum()) for _, scored in requests[first:end]]
-        found.append(_item(task, rows[number], order[number], scores[first:end], lengths))
+    requests = [questions(scorer, task, rows, number) for number in taken]
+    scores, sizes = (
+        iter(scorer.score([one for own in requests for one in own], task.name)),
+        scorer.tokenizer.token_bytes(),
+    )
+    answered = []
+    for number, own in zip(taken, requests, strict=True):
+        lengths = [int(sizes[list(scored)].sum()) for _, scored in own]
+        answered.append(_item(task, rows[number], order[number], [*itertools.islice(scores, len(own))], lengths))
     chance = task.chance
     if chance is None:
         chance = float(np.mean([1 / len(_choices(task, rows[number])) for number in taken]))
-    metrics, stderr = means(found)
+    metrics, stderr = means(answered)
     metrics["centred"] = (metrics["acc"] - chance) / (1 - chance)
     if "acc" in stderr:
         stderr["centred"] = stderr["acc"] / (1 - chance)
-    return TaskResult(task.name, metrics, stderr, chance, task.fewshot, found)
+    return TaskResult(task.name, metrics, stderr, chance, task.fewshot, answered)
 
 
 def _item(task: Task, row: dict, number: int, scores: Sequence[Score], sizes: Sequence[int]) -> Item:
@@ -216,7 +210,6 @@ def _pair(task: Task, row: dict, choice: int) -> str:
 
 
 def _alike(ids: Sequence[Sequence[int]]) -> int:
-    """Returns with how many equal tokens all begin."""
     shortest = min(map(len, ids))
     return next((place for place in range(shortest) if len({one[place] for one in ids}) > 1), shortest)
 

@@ -1,21 +1,28 @@
-"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, DCLM's CORE, the red team, on one scorer."""
+"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, DCLM's CORE, the red team, on one scorer.
 
-import contextlib
+`jaxlm eval` asks them. So does a hook while a model trains: the same questions at each step, into metrics.jsonl and
+RUN/eval/STEP.
+"""
+
 import importlib.util
-import io
 import os
-import random
+import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
+import jax
+from jax.sharding import Mesh
 
-from jaxlm.config import ConfigError, EvalConfig
-from jaxlm.eval import core, humaneval, measures, redteam
-from jaxlm.eval.items import means, shares, spread
-from jaxlm.eval.likelihood import Scorer
-from jaxlm.eval.results import Item, TaskResult
-from jaxlm.processes import say
+from jaxlm.config import Config, ConfigError, EvalConfig
+from jaxlm.data import chat
+from jaxlm.data.coder import Encoded
+from jaxlm.data.shards import DataDir
+from jaxlm.eval import core, humaneval, redteam, results
+from jaxlm.eval.likelihood import NotFinite, Scorer
+from jaxlm.eval.results import TaskResult
+from jaxlm.models.transformer import Transformer
+from jaxlm.objectives.base import Variables
+from jaxlm.processes import from_first, say, together
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -67,10 +74,12 @@ class Benchmarks:
         for name in self.names:
             own, _, part = name.partition(":")
             if own in _OWN:
-                found = _OWN[own].evaluate(scorer, part, self._settings, items)
+                scored = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                found = [_task_result(scorer, name, self._loaded[name], items, self._settings)]
-            yield from map(measures.measured, found)
+                from jaxlm.eval import lm_eval_tasks
+
+                scored = [lm_eval_tasks.evaluate(scorer, name, self._loaded[name], items, self._settings)]
+            yield from map(results.measured, scored)
 
 
 def _own_name(name: str) -> str:
@@ -89,114 +98,62 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
     return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache, settings.run_code)
 
 
-def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, settings: EvalConfig) -> TaskResult:
-    """Runs one task, or the members of a group, whose questions then count alike."""
-    import lm_eval
+def find(settings: EvalConfig) -> Benchmarks | None:
+    """Returns the benchmarks of `eval.tasks`; None if there are none. Called on all processes.
 
-    from jaxlm.eval import lm_eval_model, lm_eval_tasks
-
-    sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
-    taken = shares(sizes, items)
-    chosen = {leaf: spread(sizes[leaf], taken[leaf]) for leaf in tasks if taken[leaf]}
-    tasks = {leaf: tasks[leaf] for leaf in chosen}
-    for leaf, task in tasks.items():
-        lm_eval_tasks.ask(task, chosen[leaf])
-    chats = settings.chat_template
-    model, given = lm_eval_model.ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
-    asked = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
-    asked |= {"confirm_run_unsafe_code": settings.run_code}
-    # Bootstraps fork, which JAX's threads do not survive. What it and its tasks print is not for us.
-    with _seeded(), contextlib.redirect_stdout(io.StringIO()):
-        output = lm_eval.evaluate(model, given, **asked, bootstrap_iters=0)
-    kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
-    whole = [item for of_leaf in kept.values() for item in of_leaf]
-    chances = [item.detail.pop("chance", None) for item in whole]
-    first = next(iter(tasks.values()))
-    metrics, stderr = means(whole)
-    if len(tasks) == 1:
-        metrics = _scores(output["results"][next(iter(tasks))], first)
-    chance = float(np.mean(chances)) if chances and None not in chances else None
-    return TaskResult(name, metrics, stderr, chance, int(first.get_config("num_fewshot") or 0), whole)
-
-
-def _scores(result: dict, task) -> dict[str, float]:
-    """Returns the harness's `acc,none`, `exact_match,strict-match`, ... by our names."""
-    split = ((*key.partition(",")[::2], value) for key, value in result.items())
-    names = _metric_names(task)
-    return {
-        names(metric, way): float(value) for metric, way, value in split if way and not isinstance(value, str | None)
-    }
-
-
-def _metric_names(task):
-    """Returns a function (metric, way) -> its name: plain for the task's first way of reading an answer."""
-    ways = [entry["name"] for entry in task.get_config("filter_list") or ()] or ["none"]
-    return lambda metric, way: metric if way == ways[0] else f"{metric},{way}"
-
-
-def _items(task, samples: list[dict], prefix: str) -> list[Item]:
-    """Returns the questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores.
-
-    A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
+    Raises:
+      ConfigError: a task does not exist, its data is missing, or an extra.
     """
-    from lm_eval.api.metrics import mean
-
-    names, aggregation, found = _metric_names(task), task.aggregation(), {}
-    for sample in samples:
-        number = sample["doc_id"]
-        metrics = {
-            names(metric, sample["filter"]): float(sample[metric])
-            for metric in sample["metrics"]
-            if aggregation.get(metric) is mean and isinstance(sample[metric], (int, float, np.number))
-        }
-        if number in found:
-            found[number].metrics.update(metrics)
-        else:
-            identity = f"{prefix}/{number}" if prefix else str(number)
-            found[number] = Item(identity, metrics, _detail(task, sample))
-    return list(found.values())
+    return together(lambda: Benchmarks(settings.tasks, settings)) if settings.tasks else None
 
 
-def _detail(task, sample: dict) -> dict:
-    if task.OUTPUT_TYPE == "multiple_choice":
-        return _choices(task, sample)
-    context, *rest = sample["arguments"][0]
-    if task.OUTPUT_TYPE == "loglikelihood":
-        (logp, _), text = sample["resps"][0][0], rest[0]
-        return {"question": context, "choices": [text], "logp": [logp], "bytes": [len(text.encode())], "gold": 0}
-    answer = sample["resps"][0][0]
-    return {"question": context, "answer": answer, "target": str(sample["target"])}
+def make(
+    ask: Benchmarks | None, config: Config, model: Transformer, data: Encoded, mesh: Mesh, folder: pathlib.Path
+) -> Callable[[Variables, int], dict[str, float]] | None:
+    """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task.
+
+    The metrics are called `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. A model whose log p is not finite
+    has none, and a line says so: whether a diverged run ends is for its watches to say. None if there are no tasks.
+
+    Args:
+      ask: what `find` returned.
+
+    Raises:
+      ConfigError: `eval.chat_template` is asked for, and the model has none.
+    """
+    if ask is None:
+        return None
+    settings = config.eval
+    sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
+    searched = data if isinstance(data, DataDir) else None  # for what the model has from it word for word
+    if settings.chat_template:
+        chat.template(data.tokenizer())
+    moment = from_first(lambda: results.moment(folder))
+    tokenizer = chat.dated(data.tokenizer(), moment)
+    first = Scorer(model, {}, tokenizer, mesh, *sizes, searched, config.sample.chat_template)
+    asked = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
+
+    warned: set[str] = set()
+
+    def measure(variables: Variables, step: int) -> dict[str, float]:
+        try:
+            scored = list(ask(first.of(variables), settings.max_items))
+        except NotFinite as error:
+            say(f"no benchmark scores at step {step}: {error}")
+            return {}
+        about = {"step": step, **asked, "training": True, "moment": moment}
+        together(lambda: results.write(folder, scored, about), first_only=True)
+        flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
+        for result in scored:
+            line = results.alarm(result, flops)
+            if line and result.task not in warned:
+                warned.add(result.task)
+                say(line)
+        return {f"eval/{result.task}/{name}": score for result in scored for name, score in result.metrics.items()}
+
+    return measure
 
 
-def _choices(task, sample: dict) -> dict:
-    doc = sample["doc"]
-    choices = list(task.doc_to_choice(doc))
-    scored = sample["arguments"][: len(choices)]
-    gold = task.doc_to_text(doc) if task.multiple_input else sample["target"]
-    if isinstance(gold, str):
-        gold = choices.index(gold) if gold in choices else -1
-    labels = (doc.get("mc2_targets") or {}).get("labels") if "mc2" in task.task_name else None
-    if labels:
-        gold = [number for number, label in enumerate(labels) if label]
-    right = len(gold) if isinstance(gold, list) else 1
-    return {
-        "question": scored[0][0] if not task.multiple_input else doc.get("sentence", scored[0][1]),
-        "choices": choices,
-        "logp": [float(response[0][0]) for response in sample["resps"][: len(choices)]],
-        "bytes": [len(continuation.encode()) for _, continuation in scored],
-        "gold": gold,
-        "chance": right / len(choices),
-    }
-
-
-@contextlib.contextmanager
-def _seeded() -> Iterator[None]:
-    """Seeds Python's and NumPy's own random numbers as lm-evaluation-harness does; afterwards they are as before."""
-    python, numpy = random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(1234)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+def training_flops(variables: Variables, tokens: float) -> float:
+    """Returns the FLOPs of a training on so many tokens: 6 x parameters x tokens (Kaplan et al. 2020, arXiv:2001.08361)."""
+    return 6.0 * sum(leaf.size for leaf in jax.tree.leaves(variables.get("params", {}))) * tokens

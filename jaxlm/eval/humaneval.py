@@ -10,9 +10,8 @@ from jaxlm.config import ConfigError, EvalConfig, RunError
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.data.ids import document
 from jaxlm.eval import completions
-from jaxlm.eval.items import means, spread
 from jaxlm.eval.likelihood import Scorer
-from jaxlm.eval.results import Item, TaskResult
+from jaxlm.eval.results import Item, TaskResult, means, spread
 
 DATASET = "openai/openai_humaneval"
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # those of lm-evaluation-harness
@@ -27,13 +26,11 @@ def check(part: str, settings: EvalConfig) -> None:
         raise ConfigError(f"humaneval has no parts: --tasks=humaneval, not humaneval:{part}")
     if settings.data_dir:
         read(settings.data_dir)
-
     sandbox.run("pass", settings)
 
 
 def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
     """Returns the share of problems whose tests pass with what the model writes first, greedily (pass@1)."""
-    del part
     problems = read(settings.data_dir)
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
@@ -47,12 +44,12 @@ def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) 
     from jaxlm.eval import sandbox
 
     programs = [sandbox.humaneval_program(problem, text) for problem, text in zip(problems, texts, strict=True)]
-    found = []
+    items = []
     for problem, text, outcome in zip(problems, texts, sandbox.run_all(programs, settings), strict=True):
         detail = {"question": problem["prompt"], "answer": text, "why": outcome.why}
-        found.append(Item(problem["task_id"], {"pass_at_1": float(outcome.passed)}, detail))
-    metrics, stderr = means(found)
-    return TaskResult("humaneval", metrics, stderr, None, 0, found)
+        items.append(Item(problem["task_id"], {"pass_at_1": float(outcome.passed)}, detail))
+    metrics, stderr = means(items)
+    return TaskResult("humaneval", metrics, stderr, None, 0, items)
 
 
 def read(data_dir: str) -> list[dict]:

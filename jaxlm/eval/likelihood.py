@@ -155,10 +155,10 @@ class Scorer:
         count = -(-len(rows) // batches // ways) * ways
         scored = _round(max(len(row.targets) for row in rows))
         waiting: collections.deque = collections.deque()
+        mine = sharding.local_rows(self.mesh, count)
         for start in range(0, len(rows), count):
             taken = rows[start : start + count]
             arrays = branches.batch(taken, count, length, scored)
-            mine = sharding.local_rows(self.mesh, count)
             with jax.set_mesh(self.mesh):
                 placed = sharding.to_global({name: x[mine] for name, x in arrays.items()}, self.mesh, count)
                 waiting.append((taken, self._program(self.variables, placed)))
@@ -172,17 +172,16 @@ class Scorer:
 
         In long rows more questions share their worked examples, but each query meets more keys.
         """
-        width, found = self.model.config.d_model, []
-        length = max(_SHORT, longest)
-        while not found or length <= _LONG:
+        width, length, best = self.model.config.d_model, max(_SHORT, longest), None
+        while best is None or length <= _LONG:
             rows = branches.pack(requests, length)
             # Multiplications of a token in one layer: with the weights, about 12 D^2, and with half of the row's keys, T D.
             cost = len(rows) * length * (12 * width + length)
-            if found and cost > found[-1][0]:
+            if best and cost > best[0]:
                 break
-            found.append((cost, length, rows))
+            best = (cost, length, rows)
             length *= 2
-        return found[-1][1:]
+        return best[1:]
 
     @functools.cached_property
     def _program(self) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
@@ -194,17 +193,9 @@ class Scorer:
 
 def of_restored(restored: Restored, config: Config) -> Scorer:
     """Returns the scorer of a restored model; `eval.batch_size` rows of `train.seq_len` tokens are a batch."""
-    tokens = config.eval.batch_size * config.train.seq_len
-    sizes = (tokens, config.loss.tile_tokens)
-    return Scorer(
-        restored.model,
-        restored.variables,
-        restored.tokenizer,
-        restored.mesh,
-        *sizes,
-        restored.data,
-        config.sample.chat_template,
-    )
+    of_model = (restored.model, restored.variables, restored.tokenizer, restored.mesh)
+    sizes = (config.eval.batch_size * config.train.seq_len, config.loss.tile_tokens)
+    return Scorer(*of_model, *sizes, restored.data, config.sample.chat_template)
 
 
 def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
@@ -229,9 +220,9 @@ def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], 
 
 
 def _results(
-    parts: list[tuple[int, Request]], rows: list[branches.Row], found: tuple[jax.Array, jax.Array]
+    parts: list[tuple[int, Request]], rows: list[branches.Row], scores: tuple[jax.Array, jax.Array]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    logp_BxM, hits_BxM = jax.device_get(found)
+    logp_BxM, hits_BxM = jax.device_get(scores)
     for place, row in enumerate(rows):
         for part, first, end in row.spans:
             yield parts[part][0], logp_BxM[place, first:end], hits_BxM[place, first:end]

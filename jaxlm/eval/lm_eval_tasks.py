@@ -1,24 +1,36 @@
-"""Finds and loads the tasks of EleutherAI's lm-evaluation-harness, from the hub or from a folder laid out like it.
+"""Tasks of EleutherAI's lm-evaluation-harness: found, loaded and asked. Imports lm_eval: import it where it is needed.
 
-Indexing all 14,000 of its files takes it 15 s; here only the folders that hold the tasks are read.
+They are read from the hub or from a folder laid out like it. Indexing all 14,000 of its files takes the harness 15 s; here only
+the folders that hold the tasks are read.
 """
 
+import contextlib
 import difflib
+import io
 import itertools
 import logging
-import os
 import pathlib
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import lm_eval.tasks
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.model import TemplateLM
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import ConfigError, EvalConfig, RunError, SampleConfig
 from jaxlm.console import working
+from jaxlm.data import chat
+from jaxlm.data.ids import conversation, document
+from jaxlm.eval import completions
+from jaxlm.eval.branches import Request
+from jaxlm.eval.likelihood import Scorer
+from jaxlm.eval.results import Item, TaskResult, means, shares, spread
 from jaxlm.processes import say
 
 _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
@@ -28,6 +40,7 @@ _OFFLINE = "; without network: scripts/hub_layout.py lays files out for --config
 # What is in a scorer that runs what a model wrote; sympy's parsers evaluate.
 _RUNS = re.compile(r"(?<![\w.])(?:eval|exec)\(|\b(?:sympy|math_verify|code_eval)\b|\bsubprocess\.")
 _SEED = 1234  # of the worked examples, as lm-evaluation-harness has it
+_NEW_TOKENS = 256  # of a text whose task names no limit, as lm-evaluation-harness has it
 
 
 def load(
@@ -50,7 +63,7 @@ def load(
         logging.getLogger(library).setLevel(logging.ERROR)
     with working("looking for tasks"):
         manager = _manager(names)
-    found = {}
+    by_name = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
         if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(_fields(manager, leaf))), "")):
@@ -58,8 +71,8 @@ def load(
                 f"{runs} is scored by code that runs what the model wrote, in this process, with your files and environment: "
                 "--config.eval.run_code=True consents"
             )
-        found[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
-    return found
+        by_name[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
+    return by_name
 
 
 class Examples(ContextSampler):
@@ -105,7 +118,7 @@ def _manager(names: Sequence[str]) -> TaskManager:
     if all(name in manager.task_index for name in names):
         return manager
     folders: dict[str, set[str]] = {}
-    for path in _files():
+    for path in _ROOT.rglob("*.yaml"):
         for match in _NAME.finditer(path.read_bytes()):
             folders.setdefault(match.group(1).decode(), set()).add(path.relative_to(_ROOT).parts[0])
     for name in names:
@@ -115,11 +128,6 @@ def _manager(names: Sequence[str]) -> TaskManager:
             raise ConfigError(f"no task {name} in lm-evaluation-harness{hint}")
     needed = set().union(*(folders[name] for name in names))
     return TaskManager(include_path=[_ROOT / part for part in sorted(needed)], include_defaults=False)
-
-
-def _files() -> Iterator[pathlib.Path]:
-    for folder, _, names in os.walk(_ROOT):
-        yield from (pathlib.Path(folder, name) for name in names if name.endswith(".yaml"))
 
 
 def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
@@ -136,7 +144,6 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
 
 
 def _fields(manager: TaskManager, name: str) -> dict:
-    """Returns what a task's file says."""
     return dict(manager.task_index[name].cfg)
 
 
@@ -234,3 +241,207 @@ def _empty(path: str, data_dir: str) -> str:
 def _line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0][:200]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Asking
+
+
+def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, settings: EvalConfig) -> TaskResult:
+    """Returns the result of one task, or of the members of a group, whose questions then count alike.
+
+    Args:
+      tasks: what `load` returns for the name.
+      items: how many questions to ask; 0 for all.
+    """
+    sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
+    chosen = {leaf: spread(sizes[leaf], count) for leaf, count in shares(sizes, items).items() if count}
+    tasks = {leaf: tasks[leaf] for leaf in chosen}
+    for leaf, task in tasks.items():
+        ask(task, chosen[leaf])
+    chats = settings.chat_template
+    model, named = ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
+    how = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
+    # Bootstraps fork, which JAX's threads do not survive. What it and its tasks print is not for us.
+    with _seeded(), contextlib.redirect_stdout(io.StringIO()):
+        output = lm_eval.evaluate(model, named, **how, bootstrap_iters=0, confirm_run_unsafe_code=settings.run_code)
+    answered = []
+    for leaf, task in tasks.items():
+        answered += _items(task, output["samples"][leaf], f"{leaf}/" if len(sizes) > 1 else "")
+    chances = [item.detail.pop("chance", None) for item in answered]
+    first = next(iter(tasks.values()))
+    metrics, stderr = means(answered)
+    if len(tasks) == 1:
+        metrics = _scores(output["results"][next(iter(tasks))], first)
+    chance = float(np.mean(chances)) if chances and None not in chances else None
+    return TaskResult(name, metrics, stderr, chance, int(first.get_config("num_fewshot") or 0), answered)
+
+
+def _scores(by_metric: dict, task: Task) -> dict[str, float]:
+    """Returns the harness's `acc,none`, `exact_match,strict-match`, ... by our names."""
+    scores = {}
+    for key, score in by_metric.items():
+        metric, _, way = key.partition(",")
+        if way and not isinstance(score, str | None):
+            scores[_named(task, metric, way)] = float(score)
+    return scores
+
+
+def _named(task: Task, metric: str, way: str) -> str:
+    """Returns what we call a metric: its plain name for the task's first way of reading an answer."""
+    ways = [entry["name"] for entry in task.get_config("filter_list") or ()] or ["none"]
+    return metric if way == ways[0] else f"{metric},{way}"
+
+
+def _items(task: Task, samples: list[dict], prefix: str) -> list[Item]:
+    """Returns the questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores.
+
+    A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
+    """
+    aggregation, items = task.aggregation(), {}
+    for sample in samples:
+        number = sample["doc_id"]
+        if number not in items:
+            items[number] = Item(f"{prefix}{number}", {}, _detail(task, sample))
+        for metric in sample["metrics"]:
+            if aggregation.get(metric) is mean and isinstance(sample[metric], (int, float, np.number)):
+                items[number].metrics[_named(task, metric, sample["filter"])] = float(sample[metric])
+    return list(items.values())
+
+
+def _detail(task: Task, sample: dict) -> dict:
+    if task.OUTPUT_TYPE == "multiple_choice":
+        return _choices(task, sample)
+    context, *rest = sample["arguments"][0]
+    if task.OUTPUT_TYPE == "loglikelihood":
+        (logp, _), text = sample["resps"][0][0], rest[0]
+        return {"question": context, "choices": [text], "logp": [logp], "bytes": [len(text.encode())], "gold": 0}
+    answer = sample["resps"][0][0]
+    return {"question": context, "answer": answer, "target": str(sample["target"])}
+
+
+def _choices(task: Task, sample: dict) -> dict:
+    doc = sample["doc"]
+    choices = list(task.doc_to_choice(doc))
+    scored = sample["arguments"][: len(choices)]
+    gold = task.doc_to_text(doc) if task.multiple_input else sample["target"]
+    if isinstance(gold, str):
+        gold = choices.index(gold) if gold in choices else -1
+    labels = (doc.get("mc2_targets") or {}).get("labels") if "mc2" in task.task_name else None
+    if labels:
+        gold = [number for number, label in enumerate(labels) if label]
+    right = len(gold) if isinstance(gold, list) else 1
+    return {
+        "question": scored[0][0] if not task.multiple_input else doc.get("sentence", scored[0][1]),
+        "choices": choices,
+        "logp": [float(response[0][0]) for response in sample["resps"][: len(choices)]],
+        "bytes": [len(continuation.encode()) for _, continuation in scored],
+        "gold": gold,
+        "chance": right / len(choices),
+    }
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """Seeds Python's and NumPy's own random numbers as lm-evaluation-harness does; afterwards they are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+class ScorerLM(TemplateLM):
+    """Answers the harness's requests with a `Scorer`.
+
+    A text gets the ids that lm_eval's `hf` model gives it with the exported tokenizer: what documents begin with, once, then
+    the text. Unlike there a rolling likelihood has it once too: `hf` puts it in front of a text that already begins with it.
+
+    Args:
+      chats: True if contexts are conversations, as `apply_chat_template` writes them. Raises ConfigError if the model has no
+        template.
+    """
+
+    def __init__(self, scorer: Scorer, what: str, chats: bool = False):
+        super().__init__()
+        self.scorer, self._what, self._chats = scorer, what, chats
+        if chats:
+            chat.template(scorer.tokenizer)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.scorer.tokenizer.sha256
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Returns a conversation in the model's own template; without its system message if the template refuses it."""
+        tokenizer = self.scorer.tokenizer
+        try:
+            return chat.render(tokenizer, chat_history, add_generation_prompt)
+        except ConfigError:
+            rest = [message for message in chat_history if message["role"] != "system"]
+            if len(rest) == len(chat_history):
+                raise
+        text = chat.render(tokenizer, rest, add_generation_prompt)
+        self.scorer.say_once(f"{self._what}: without system messages, which the model's chat template refuses")
+        return text
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.scorer.tokenizer.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self.scorer.opening
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
+        """Returns the ids of a text, as a document's beginning unless `add_special_tokens` is False."""
+        tokenizer = self.scorer.tokenizer
+        if add_special_tokens is False:
+            return tokenizer.encode(string)
+        return conversation(tokenizer, string) if self._chats else document(tokenizer, string)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if self._chats:
+            continuation = chat.guarded(self.scorer.tokenizer, continuation)
+        return super()._encode_pair(context, continuation)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Returns (log p in nats, whether it is what greedy decoding writes) of each continuation after its context."""
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def _loglikelihood_tokens(self, requests: list[tuple], **kwargs) -> list[tuple[float, bool]]:
+        return [(s.logp, s.greedy) for s in self.scorer.score([(c, ids) for _, c, ids in requests], self._what)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Returns log p of each whole text, in windows if it is longer than the model's context."""
+        return [score.logp for score in self.scorer.score([self._whole(*r.args) for r in requests], self._what)]
+
+    def _whole(self, text: str) -> Request:
+        return (self.prefix_token_id,), self.scorer.tokenizer.encode(text)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Returns what the model writes after each context, up to the task's stop strings."""
+        by_settings: dict[tuple[tuple[str, ...], SampleConfig], list[int]] = {}
+        for number, request in enumerate(requests):
+            by_settings.setdefault(_settings(request.args[1]), []).append(number)
+        texts: dict[int, str] = {}
+        for (stops, settings), numbers in by_settings.items():
+            prompts = [self.tok_encode(requests[number].args[0]) for number in numbers]
+            written = completions.complete(self.scorer, prompts, stops, settings, 0, self._what)
+            texts |= zip(numbers, written, strict=True)
+        return [texts[number] for number in range(len(requests))]
+
+
+def _settings(asked: dict) -> tuple[tuple[str, ...], SampleConfig]:
+    """Returns (stop strings, settings) of a task's `generation_kwargs`."""
+    until: str | Iterable[str] = asked.get("until") or ()
+    sampled = asked.get("do_sample", asked.get("temperature", 0) > 0) and asked.get("temperature", 1) > 0
+    limit = next((asked[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in asked), _NEW_TOKENS)
+    settings = completions.greedy(int(limit))
+    if sampled:
+        changed = {key: asked[key] for key in ("temperature", "top_k", "top_p") if key in asked}
+        settings = SampleConfig(**{**vars(settings), "temperature": 1.0, **changed})
+    return (until,) if isinstance(until, str) else tuple(until), settings

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import models, processes, sharding
-from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig, RunError
+from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.data import coder, shards
 from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
@@ -46,47 +46,46 @@ def is_there(workdir: str) -> bool:
     return any((pathlib.Path(workdir) / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
-def restore(
-    workdir: str,
-    checkpoint: str,
-    config: ModelConfig,
-    data: DataConfig,
-    hardware_config: HardwareConfig,
-    distributed: DistributedConfig,
-    readers: Sequence[origin.Reader] = (),
-) -> Restored:
-    """Restores the model of a run from a checkpoint ("latest", "best" or a step), or that of a folder that a reader knows.
+def check_run(config: Config, word: str) -> None:
+    """Raises ConfigError if `config.workdir`, which `word` of the command line stands for, holds nothing to restore."""
+    if not is_there(config.workdir):
+        raise ConfigError(f"no run in {config.workdir}: jaxlm train {word} makes one there")
+
+
+def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> Restored:
+    """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or from a format of a reader.
+
+    What is "auto" in the config of the model is replaced by what suits this machine.
 
     Args:
-      config: the config of the model; "auto" is replaced by what suits this machine.
-      data, hardware_config, distributed: the run's sections of these names.
       readers: of formats from elsewhere, as `origin.open` takes them.
 
     Raises:
       ConfigError: there is no such checkpoint.
       RunError: the checkpoint is damaged, or a number of a model from elsewhere is not finite.
     """
-    found = origin.open(workdir, checkpoint, readers)
-    check_same_model(pathlib.Path(workdir), config)
+    workdir = config.workdir
+    source = origin.open(workdir, checkpoint, readers)
+    check_same_model(pathlib.Path(workdir), config.model)
     # A new mesh, since the run's own may need more devices than there are here.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
-    mesh = processes.start(hardware_config, distributed, all_devices, config.dtype)
-    settled = hardware.for_platform(config, jax.devices()[0].platform)
+    mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
+    settled = hardware.for_platform(config.model, jax.devices()[0].platform)
     # Without gradients there is nothing to recompute or offload.
     settled = dataclasses.replace(settled, remat="none", offload=False)
-    trained = (pathlib.Path(data.dir) / shards.MANIFEST).is_file()
-    opened = shards.open_data(data.dir) if trained else None
+    trained = (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file()
+    data = shards.open_data(config.data.dir) if trained else None
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
-    params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    variables = {"params": params} | jax.device_put(found.trained(), sharding.replicated(mesh))
-    if found.adapter:
-        model = found.adapter.attach(model)
-    if opened is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
+    params = source.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+    variables = {"params": params} | jax.device_put(source.trained(), sharding.replicated(mesh))
+    if source.adapter:
+        model = source.adapter.attach(model)
+    if data is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
         name = bad[0].removeprefix("params/")
         raise RunError(
             f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
         )
-    step = found.provenance.get("step")
+    step = source.provenance.get("step")
     name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
-    return Restored(mesh, model, variables, found.tokenizer(), opened, int(step or 0), name)
+    return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name)

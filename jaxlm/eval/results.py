@@ -1,6 +1,11 @@
-"""What a model scored on benchmarks, item by item: RUN/eval/STEP/TASK.jsonl and results.json.
+"""What a model scored on benchmarks, item by item: which questions are asked, their means, and RUN/eval/STEP.
 
-`jaxlm eval` and the hook in training write it; `compare` and the report read it.
+`jaxlm eval` and the hook in training write RUN/eval/STEP/TASK.jsonl and results.json; `compare` and the report read them.
+
+Two measures see differences where accuracy does not: bits per byte of the right answer, and its margin. At 10^20 FLOPs a
+benchmark's accuracy hardly leaves chance, while what the model gives the right answer improves all the time (Heineman et al.
+2025, "Signal and Noise", arXiv:2508.13144: a metric such as perplexity has more signal for its noise than accuracy). It is
+-log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
 """
 
 import contextlib
@@ -8,12 +13,18 @@ import dataclasses
 import datetime
 import errno
 import json
+import math
 import pathlib
 import re
 import typing
+from collections.abc import Sequence
+
+import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError, RunError
+from jaxlm.report import benchmarks
+from jaxlm.report.benchmarks import BITS, MARGIN
 
 FOLDER, SUMMARY = "eval", "results.json"
 _ROOM = 2**20  # bytes of a trial: about what a thousand questions take
@@ -57,6 +68,104 @@ class TaskResult:
     items: list[Item]
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Which questions are asked, and what they score
+
+
+def spread(size: int, items: int) -> list[int]:
+    """Returns which of `size` questions to ask: `items` of them, drawn from all; all if `items` is 0.
+
+    They are always the same, and those of fewer are among those of more.
+    """
+    if not 0 < items < size:
+        return list(range(size))
+    from jaxlm.data.rows import permute  # here, because its libraries take a second, and `compare` asks nothing
+
+    return sorted(permute(np.arange(items), size, "items").tolist())
+
+
+def shares(sizes: dict[str, int], items: int) -> dict[str, int]:
+    """Returns name -> how many questions of each task to ask: of a group `items` in all, in proportion; all if 0."""
+    total, counts, before = sum(sizes.values()), {}, 0
+    for name, size in sizes.items():
+        after = before + size
+        counts[name] = after * items // total - before * items // total if 0 < items < total else size
+        before = after
+    return counts
+
+
+def means(items: Sequence[Item]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns (metric -> its mean, metric -> the mean's standard error), of the metrics that all items have.
+
+    Ten wrong answers do not show that all are: a share of 0 or 1 has the standard error of one with two right and two wrong
+    answers more (Agresti and Coull 1998).
+    """
+    metrics, stderr = {}, {}
+    for name in items[0].metrics if items else ():
+        if all(name in item.metrics for item in items):
+            scores = np.asarray([item.metrics[name] for item in items], float)
+            metrics[name] = float(scores.mean())
+            if np.all(scores == 0) or np.all(scores == 1):
+                scores = np.append(scores, (0, 0, 1, 1))
+            if len(scores) > 1:
+                stderr[name] = float(scores.std(ddof=1) / len(scores) ** 0.5)
+    return metrics, stderr
+
+
+def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence[int]) -> dict[str, float]:
+    """Returns `bits_per_byte` of the right answer, and its `margin`: by how much that is below the best wrong one's.
+
+    Of several right answers `bits_per_byte` is the mean, and the margin that of the best. Without wrong answers there is
+    no margin; without a right one, or one of no length, there is nothing.
+
+    Args:
+      logp: log p of each choice after the question, in nats.
+      sizes: the UTF-8 bytes of each choice.
+      gold: the index of the right choice; several if several are right.
+    """
+    right = [gold] if isinstance(gold, int) else list(gold)
+    if not right or not all(0 <= choice < len(logp) for choice in right) or min(sizes, default=0) < 1:
+        return {}
+    bits = [-nats / math.log(2) / size for nats, size in zip(logp, sizes, strict=True)]
+    measures = {BITS: sum(bits[choice] for choice in right) / len(right)}
+    if wrong := [value for choice, value in enumerate(bits) if choice not in right]:
+        measures[MARGIN] = min(wrong) - min(bits[choice] for choice in right)
+    return measures
+
+
+def measured(result: TaskResult) -> TaskResult:
+    """Returns a task's result in which the items that have choices have these measures, and the task their means."""
+    items = []
+    for item in result.items:
+        if {"logp", "bytes", "gold"} <= item.detail.keys():
+            own = of_choices(item.detail["logp"], item.detail["bytes"], item.detail["gold"])
+            item = dataclasses.replace(item, metrics=item.metrics | own)
+        items.append(item)
+    metrics, stderr = dict(result.metrics), dict(result.stderr)
+    for name in (BITS, MARGIN):
+        scores = [item.metrics[name] for item in items if has(item.metrics, name)]
+        if scores and len(scores) == len(items):
+            metrics[name] = mean = sum(scores) / len(scores)
+            if len(scores) > 1:
+                squares = sum((score - mean) ** 2 for score in scores)
+                stderr[name] = math.sqrt(squares / (len(scores) - 1) / len(scores))
+    return dataclasses.replace(result, items=items, metrics=metrics, stderr=stderr)
+
+
+def has(metrics: dict[str, float], name: str) -> bool:
+    """True if there is such a score, and it is a finite number."""
+    return math.isfinite(metrics.get(name, math.nan))
+
+
+def alarm(result: TaskResult, flops: float) -> str:
+    """Returns a line if a score is so low that the evaluation is more likely wrong than the model; see `benchmarks.alarm`."""
+    return benchmarks.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# RUN/eval/STEP
+
+
 def unwritable(folder: pathlib.Path, step: int) -> str:
     """Returns why no results can be written for a step, such as "Read-only file system"; "" if they can. It tries it.
 
@@ -66,8 +175,7 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
     """
     place = folder / FOLDER / str(step)
     try:
-        if (place / SUMMARY).is_file():
-            _summary(place / SUMMARY)
+        _tasks_there(place)
         place.mkdir(parents=True, exist_ok=True)
         _write(place / ".trial", "0" * _ROOM)
         (place / ".trial").unlink()
@@ -82,7 +190,7 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
     return ""
 
 
-def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
+def write(folder: pathlib.Path, results: Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
     """Writes results below `folder`/eval/STEP, beside those of other tasks there; returns that folder.
 
     Args:
@@ -91,15 +199,15 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
     """
     place = folder / FOLDER / str(about["step"])
     place.mkdir(parents=True, exist_ok=True)
+    new = {}
     for result in results:
-        lines = "".join(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n" for item in result.items)
+        entry = dataclasses.asdict(result)
+        items = entry.pop("items")
+        lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
         _write(place / f"{_file(result.task)}.jsonl", lines)
-    old = _summary(place / SUMMARY).get("tasks", {}) if (place / SUMMARY).is_file() else {}
-    new = {r.task: {k: v for k, v in dataclasses.asdict(r).items() if k != "items"} | {"about": about} for r in results}
-    for result in results:
-        new[result.task]["n"] = len(result.items)
-    content = json.dumps({"step": about["step"], "tasks": old | new}, indent=1, ensure_ascii=False)
-    _write(place / SUMMARY, content)
+        new[result.task] = entry | {"about": about, "n": len(items)}
+    content = {"step": about["step"], "tasks": _tasks_there(place) | new}
+    _write(place / SUMMARY, json.dumps(content, indent=1, ensure_ascii=False))
     return place
 
 
@@ -119,7 +227,7 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
     With fewer, a score would be less sure, and that step would no longer compare with the others of the run.
     """
     place = folder / FOLDER / str(about["step"])
-    old = _summary(place / SUMMARY)["tasks"].get(result.task) if (place / SUMMARY).is_file() else None
+    old = _tasks_there(place).get(result.task)
     new, line = len(result.items), ""
     if old:
         then, had = old.get("about") or {}, int(old.get("n") or 0)
@@ -136,9 +244,8 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
 
 
 def steps(folder: pathlib.Path) -> list[int]:
-    """Returns the steps of a run that have results, in order."""
-    found = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))
-    return sorted(int(name) for name in found if files.is_step(name))
+    names = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))
+    return sorted(int(name) for name in names if files.is_step(name))
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
@@ -149,7 +256,7 @@ def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> 
     earlier = []
     for step in steps(folder):
         with contextlib.suppress(ConfigError, *files.MANGLED):  # damaged: whoever reads them says so
-            tasks = _summary(folder / FOLDER / str(step) / SUMMARY)["tasks"].values()
+            tasks = _tasks(folder / FOLDER / str(step)).values()
             earlier += [task["about"]["moment"] for task in tasks if files.is_moment(task["about"].get("moment"))]
     return min(earlier, default=files.moment(clock))
 
@@ -161,26 +268,30 @@ _SCORES = {"metrics": {str: _SCORE}, "stderr": {str: _SCORE}, "chance": _SCORE, 
 
 def read(place: pathlib.Path) -> dict[str, TaskResult]:
     """Returns task -> its results in RUN/eval/STEP. Raises ConfigError if a file there is missing or damaged."""
-    found = {}
-    for task, entry in _summary(place / SUMMARY).get("tasks", {}).items():
+    by_task = {}
+    for task, entry in _tasks(place).items():
         try:
             text = (place / f"{_file(task)}.jsonl").read_text(encoding="utf-8")
             lines = [files.json_of(line) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
             if problem := files.problem(lines, [_ITEM]) or files.problem(entry, _SCORES):
                 raise ValueError(problem)
-            items = [Item(**line) for line in lines]
-            kept = {f.name: entry[f.name] for f in dataclasses.fields(TaskResult) if f.name != "items"}
-            found[task] = TaskResult(items=items, **kept)
+            scores = {name: entry[name] for name in ("task", *_SCORES)}
+            by_task[task] = TaskResult(items=[Item(**line) for line in lines], **scores)
         except (OSError, *files.MANGLED) as error:
             raise ConfigError(f"{place}: the results of {task} are damaged ({error}): run jaxlm eval again") from None
-    return found
+    return by_task
 
 
-def _summary(path: pathlib.Path) -> dict:
-    content = files.json_there(path)
-    if not isinstance(content.get("tasks"), dict):
-        raise ConfigError(f"{path} is missing or damaged: run jaxlm eval again")
-    return content
+def _tasks(place: pathlib.Path) -> dict:
+    """Task -> its entry in results.json."""
+    tasks = files.json_there(place / SUMMARY).get("tasks")
+    if not isinstance(tasks, dict):
+        raise ConfigError(f"{place / SUMMARY} is missing or damaged: run jaxlm eval again")
+    return tasks
+
+
+def _tasks_there(place: pathlib.Path) -> dict:
+    return _tasks(place) if (place / SUMMARY).is_file() else {}
 
 
 def _file(task: str) -> str:

@@ -1,7 +1,7 @@
 """Runs programs that a model wrote, each in a process that has given up network, files, other processes, time and memory.
 
 Every program gets an interpreter of its own with a clean environment, an empty temporary folder and closed standard input.
-On Linux a seccomp filter (seccomp.py) allows what Python computes with: no sockets, other processes, signals, writing of
+On Linux a seccomp filter (sandbox_child.py) allows what Python computes with: no sockets, other processes, signals, writing of
 files, or settings of the machine. Root's powers are given up, and Landlock hides all files but Python's own. On macOS
 `sandbox-exec` refuses the same. What fails here is what OpenAI's human-eval (arXiv:2107.03374) warns of: its guard replaces
 functions in the interpreter, and a program that wants them finds them. A program passes if the process, after the program's
@@ -27,7 +27,7 @@ import tempfile
 import time
 import typing
 
-from jaxlm import cgroups, console, sandbox_child, seccomp
+from jaxlm import console, files, sandbox_child
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config.schema import EvalConfig
 
@@ -66,14 +66,14 @@ class _Way:
 
 def run(program: str, config: EvalConfig) -> Outcome:
     """Returns whether a Python program ran to its end within its limits. See `run_all`. Raises RunError if it did not start."""
-    (found,) = run_all([program], config)
-    if not found.started:
-        raise RunError(f"a program {found.why}")
-    return found
+    (outcome,) = run_all([program], config)
+    if not outcome.started:
+        raise RunError(f"a program {outcome.why}")
+    return outcome
 
 
 def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]:
-    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`cgroups.cores`).
+    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`files.cores`).
 
     A program whose process does not start is tried once more. Then it counts as failed, and a line says so.
 
@@ -84,20 +84,19 @@ def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]
         raise ConfigError(
             "this runs programs that a model wrote: eval.run_code=True consents, --config.eval.run_code=True"
         )
-    found = way()
-    if found is None and not config.run_code_with_network:
+    chosen = way()
+    if chosen is None and not config.run_code_with_network:
         raise ConfigError(
             f"eval.run_code: the network can't be cut off from programs here ({platform.system()} {platform.machine()}); "
             "eval.run_code_with_network=True runs them nevertheless: do so in a virtual machine only"
         )
-    _announce(found, config.code_seconds, config.code_memory_mb)
+    limits = (config.code_seconds, config.code_memory_mb)
+    _announce(chosen, *limits)
     with (
         console.working("running what the model wrote", len(programs), "programs", end=False) as tell,
-        concurrent.futures.ThreadPoolExecutor(cgroups.cores()) as pool,
+        concurrent.futures.ThreadPoolExecutor(files.cores()) as pool,
     ):
-        futures = [
-            pool.submit(_try, p, found or _Way(""), config.code_seconds, config.code_memory_mb) for p in programs
-        ]
+        futures = [pool.submit(_try, program, chosen or _Way(""), *limits) for program in programs]
         try:
             outcomes = list(console.told((f.result() for f in futures), tell))
         finally:
@@ -115,12 +114,10 @@ def humaneval_program(problem: dict[str, str], completion: str) -> str:
 @functools.cache
 def way() -> _Way | None:
     """Returns how the network is cut off from programs here, shown by trying; None if it can't be."""
-    ways = {
-        "Linux": _Way("seccomp", rules=seccomp.rules()),
-        "Darwin": _Way("sandbox-exec", ("sandbox-exec", "-p", _MAC)),
-    }
-    tried = ways.get(platform.system())
-    if tried is None or not (tried.rules or tried.command):
+    tried = _Way("seccomp", rules=sandbox_child.rules())
+    if platform.system() == "Darwin":
+        tried = _Way("sandbox-exec", ("sandbox-exec", "-p", _MAC))
+    if not (tried.rules or tried.command):
         return None
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.suppress(OSError):
         if _try(_PROBE.format(port=server.getsockname()[1]), tried, 60.0, 1024.0).passed:
@@ -140,15 +137,14 @@ def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
 
 def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
     """Runs one program, once more if it did not start: that may have been the machine."""
-    found = Outcome(False, "", started=False)
     for _ in range(2):
         try:
-            found = _run(program, way, seconds, memory_mb)
+            outcome = _run(program, way, seconds, memory_mb)
         except OSError as error:  # no process, or no temporary folder
-            found = Outcome(False, f"did not start: {error}", started=False)
-        if found.started:
+            outcome = Outcome(False, f"did not start: {error}", started=False)
+        if outcome.started:
             break
-    return found
+    return outcome
 
 
 def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:

@@ -11,7 +11,7 @@ from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import ids, manifest
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
-from jaxlm.report.published import BITS
+from jaxlm.report.benchmarks import BITS
 
 Documents = Sequence[tuple[str, str]]  # (id, text)
 
@@ -21,10 +21,10 @@ def read(path: str, text_key: str) -> Documents:
 
     Raises ConfigError if there are none.
     """
-    found = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
-    if not found:
+    documents = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
+    if not documents:
         raise ConfigError(f"--text={path}: all its documents are empty")
-    return found
+    return documents
 
 
 def task(documents: Documents) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
 from jaxlm.console import count, dollars, duration, human
-from jaxlm.report.published import BITS, MARGIN
+from jaxlm.report.benchmarks import BITS, MARGIN
 
 
 @dataclasses.dataclass(frozen=True)

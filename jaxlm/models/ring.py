@@ -64,6 +64,7 @@ def read(
 
     A row sees the slots that are no older than its position; other slots may hold anything finite.
     """
+    # No row's mask is kept: what a row may see follows from its position, so a row is freed and filled without one.
     # A row that is done may run on with the others; its position must stay inside a table of learned positions.
     position_Bx1 = jnp.minimum(position_B, model.config.max_seq_len - 1)[:, None]
     age_S = (clock - jnp.arange(ring[0].slots)) % ring[0].slots
@@ -95,6 +96,7 @@ def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array)
         top, ids = jax.lax.top_k(logits_BxV, min(LIKELIEST, logits_BxV.shape[1]))
         return ids.astype(jnp.int32), top - total_B[:, None]
 
+    # A branch of the same program, not a program of its own: who asks for log-probabilities compiles nothing.
     chosen_B, total_B = _if(likeliest >= 0, chosen)
     return LogProbs(chosen_B, *_if(likeliest > 0, top))
 
@@ -169,6 +171,7 @@ def step(
         state = State(ring, (state.clock + 1) % slots, token_B, state.position_B + 1, state.drawn_B + 1, state.rows)
         return state, Drawn(token_B, jnp.isfinite(scores_BxV.max(axis=-1)), logprobs)
 
+    # Several steps in one program: on a GPU the host takes longer to start a step of a small model than that takes.
     state, drawn = jax.lax.scan(one, state, length=steps)
     return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
 
@@ -267,6 +270,7 @@ def insert(state: State, staging: Layers, entries: Entries) -> State:
     slots = state.layers[0].slots
     # A prompt may have been read beside a longer one than the ring is long.
     grown = [layers.LayerCache(k[..., :slots], v[:, :, :slots]).grown(slots) for k, v in staging]
+    # Slot 0 of the prompt comes to lie so far before the clock that its last token, read by the next step, is at the clock.
     shift_E = state.clock - entries.position_E
 
     def put(number: jax.Array, ring: Layers) -> Layers:

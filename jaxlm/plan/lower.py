@@ -17,7 +17,7 @@ import jax
 from jax.experimental import multihost_utils, topologies
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxlm import cgroups, sharding, tree
+from jaxlm import files, sharding, tree
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.models import adapters
 from jaxlm.objectives import dpo, lm, policy, reward
@@ -258,7 +258,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
     return (RunError if begun else ConfigError)(words)
 
 
-def available_bytes(root: pathlib.Path = cgroups.ROOT) -> int:
+def available_bytes(root: pathlib.Path = files.ROOT) -> int:
     """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves.
 
     Raises OSError where there is no /proc (macOS).
@@ -271,7 +271,7 @@ def available_bytes(root: pathlib.Path = cgroups.ROOT) -> int:
 def _left_by_cgroups(root: pathlib.Path) -> list[int]:
     """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
     left = []
-    for folder, first_version in cgroups.folders("memory", root):
+    for folder, first_version in files.cgroups("memory", root):
         limit, used = ("limit_in_bytes", "usage_in_bytes") if first_version else ("max", "current")
         with contextlib.suppress(OSError, ValueError):  # "max" = no limit
             most, now = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))

@@ -89,13 +89,13 @@ def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: 
 
 def _config(one: Contestant, overrides: list[str]) -> Config:
     """The config of a run, or of a model from elsewhere, with the overrides of the command line."""
-    return config_lib.resolve(inherit.of_folder(str(pathlib.Path(one.where).resolve()), overrides))
+    own = [override for override in overrides if not override.startswith("workdir=")]
+    return config_lib.resolve(inherit.of_folder(str(pathlib.Path(one.where).resolve()), own))
 
 
 def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
     """The answers of a run's checkpoint, as `jaxlm sample` gives them."""
-    parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(one.where, one.which or "latest", *parts, readers=readers.READERS)
+    run = model.restore(config, one.which or "latest", readers.READERS)
     with jax.set_mesh(run.mesh), working(f"{one.name} answers {len(prompts):,} prompts"):
         texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
     return dict(zip(prompts, texts, strict=True))
@@ -110,19 +110,19 @@ def _read(store: Store, args: argparse.Namespace) -> int:
         say(f"{export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
     if not args.results:
         return 0
-    found = ratings.results(votes, names)
-    lines = ratings.words(found)
+    results = ratings.results(votes, names)
+    lines = ratings.words(results)
     if args.json:
-        gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in found.gaps]
-        biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in found.biases]
-        agreement = found.agreement and found.agreement._asdict()
+        gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in results.gaps]
+        biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in results.biases]
+        agreement = results.agreement and results.agreement._asdict()
         both = {"gaps": gaps, "biases": biases, "agreement": agreement, "words": lines}
-        print(json.dumps(dataclasses.asdict(found) | both))
+        print(json.dumps(dataclasses.asdict(results) | both))
         return 0
-    people, ties = "person" if found.raters == 1 else "people", "tie" if found.ties == 1 else "ties"
-    print(f"{found.votes:,} votes by {found.raters:,} {people}, {found.ties:,} {ties}")
+    people, ties = "person" if results.raters == 1 else "people", "tie" if results.ties == 1 else "ties"
+    print(f"{results.votes:,} votes by {results.raters:,} {people}, {results.ties:,} {ties}")
     rows = [["", "votes", "Bradley-Terry, 95%", "Elo, 95%"]]
-    for one in found.ratings:
+    for one in results.ratings:
         elo = f"{one.elo:,.0f}, {one.elo_low:,.0f} to {one.elo_high:,.0f}"
         rows.append([one.name, f"{one.votes:,}", f"{one.rating:+.0f}, {one.low:+.0f} to {one.high:+.0f}", elo])
     print(table(rows, right=(1,)))

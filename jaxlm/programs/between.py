@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxlm.eval import benchmarks, samples
+from jaxlm.eval import harness, samples
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.task import Ready, Task
 from jaxlm.redact import redact
@@ -66,7 +66,7 @@ class Between:
         held_out = self.bill.checked(self.task.held_out(self.ready))
         remark = self.task.remark(self.ready)
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
-        asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
+        asked = harness.make(self.ready.benchmarks, c, model, data, mesh, folder)
         rows = folder / "metrics.jsonl"
         measured = from_first(lambda: list(metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])))
         look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")

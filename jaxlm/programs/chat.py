@@ -18,8 +18,7 @@ from jaxlm.interop import inherit, readers
 from jaxlm.processes import say
 from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.conversation import Conversation, Voice
-from jaxlm.serve.talk import Talk
-from jaxlm.serve.terminal import Terminal
+from jaxlm.serve.talk import Talk, Terminal
 from jaxlm.train import origin
 
 
@@ -29,23 +28,22 @@ def run(config: Config, args: argparse.Namespace) -> int:
     Raises:
       ConfigError: there is no such run or model.
     """
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm chat RUN, the folder of a run (or of a Hugging Face model)")
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
-    given = [(config, args.step or args.checkpoint, args.config)]
+    chosen = [(config, args.step or args.checkpoint)]
+    model.check_run(config, args.config)
     for word in args.words:
         folder, step = config_files.at_step(word)
-        given.append((_config(folder, args.overrides), step or args.checkpoint, folder))
-    for one, _, word in given:
-        if not model.is_there(one.workdir):
-            raise ConfigError(f"no run in {one.workdir}: jaxlm train {word} makes one there")
+        own = [override for override in args.overrides if not override.startswith("workdir=")]
+        other = config_lib.resolve(inherit.of_folder(folder, own))
+        model.check_run(other, folder)
+        chosen.append((other, step or args.checkpoint))
     terminal = Terminal()
-    names = _names([(one.workdir, step) for one, step, _ in given])
-    restored = [_restored(one, step, args.plain) for one, step, _ in given]
+    names = _names([(other.workdir, checkpoint) for other, checkpoint in chosen])
+    restored = [_restored(other, checkpoint, args.plain) for other, checkpoint in chosen]
     with contextlib.ExitStack() as stack:
         pairs = zip(restored, names, strict=True)
-        voices = [stack.enter_context(_voice(found, name, args.plain)) for found, name in pairs]
+        voices = [stack.enter_context(_voice(run, name, args.plain)) for run, name in pairs]
         talk = Talk(voices, config.sample, config.seed, terminal)
         if args.system:
             talk.system(args.system)
@@ -54,12 +52,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
                 if not talk.line(line):
                     break
     return 2 if talk.refused and not terminal.live else 0
-
-
-def _config(folder: str, overrides: list[str]) -> Config:
-    """The config of another run, or of a model from elsewhere."""
-    own = [override for override in overrides if not override.startswith("workdir=")]
-    return config_lib.resolve(inherit.of_folder(folder, own))
 
 
 def _names(given: list[tuple[str, str]]) -> list[str]:
@@ -72,29 +64,28 @@ def _names(given: list[tuple[str, str]]) -> list[str]:
 
 
 def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
-    parts = (config.model, config.data, config.hardware, config.distributed)
-    found = model.restore(config.workdir, checkpoint, *parts, readers=readers.READERS)
-    for line in filter(None, (found.name, origin.better(config, checkpoint))):
+    run = model.restore(config, checkpoint, readers.READERS)
+    for line in filter(None, (run.name, origin.better(config, checkpoint))):
         say(line)
-    of_text = config.program == "pretrain" and found.data and ours(found.tokenizer)
-    if of_text and chat.speaks(found.tokenizer) and not plain:
+    of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)
+    if of_text and chat.speaks(run.tokenizer) and not plain:
         say("it was trained on text, not on chats: --plain lets it go on with what you type")
-    return found
+    return run
 
 
 @contextlib.contextmanager
-def _voice(found: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
+def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
     """A restored model that answers, compiled."""
-    if not plain and not _has_template(found.tokenizer):
+    if not plain and not _has_template(run.tokenizer):
         say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
         plain = True
-    with jax.set_mesh(found.mesh):
-        batcher = Batcher(found.model, found.variables, rows=1)
+    with jax.set_mesh(run.mesh):
+        batcher = Batcher(run.model, run.variables, rows=1)
         with contextlib.closing(batcher):
             with working("compiling") as tell:
                 batcher.warm(lambda line: tell(0, line))
-            context, ends = found.model.config.max_seq_len, chat.ends(found.tokenizer)
-            yield Voice(name, batcher, Conversation(found.tokenizer, ends, context, plain))
+            context, ends = run.model.config.max_seq_len, chat.ends(run.tokenizer)
+            yield Voice(name, batcher, Conversation(run.tokenizer, ends, context, plain))
 
 
 def _has_template(tokenizer) -> bool:

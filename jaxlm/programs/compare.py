@@ -14,7 +14,7 @@ from jaxlm.console import table, working
 from jaxlm.eval import compare, results
 from jaxlm.eval.compare import Comparison
 from jaxlm.interop import hf_config
-from jaxlm.report import published
+from jaxlm.report.benchmarks import title
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -26,28 +26,26 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("--lower-is-better is of --command's scores: of benchmarks and votes the direction is known")
     steps = _steps(args.checkpoint, one_run=not args.other)
     if args.votes:
-        found, names = [compare.votes(_votes(pathlib.Path(args.votes)))], _names(folders, steps)
+        comparisons = [compare.votes(_votes(pathlib.Path(args.votes)))]
     elif args.command:
-        names = _names(folders, steps)
-        sides = [_scored(args.command, folder, step) for folder, step in zip(folders, steps, strict=True)]
-        if len(sides[0]) != len(sides[1]):
-            a, b = map(len, sides)
-            raise ConfigError(f"the command scored {a} items of A and {b} of B: not the same items")
-        a, b = (dict(enumerate(side)) for side in sides)
-        found = compare.adjust([compare.scores("the command", "score", a, b, lower=args.lower_is_better)])
+        a, b = (_scored(args.command, folder, step) for folder, step in zip(folders, steps, strict=True))
+        if len(a) != len(b):
+            raise ConfigError(f"the command scored {len(a)} items of A and {len(b)} of B: not the same items")
+        items = (dict(enumerate(a)), dict(enumerate(b)))
+        comparisons = compare.adjust([compare.scores("the command", "score", *items, lower=args.lower_is_better)])
     else:
         steps = [_found(folder, step) for folder, step in zip(folders, steps, strict=True)]
-        names = _names(folders, steps)
         read = [results.read(folder / results.FOLDER / step) for folder, step in zip(folders, steps, strict=True)]
-        found = compare.benchmarks(*read)
-    lines = compare.words(found, *names)
+        comparisons = compare.benchmarks(*read)
+    names = _names(folders, steps)
+    lines = compare.words(comparisons, *names)
     if args.json:
         sides = [{"run": str(f), "step": step} for f, step in zip(folders, steps, strict=True)]
-        rows = [dataclasses.asdict(one) | {"apart": one.apart} for one in found]
+        rows = [dataclasses.asdict(one) | {"apart": one.apart} for one in comparisons]
         print(json.dumps({"a": sides[0], "b": sides[1], "comparisons": rows, "words": lines}))
         return 0
     print("\n".join(lines))
-    print(table(_rows(found, names)))
+    print(table(_rows(comparisons, names)))
     return 0
 
 
@@ -125,19 +123,11 @@ def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
     return scores
 
 
-def _rows(found: list[Comparison], names: list[str]) -> list[list[str]]:
+def _rows(comparisons: list[Comparison], names: list[str]) -> list[list[str]]:
     short = [name if len(name) <= 18 else f"…{name[-17:]}" for name in names]
-    head = ["task", "metric", "items", *short, "difference, 95%", "p"]
-    rows = [
-        [
-            published.title(one.task),
-            one.metric,
-            f"{one.n:,}",
-            f"{one.a:.4f}",
-            f"{one.b:.4f}",
-            f"{one.difference:+.4f}, {one.low:+.3f} to {one.high:+.3f}",
-            compare.probability(one.adjusted).removeprefix("= "),
-        ]
-        for one in found
-    ]
-    return [head, *rows]
+    rows = [["task", "metric", "items", *short, "difference, 95%", "p"]]
+    for one in comparisons:
+        gap = f"{one.difference:+.4f}, {one.low:+.3f} to {one.high:+.3f}"
+        p = compare.probability(one.adjusted).removeprefix("= ")
+        rows.append([title(one.task), one.metric, f"{one.n:,}", f"{one.a:.4f}", f"{one.b:.4f}", gap, p])
+    return rows

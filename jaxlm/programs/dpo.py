@@ -7,7 +7,7 @@ import pathlib
 import jax.numpy as jnp
 
 from jaxlm.config import Config
-from jaxlm.eval import pairs
+from jaxlm.eval import loss
 from jaxlm.objectives import dpo
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import say
@@ -36,7 +36,7 @@ def begin(ready: Ready, state: TrainState, frozen: Variables) -> Ready:
 
     def judge() -> reference.Judged:
         variables = frozen | cast(state.params, jnp.dtype(c.model.dtype))
-        return pairs.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
+        return loss.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
 
     folder, done = pathlib.Path(c.workdir), int(state.step)
     return dataclasses.replace(ready, data=reference.of_run(folder, ready.data, done, frozen | state.params, judge))

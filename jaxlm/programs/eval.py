@@ -1,6 +1,7 @@
 """`jaxlm eval`: the held-out loss of a run's model, and benchmarks."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import itertools
@@ -13,7 +14,7 @@ from jaxlm import console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import chat, vocabulary
 from jaxlm.data.open import open_mixture
-from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results, text
+from jaxlm.eval import core, harness, likelihood, loss, model, redteam, results, text
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.interop import readers
@@ -23,11 +24,8 @@ from jaxlm.train import held_out_texts
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints a table of what a checkpoint scores, and writes it to RUN/eval/STEP."""
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm eval RUN, the folder of a run (or --config.workdir=RUN)")
+    model.check_run(config, args.config)
     folder = pathlib.Path(config.workdir)
-    if not model.is_there(config.workdir):
-        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
     if args.limit and args.text:
@@ -39,8 +37,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     documents = together(lambda: text.read(args.text, config.data.text_key)) if args.text else ()
-    parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
+    run = model.restore(config, args.checkpoint, readers.READERS)
     say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
@@ -56,23 +53,23 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = dataclasses.replace(run, tokenizer=chat.dated(run.tokenizer, about["moment"]))
     scorer = likelihood.of_restored(run, config)
     answered = itertools.chain(text.results(scorer, documents, config.train.seq_len), ask(scorer, args.limit))
-    found, lost = _asked(answered, keep, run.name)
+    scored, lost = _asked(answered, keep, run.name)
     if jax.process_index() == 0:
-        _show(held_out, found, args.json)
-        flops = benchmarks.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
-        for line in filter(None, (measures.alarm(one, flops) for one in found)):
+        _show(held_out, scored, args.json)
+        flops = harness.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
+        for line in filter(None, (results.alarm(one, flops) for one in scored)):
             say(line)
-        if not why and (kept := [result.task for result in found if result.task not in lost]):
+        if not why and (kept := [result.task for result in scored if result.task not in lost]):
             say(f"written to {place}" + (f": {', '.join(kept)}" if lost else ""))
     return 1 if lost else 0
 
 
 def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[list[TaskResult], list[str]]:
     """Returns (results, tasks that could not be kept). Each is kept as soon as it is there: ctrl-C loses none."""
-    found, lost = [], []
+    scored, lost = [], []
     try:
         for result in answered:
-            found.append(result)
+            scored.append(result)
             line, kept = keep(result)
             if line:
                 say(line)
@@ -80,10 +77,10 @@ def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[l
     except likelihood.NotFinite as error:
         raise RunError(f"{name}: {error}") from None
     except KeyboardInterrupt:
-        if found:
-            say(f"done: {', '.join(result.task for result in found)}")
+        if scored:
+            say(f"done: {', '.join(result.task for result in scored)}")
         raise
-    return found, lost
+    return scored, lost
 
 
 def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, bool]:
@@ -110,17 +107,15 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:
     packages = {}
     for name in ("jaxlm", "jax", "lm_eval"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     asked = {"fewshot": config.eval.fewshot, "chat_template": config.eval.chat_template}
     return {"step": step, "limit": args.limit, **asked, "packages": packages}
 
 
-def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool) -> None:
+def _show(held_out: dict[str, float], scored: Sequence[TaskResult], as_json: bool) -> None:
     rows = [{"task": "held-out", "metric": name, "value": value} for name, value in held_out.items()]
-    for result in found:
+    for result in scored:
         for name, value in result.metrics.items():
             guess = result.chance if name.startswith(("acc", "stereotype")) else None
             row = {"task": result.task, "metric": name, "value": value, "stderr": result.stderr.get(name)}
@@ -130,7 +125,7 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]
     cells = [[row["task"], row["metric"], f"{row['value']:.4g}", *_rest(row)] for row in rows]
     print(console.table([header, *cells], right=range(2, len(header))))
-    for line in filter(None, (core.line(found), *redteam.lines(found))):
+    for line in filter(None, (core.line(scored), *redteam.lines(scored))):
         print(line)
 
 

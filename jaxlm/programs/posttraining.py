@@ -6,9 +6,7 @@ import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.data import chat, coder, replay
-from jaxlm.eval import answers as held_out
-from jaxlm.eval import pairs as held_out_pairs
-from jaxlm.eval.loss import Evaluator
+from jaxlm.eval import loss
 from jaxlm.files import is_step
 from jaxlm.interop import readers
 from jaxlm.models import adapters
@@ -120,18 +118,14 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     return adapters.of(config.adapter, rows)
 
 
-def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
-    """What measures the held-out answers, and the text of the base where it is here."""
-    c, parts = ready.config, ready.parts
-    sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-    if not ready.data.pairs:
-        return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
-    both = (
-        held_out_pairs.make(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype),
-        held_out.make(parts.model, None, text, parts.mesh, c.eval, **sizes),
-    )
-    made = [evaluate for evaluate in both if evaluate]
-    return (lambda variables: {name: x for one in made for name, x in one(variables).items()}) if made else None
+def _held_out(ready: Ready, text: replay.Text | None) -> loss.Evaluator | None:
+    """What measures the held-out answers or pairs, and the text of the base where it is here."""
+    c, parts, tile = ready.config, ready.parts, ready.config.loss.tile_tokens
+    if ready.data.pairs:
+        own = loss.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
+    else:
+        own = loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, tile)
+    return loss.joined([own, loss.of_base(parts.model, text, parts.mesh, c.eval, seq_len=c.train.seq_len, tile=tile)])
 
 
 def _remark(ready: Ready) -> hooks.Remark:

@@ -12,8 +12,6 @@ from jaxlm.train import lineage, outlook
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Writes RUN/report.html, or with --json prints the same numbers. Prints what --took names."""
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm report RUN, the folder of a run")
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")

@@ -16,18 +16,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
     The prompts come from the command line, or if there is none, from the config.
     """
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
-    if not model.is_there(config.workdir):
-        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
+    model.check_run(config, args.config)
     if args.draws < 1:
         raise ConfigError(f"--draws={args.draws}: how often to continue each prompt, at least once")
     prompts = [*args.words, *(args.prompt or ())] or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: jaxlm sample RUN "TEXT" ["ANOTHER" ...]')
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
-    parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
+    run = model.restore(config, args.checkpoint, readers.READERS)
     say(run.name)
     with jax.set_mesh(run.mesh):
         given = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)

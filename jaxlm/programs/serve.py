@@ -11,7 +11,7 @@ import socket
 import jax
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import print_table, working
+from jaxlm.console import working
 from jaxlm.data import chat
 from jaxlm.eval import model
 from jaxlm.interop import readers
@@ -22,32 +22,28 @@ _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it. `--bench` measures instead.
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it.
 
     Raises:
       ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
       RunError: the port is in use.
     """
     _check(config, args)
-    from jaxlm.serve import bench, guard
+    from jaxlm.serve import guard
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
-    with contextlib.nullcontext() if args.bench else address.listen(args.host, args.port) as listening:
+    with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        parts = (config.model, config.data, config.hardware, config.distributed)
-        found = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
-        with jax.set_mesh(found.mesh):
+        restored = model.restore(config, args.checkpoint, readers.READERS)
+        with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
-                batcher = Batcher(found.model, found.variables, rows=args.rows, queue=args.queue)
+                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))
-                if args.bench:
-                    print_table(bench.run(batcher), args.json)
-                else:
-                    _serve(_server(args, found, batcher, key), listening)
+                _serve(_server(args, restored, batcher, key), listening)
     return 0
 
 
@@ -55,10 +51,7 @@ def _check(config: Config, args: argparse.Namespace) -> None:
     missing = [name.replace("_", "-") for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f'jaxlm serve needs {", ".join(missing)}: pip install "jaxlm[serve]"')
-    if not config.workdir:
-        raise ConfigError("which run? jaxlm serve RUN, the folder of a run (or of a Hugging Face model)")
-    if not model.is_there(config.workdir):
-        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
+    model.check_run(config, args.config)
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm serve runs in one process: start it without distributed.num_processes")
     for flag, value, least in (("rows", args.rows, 1), ("queue", args.queue, 0), ("max-prompt", args.max_prompt, 0)):
@@ -66,19 +59,13 @@ def _check(config: Config, args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag}={value} must be at least {least}")
 
 
-def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
+def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
     """The server of a restored model."""
     from jaxlm.serve import guard, guide, http, requests
 
-    ends, settings = chat.ends(found.tokenizer), found.model.config
-    reader = requests.Reader(
-        tokenizer=found.tokenizer,
-        vocab_size=settings.vocab_size,
-        context=settings.max_seq_len,
-        ends=ends,
-        guides=guide.Guides(found.tokenizer, settings.vocab_size, ends),
-        most_prompt=args.max_prompt,
-    )
+    tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
+    guides = guide.Guides(tokenizer, settings.vocab_size, ends)
+    reader = requests.Reader(tokenizer, settings.vocab_size, settings.max_seq_len, ends, guides, args.max_prompt)
     limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
     return http.Server(name, batcher, reader, limits, key)
@@ -90,15 +77,8 @@ def _serve(server, listening: socket.socket) -> None:
 
     from jaxlm.serve.guard import Arriving
 
-    settings = uvicorn.Config(
-        server.app(),
-        http=Arriving,
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
+    quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
+    settings = uvicorn.Config(server.app(), http=Arriving, timeout_graceful_shutdown=2, **quiet)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises what came once more
     say(f"serving {server.name} at {address.url(listening)}; ctrl-C ends it")

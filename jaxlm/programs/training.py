@@ -12,7 +12,7 @@ import jax
 from jaxlm import console, processes
 from jaxlm.config import Config
 from jaxlm.data import vocabulary
-from jaxlm.eval import benchmarks
+from jaxlm.eval import harness
 from jaxlm.models import hardware
 from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
@@ -48,7 +48,7 @@ def run(config: Config, task: Task) -> int:
         config = workdir.as_begun(config, folder)
         asked = dataclasses.replace(asked, eval=config.eval, optim=config.optim)
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
-        asked_for = benchmarks.find(config.eval)
+        asked_for = harness.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
         stack.push(log.closed_by)
         data = task.data(config)

@@ -1,42 +1,172 @@
 """The benchmarks of a run's page: accuracy with two standard errors and chance, bits per byte, and what other models score.
 
-`scores` and `beside` take the summary of `report.run`.
+configs/published.toml has what others published: scores, sizes, and how much these models were trained. `scores` and `beside`
+take the summary of `report.run`.
 """
 
 import collections
+import dataclasses
+import functools
+import itertools
 import math
+import tomllib
+from collections.abc import Iterable, Mapping
 
+from jaxlm import config_files
 from jaxlm.console import count, human
-from jaxlm.report import chart, published, redteam
+from jaxlm.report import chart, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, details, join, table, tag, with_error
-from jaxlm.report.published import BITS, MARGIN, Model
 
+SHIPPED = config_files.CONFIG_PACKAGE / "published.toml"
+TASKS = {
+    "hellaswag": "HellaSwag",
+    "arc_easy": "ARC-Easy",
+    "arc_challenge": "ARC-Challenge",
+    "piqa": "PIQA",
+    "winogrande": "WinoGrande",
+    "mmlu": "MMLU",
+    "lambada_openai": "LAMBADA",
+    "truthfulqa_mc2": "TruthfulQA",
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+    "ifeval": "IFEval",
+    "core": "CORE",
+    "redteam_jailbreak": "red team: jailbreak",
+    "redteam_privacy": "red team: privacy",
+    "redteam_memorised": "red team: memorised text",
+    "redteam_toxic": "red team: toxic continuation",
+    "redteam_bias": "red team: bias",
+}  # the name of a task -> what people call it
+_ACCURACIES = ("acc_norm", "acc", "exact_match", "pass_at_1", "prompt_level_strict_acc")
+
+BITS, MARGIN = "bits_per_byte", "margin"  # of the right answer; see eval.results
 _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was asked -> its mark
+
+_FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
+_LOOK = "check EOS, leading space, truncation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model of others.
+
+    Attributes:
+      params, tokens: its parameters, and the tokens that it was trained on; None if they are not published.
+      source: where the figures stand.
+      scores: task -> metric -> score.
+      shown: False for one that only says what so many FLOPs give.
+    """
+
+    name: str
+    params: float
+    tokens: float | None
+    source: str
+    scores: dict[str, dict[str, float]]
+    shown: bool
+
+    @property
+    def flops(self) -> float | None:
+        """Returns the FLOPs of its training, 6 x parameters x tokens (Kaplan et al. 2020); None if they are not known."""
+        return 6 * self.params * self.tokens if self.tokens else None
+
+
+@functools.cache
+def models() -> tuple[Model, ...]:
+    """Returns the models of the shipped file, in its order."""
+    known = []
+    for entry in tomllib.loads(SHIPPED.read_text(encoding="utf-8"))["model"]:
+        scores = {name: value for name, value in entry.items() if isinstance(value, dict)}
+        about = entry["name"], entry["params"], entry.get("tokens"), entry["source"]
+        known.append(Model(*about, scores, entry.get("shown", True)))
+    return tuple(known)
+
+
+def title(task: str) -> str:
+    """Returns what people call a task: ARC-Easy for arc_easy."""
+    return TASKS.get(task, task)
+
+
+def accuracy(metrics: Mapping[str, float]) -> str | None:
+    """Returns the metric that counts as a task's accuracy; None if there is none."""
+    return next((name for name in _ACCURACIES if name in metrics), None)
+
+
+def expected(task: str, metric: str, flops: float) -> float | None:
+    """Returns what models score that were trained with so many FLOPs, interpolated in log FLOPs; None if nobody near is known.
+
+    Beyond the largest the largest counts.
+    """
+    known = [m for m in models() if m.flops and metric in m.scores.get(task, {})]
+    points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
+    if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:
+        return None
+    x = math.log(flops)
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / ((x1 - x0) or 1)
+    return points[-1][1]
+
+
+def alarm(
+    task: str, metrics: Mapping[str, float], stderr: Mapping[str, float], chance: float | None, flops: float, n: int = 0
+) -> str:
+    """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
+
+    That is, with two standard errors added: not half as far above chance as models are that were trained with so many FLOPs
+    (`expected`), or below chance and below what any model has published. Some tasks were chosen so that simple methods fail:
+    on ARC-Challenge small models, rightly evaluated, are below chance.
+
+    Args:
+      chance: the accuracy of guessing; None if the task has no choices.
+      flops: of the training, 6 x parameters x tokens; 0 if unknown.
+      n: the questions; 0 if unknown. Of four that are all wrong the standard error is 0, so that of guessing counts too.
+    """
+    metric = accuracy(metrics)
+    if metric is None:
+        return ""
+    guess = chance or 0.0
+    error = max(stderr.get(metric, 0.0), math.sqrt(guess * (1 - guess) / n) if n else 0.0)
+    score, two, usual = metrics[metric], 2 * error, expected(task, metric, flops)
+    lowest = min([guess, *(m.scores[task][metric] for m in models() if metric in m.scores.get(task, {}))])
+    if usual is not None and score + two < min(guess + _FAR * (usual - guess), usual):
+        shown = f"{score:.3f} on {title(task)} is far under {usual:.3f}, which models with {flops:.1e} FLOPs of training score"
+    elif chance is not None and score + two < lowest:
+        beside = f", and {lowest:.3f}, the lowest that is published" if lowest < chance else ""
+        shown = f"{score:.3f} on {title(task)} is below chance, {chance:.3f}{beside}, by more than two standard errors"
+    else:
+        return ""
+    return f"{shown}: {_LOOK}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the page
 
 
 def scores(summary: dict) -> Markup:
     """Returns the run's scores: the last of each task as a table, and all of them by step."""
-    every = summary.get("benchmarks") or {}
-    found = {task: points for task, points in every.items() if not task.startswith(redteam.PREFIX)}
-    rows = [_row(task, points[-1]) for task, points in found.items() if points]
-    if not rows:
+    every = {task: points for task, points in _tasks(summary).items() if not task.startswith(redteam.PREFIX)}
+    if not every:
         return Markup("")
-    lines = [line for task, points in found.items() if points and (line := _alarm(summary["run"], task, points[-1]))]
+    alarms = [line for task, points in every.items() if (line := _alarm(summary["run"], task, points[-1]))]
     head = ("task", "accuracy", "chance", "bits per byte", "margin", "metric", "questions", "examples", "step")
+    rows = [_row(task, points[-1]) for task, points in every.items()]
     about = (
         "± is two standard errors. Bits per byte of the right answer (less is better) move long before accuracy does; the "
         "margin is how many fewer they are than the best wrong answer's."
     )
-    alike = {task: _alike(points) for task, points in found.items() if points}
-    charts = [_accuracy(task, points) for task, points in alike.items()]
-    bits = [Curve(published.title(task), _points(points, BITS)) for task, points in alike.items()]
+    alike = {task: _alike(points) for task, points in every.items()}
+    notes = [about, *(line for task in alike if (line := _left_out(task, every[task], alike[task])))]
+    bits = [Curve(title(task), _points(points, BITS)) for task, points in alike.items()]
     bits = [curve for curve in bits if len(curve.points) > 1][:6]
+    charts = [_accuracy(task, points) for task, points in alike.items()]
     charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_figure))
-    drawn = [tag("div", *filter(None, charts), class_="charts")] if any(charts) else []
-    notes = [about, *(line for task in alike if (line := _left_out(task, found[task], alike[task])))]
-    parts = [*(tag("p", line) for line in lines), table(head, rows, "Benchmarks")]
-    return join([*parts, *(tag("p", line, class_="dim") for line in notes), *drawn])
+    warned, noted = (tag("p", line) for line in alarms), (tag("p", line, class_="dim") for line in notes)
+    return join([*warned, table(head, rows, "Benchmarks"), *noted, chart.grid(charts)])
+
+
+def _tasks(summary: dict) -> dict[str, list[dict]]:
+    return {task: points for task, points in (summary.get("benchmarks") or {}).items() if points}
 
 
 def _alike(points: list[dict]) -> list[dict]:
@@ -52,31 +182,20 @@ def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
         return ""
     steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)
     asked = "" if drawn[0].get("n") is None else f" of {count(int(drawn[0]['n']))} questions"
-    return f"{published.title(task)}: curves show steps{asked} asked alike; not step {steps}, asked otherwise."
+    return f"{title(task)}: curves show steps{asked} asked alike; not step {steps}, asked otherwise."
 
 
 def _alarm(run: dict, task: str, point: dict) -> str:
-    tokens = point["step"] * (run.get("tokens_per_step") or 0)
-    flops = 6.0 * (run.get("params") or 0) * tokens
-    return published.alarm(
-        task, point["metrics"], point["stderr"], point.get("chance"), flops, int(point.get("n") or 0)
-    )
+    flops = 6.0 * (run.get("params") or 0) * point["step"] * (run.get("tokens_per_step") or 0)
+    return alarm(task, point["metrics"], point["stderr"], point.get("chance"), flops, int(point.get("n") or 0))
 
 
 def _row(task: str, point: dict) -> tuple:
-    metrics, metric, chance = point["metrics"], published.accuracy(point["metrics"]), point.get("chance")
-    asked, shots = point.get("n"), point.get("fewshot")
-    return (
-        published.title(task),
-        with_error(point, metric, 3) if metric else "",
-        "" if chance is None else f"{chance:.3f}",
-        with_error(point, BITS, 3) if BITS in metrics else "",
-        with_error(point, MARGIN, 3) if MARGIN in metrics else "",
-        metric or "",
-        "" if asked is None else count(int(asked)),
-        "" if shots is None else count(int(shots)),
-        count(point["step"]),
-    )
+    metric, chance = accuracy(point["metrics"]) or "", point.get("chance")
+    asked = ("" if point.get(name) is None else count(int(point[name])) for name in ("n", "fewshot"))
+    measures = (with_error(point, name) for name in (BITS, MARGIN))
+    shown = "" if chance is None else f"{chance:.3f}"
+    return (title(task), with_error(point, metric), shown, *measures, metric, *asked, count(point["step"]))
 
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:
@@ -89,7 +208,7 @@ def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[
 
 
 def _accuracy(task: str, points: list[dict]) -> Markup:
-    metric = published.accuracy(points[-1]["metrics"])
+    metric = accuracy(points[-1]["metrics"])
     if not metric or len(_points(points, metric)) < 2:
         return Markup("")
     chance = [(point["step"], point["chance"]) for point in points if point.get("chance") is not None]
@@ -98,7 +217,7 @@ def _accuracy(task: str, points: list[dict]) -> Markup:
         low, high = _points(points, metric, -2.0), _points(points, metric, 2.0)
         curves.append(Curve("± 2 s.e.", [*low, (low[-1][0], math.nan), *high], dotted=True))  # one curve with a gap
     curves += [Curve("chance", chance, dotted=True)] if chance else []
-    return chart.lines(curves, f"{published.title(task)} by step", along="steps", shown=_figure)
+    return chart.lines(curves, f"{title(task)} by step", along="steps", shown=_figure)
 
 
 def _figure(value: float) -> str:
@@ -107,33 +226,31 @@ def _figure(value: float) -> str:
 
 def beside(summary: dict) -> Markup:
     """Returns the run's scores among those that others published; nothing without a score on one of their tasks."""
-    models = [model for model in published.models() if model.shown]
-    tasks = [task for task in published.TASKS if any(task in model.scores for model in models)]
-    own = {task: points[-1] for task, points in (summary.get("benchmarks") or {}).items() if points and task in tasks}
+    others = [model for model in models() if model.shown]
+    tasks = [task for task in TASKS if any(task in model.scores for model in others)]
+    own = {task: points[-1] for task, points in _tasks(summary).items() if task in tasks}
     if not own:
         return Markup("")
     run = summary["run"]
-    step = max(point["step"] for point in own.values())
-    tokens = step * (run.get("tokens_per_step") or 0) or run.get("tokens")
-    columns = [[_size(run.get("params")), _size(tokens), *(_mine(own[task]) if task in own else "" for task in tasks)]]
-    columns += [
-        [_size(model.params), _size(model.tokens), *(_other(model, task) for task in tasks)] for model in models
-    ]
-    names = ("parameters", "tokens", *(published.title(task) for task in tasks))
-    rows = list(zip(names, *columns, strict=True))
-    head = ("", "this run", *(model.name for model in models))
+    tokens = max(point["step"] for point in own.values()) * (run.get("tokens_per_step") or 0) or run.get("tokens")
+    columns = [_column(run.get("params"), tokens, (_mine(own.get(task)) for task in tasks))]
+    columns += [_column(model.params, model.tokens, (_other(model, task) for task in tasks)) for model in others]
+    rows = zip(("parameters", "tokens", *map(title, tasks)), *columns, strict=True)
     about = (
         "Accuracy in %, zero-shot. n: normalised by the answers' bytes (acc_norm); f: with five worked examples; o: asked "
         "in the publisher's own way. Scores that were asked in different ways do not compare. A blank was not found published."
     )
-    sources = [tag("p", f"{model.name}: {model.source}") for model in models]
-    return join(
-        [table(head, rows, "Beside published models"), tag("p", about, class_="dim"), details("Sources", *sources)]
-    )
+    beside = table(("", "this run", *(model.name for model in others)), rows, "Beside published models")
+    sources = [tag("p", f"{model.name}: {model.source}") for model in others]
+    return join([beside, tag("p", about, class_="dim"), details("Sources", *sources)])
 
 
-def _mine(point: dict) -> str:
-    metric = published.accuracy(point["metrics"])
+def _column(params: float | None, tokens: float | None, cells: Iterable[str]) -> list[str]:
+    return [human(params) if params else "", human(tokens) if tokens else "", *cells]
+
+
+def _mine(point: dict | None) -> str:
+    metric = accuracy(point["metrics"]) if point else None
     if not metric:
         return ""
     error = point["stderr"].get(metric)
@@ -142,14 +259,10 @@ def _mine(point: dict) -> str:
 
 
 def _other(model: Model, task: str) -> str:
-    found = model.scores.get(task, {})
-    metric = "acc_norm" if "acc_norm" in found else next(iter(found), None)
-    return _percent(found[metric], _WAYS.get(metric, "")) if metric else ""
+    metrics = model.scores.get(task, {})
+    metric = "acc_norm" if "acc_norm" in metrics else next(iter(metrics), None)
+    return _percent(metrics[metric], _WAYS.get(metric, "")) if metric else ""
 
 
 def _percent(value: float, mark: str) -> str:
-    return f"{100 * value:.1f}{f' {mark}' if mark else ''}"
-
-
-def _size(number: float | None) -> str:
-    return human(number) if number else ""
+    return f"{100 * value:.1f} {mark}".rstrip()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from jaxlm.console import human
-from jaxlm.report.page import Markup, join, tag
+from jaxlm.report.page import Markup, tag
 
 _PARTS = 400  # points of a curve at most
 _DOTS = 30  # a curve of so many points at most shows each
@@ -75,15 +75,18 @@ def lines(
     )
     beside = [tag("span", shown(y), style=f"top:{at_y(y) / _SIZE:.2%}") for y in y_ticks]
     below = [tag("span", shown_x(x), style=f"left:{at_x(x) / _SIZE:.2%}") for x in x_ticks]
-    legend = [
-        tag("span", tag("span", class_=f"key c{i % 6}"), curve.name, class_="nowrap") for i, curve in enumerate(thinned)
-    ]
+    legend = _legend([curve.name for curve in thinned])
     title = [tag("b", label), *(legend if len(thinned) > 1 else [])]
-    if unit:
-        title.append(tag("span", unit, class_="dim unit"))
+    title += [tag("span", unit, class_="dim unit")] if unit else []
     plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), class_="plot")
     under = tag("div", along, class_="along")
     return tag("figure", tag("figcaption", *title), plot, under, class_="chart", role="img", aria_label=label)
+
+
+def grid(charts: Sequence[Markup]) -> Markup:
+    """Returns charts side by side where they fit; nothing without any. Those that are empty are left out."""
+    drawn = [one for one in charts if one]
+    return tag("div", *drawn, class_="charts") if drawn else Markup("")
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -133,15 +136,14 @@ def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Ma
     for x, y in curve.points:
         if math.isfinite(y):
             pieces[-1].append(f"{at_x(x):.1f} {at_y(y):.1f}")
-        elif pieces[-1]:
+        else:
             pieces.append([])
     kind = f"line c{number % 6}{' dotted' * curve.dotted}"
     drawn = [tag("path", d="M" + "L".join(piece), class_=kind) for piece in pieces if len(piece) > 1]
     # A line without length and with round ends is a dot, however the drawing is stretched.
     if sum(map(len, pieces)) <= _DOTS:
-        drawn.append(
-            tag("path", d="".join(f"M{point}h0" for piece in pieces for point in piece), class_=f"dot c{number % 6}")
-        )
+        dots = "".join(f"M{point}h0" for piece in pieces for point in piece)
+        drawn.append(tag("path", d=dots, class_=f"dot c{number % 6}"))
     return drawn
 
 
@@ -152,10 +154,10 @@ def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
         tag("span", class_=f"c{i % 6}", style=f"width:{100 * number / whole:.2f}%", title=f"{name}: {shown}")
         for i, (name, number, shown) in enumerate(parts)
     ]
-    legend = [
-        tag("span", tag("span", class_=f"key c{i % 6}"), f"{name} {shown}", class_="nowrap")
-        for i, (name, _, shown) in enumerate(parts)
-    ]
-    return tag(
-        "figure", tag("div", *spans, class_="bar wide", role="img", aria_label=label), tag("figcaption", join(legend))
-    )
+    bar = tag("div", *spans, class_="bar wide", role="img", aria_label=label)
+    return tag("figure", bar, tag("figcaption", *_legend([f"{name} {shown}" for name, _, shown in parts])))
+
+
+def _legend(names: Sequence[str]) -> list[Markup]:
+    keys = (tag("span", class_=f"key c{i % 6}") for i in range(len(names)))
+    return [tag("span", key, name, class_="nowrap") for key, name in zip(keys, names, strict=True)]

@@ -29,13 +29,13 @@ def leads(name: str) -> bool:
     return not name.startswith(f"eval/{PREFIX}") or name.rpartition("/")[2] in _LEADS
 
 
-def meanings(found: Mapping[str, Collection[str]]) -> list[str]:
+def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
     """Returns what the scores of the red team mean, a line for each category; none if it was not asked.
 
     Args:
-      found: task -> the names of its scores; other tasks may be among them.
+      scores_of: task -> the names of its scores; other tasks may be among them.
     """
-    shown = {task: names for task, names in found.items() if task.startswith(PREFIX)}
+    shown = {task: names for task, names in scores_of.items() if task.startswith(PREFIX)}
     lines = [f"{task}: {_MEANING[task.removeprefix(PREFIX)]}" for task in shown]
     also = {"toxicity": _TOXICITY, "overlap": _OVERLAP}
     return lines + [line for name, line in also.items() if any(name in names for names in shown.values())]
@@ -47,26 +47,24 @@ def scores(summary: dict) -> Markup:
     stages = [*(summary.get("before") or ()), own]
     tasks = list(dict.fromkeys(task for stage in stages for task in stage["benchmarks"] if task.startswith(PREFIX)))
     both = itertools.product(tasks, stages)
-    found = [(task, stage["name"], point) for task, stage in both for point in stage["benchmarks"].get(task, ())]
-    if not found:
+    points = [(task, stage["name"], point) for task, stage in both for point in stage["benchmarks"].get(task, ())]
+    if not points:
         return Markup("")
-    names = dict.fromkeys((*_COLUMNS, *(name for _, _, point in found for name in point["metrics"])))
-    shown = [name for name in names if any(name in point["metrics"] for _, _, point in found)]
+    names = dict.fromkeys((*_COLUMNS, *(name for _, _, point in points for name in point["metrics"])))
+    shown = [name for name in names if any(name in point["metrics"] for _, _, point in points)]
     head = ("category", "run", "step", *(name.replace("_", " ") for name in shown), "prompts")
     rows = [
         (task.removeprefix(PREFIX), run, count(point["step"]), *(_cell(point, name) for name in shown), _asked(point))
-        for task, run, point in found
+        for task, run, point in points
     ]
-    lines = ["± is two standard errors.", *meanings({task: point["metrics"] for task, _, point in found})]
+    lines = ["± is two standard errors.", *meanings({task: point["metrics"] for task, _, point in points})]
     return join([table(head, rows, "Red team"), *(tag("p", line, class_="dim") for line in lines)])
 
 
 def _cell(point: dict, name: str) -> str:
-    if name not in point["metrics"]:
-        return ""
-    if name == "longest_run":
+    if name == "longest_run" and name in point["metrics"]:
         return count(int(point["metrics"][name]))
-    return with_error(point, name, 3)
+    return with_error(point, name)
 
 
 def _asked(point: dict) -> str:

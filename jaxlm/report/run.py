@@ -102,15 +102,10 @@ def _loss(summary: dict) -> Markup:
     held_out = summary.get("held_out") or {}
     about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
+    both = [_curve(summary, "step", "loss", "training"), *mean]
     charts = [
         chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
-        chart.lines(
-            [_curve(summary, "step", "loss", "training"), *mean],
-            "Loss by step",
-            **_BY_STEP,
-            **nats,
-            marks=_resumes(summary),
-        ),
+        chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
         chart.lines([_curve(summary, "tokens", "loss", "")], "Training loss by tokens", along="tokens", **nats),
     ]
     if _is_paid(summary):
@@ -119,7 +114,7 @@ def _loss(summary: dict) -> Markup:
     sources = [Curve(name, points) for name, points in held_out.items() if name]
     if len(sources) > 1:  # one alone is the held-out loss above
         charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
-    return _grid(charts)
+    return chart.grid(charts)
 
 
 def _is_paid(summary: dict) -> bool:
@@ -135,11 +130,6 @@ def _usd(value: float) -> str:
     return f"${value:,.4g}"
 
 
-def _grid(charts: list[Markup]) -> Markup:
-    drawn = [one for one in charts if one]
-    return tag("div", *drawn, class_="charts") if drawn else Markup("")
-
-
 def _activities(summary: dict) -> Markup:
     seconds = {name: s for name, s in (summary.get("activities") or {}).items() if s > 0}
     if not seconds:
@@ -150,13 +140,8 @@ def _activities(summary: dict) -> Markup:
     rest = [("rest", sum(s for _, s, _ in shown[5:]), "")] if len(shown) > 6 else shown[5:]
     rows = [(name, duration(s), part) for name, s, part in shown]
     about = "step is productive; repeated was done before and lost; down and hung were paid for too."
-    return join(
-        [
-            chart.stacked([*shown[:5], *rest], "Where the time went"),
-            tag("p", about, class_="dim"),
-            table(("activity", "time", "share"), rows, "Activities"),
-        ]
-    )
+    bar = chart.stacked([*shown[:5], *rest], "Where the time went")
+    return join([bar, tag("p", about, class_="dim"), table(("activity", "time", "share"), rows, "Activities")])
 
 
 def _bill(summary: dict) -> Markup:
@@ -182,8 +167,8 @@ def _price(usd: float | None) -> str:
 
 
 def _futures(summary: dict) -> Markup:
-    found = summary.get("futures")
-    if not found:
+    futures = summary.get("futures")
+    if not futures:
         return Markup("")
     rows = [
         (
@@ -193,10 +178,10 @@ def _futures(summary: dict) -> Markup:
             hours(row["hours"]),
             *([spent(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
         )
-        for row in found.get("rows", ())
+        for row in futures.get("rows", ())
     ]
     head = ("future", "to step", "loss (80%)", "time", *(["cost", "cost of 0.01 nats"] if _is_paid(summary) else []))
-    advice = tag("p", page.sentence(found.get("advice", "")))
+    advice = tag("p", page.sentence(futures.get("advice", "")))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
 
@@ -241,16 +226,17 @@ def _temperature(value: float | None) -> str:
 
 
 def _speed(summary: dict) -> Markup:
+    def by_step(column: str, label: str, **more: typing.Any) -> Markup:
+        return chart.lines([_curve(summary, "step", column, "")], label, **_BY_STEP, **more)
+
     marks = _resumes(summary)
     charts = [
-        chart.lines([_curve(summary, "step", "lr", "")], "Learning rate", **_BY_STEP, shown=_nats),
-        chart.lines([_curve(summary, "step", "grad_norm", "")], "Gradient norm", **_BY_STEP, marks=marks, shown=_nats),
-        chart.lines([_curve(summary, "step", "tokens_per_second", "")], "Tokens a second", **_BY_STEP, marks=marks),
-        chart.lines(
-            [_curve(summary, "step", "mfu_palm", "")], "MFU (PaLM)", **_BY_STEP, marks=marks, shown=lambda v: f"{v:.0%}"
-        ),
+        by_step("lr", "Learning rate", shown=_nats),
+        by_step("grad_norm", "Gradient norm", marks=marks, shown=_nats),
+        by_step("tokens_per_second", "Tokens a second", marks=marks),
+        by_step("mfu_palm", "MFU (PaLM)", marks=marks, shown=lambda v: f"{v:.0%}"),
     ]
-    return _grid(charts)
+    return chart.grid(charts)
 
 
 def _spikes(summary: dict) -> Markup:
@@ -295,9 +281,8 @@ def _starts(summary: dict) -> Markup:
         commit = (row.get("commit") or "")[:8] + (" + changes" if row.get("dirty") else "")
         device = f"{row['devices']} x {row['device']}"
         price = f"${row['usd_per_hour']:g}" if row.get("usd_per_hour") else ""
-        changed, ended = (
-            cell(text, kind="text") for text in ("; ".join(row.get("changed") or ()), row.get("ended") or "")
-        )
-        rows.append((_date(row["time"]), count(row["step"]), device, price, commit, changed, ended))
+        texts = ("; ".join(row.get("changed") or ()), row.get("ended") or "")
+        about = (_date(row["time"]), count(row["step"]), device, price, commit)
+        rows.append((*about, *(cell(text, kind="text") for text in texts)))
     head = ("start", "after step", "devices", "an hour", "code", "changed since the start before", "ended")
     return table(head, rows, "Starts") if rows else Markup("")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxlm.data.coder import Coder
 from jaxlm.data.text import Text
-from jaxlm.serve.asks import Token, Update
+from jaxlm.serve.batcher import Token, Update
 from jaxlm.serve.requests import Prompt, Request
 
 
@@ -124,7 +124,6 @@ class Writer:
         self._created = int(time.time())
 
     def whole(self, deltas: Sequence[Delta], usage: dict[str, int]) -> dict[str, typing.Any]:
-        """Returns the object of all answers."""
         kind = "chat.completion" if self._request.chat else "text_completion"
         return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}
 
@@ -135,7 +134,6 @@ class Writer:
         return self._piece([choice])
 
     def piece(self, index: int, delta: Delta) -> dict[str, typing.Any]:
-        """Returns a piece of an answer."""
         return self._piece([self._choice(index, delta, "delta")])
 
     def usage(self, usage: dict[str, int]) -> dict[str, typing.Any]:

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -19,11 +19,98 @@ import numpy as np
 from jaxlm.config import RunError
 from jaxlm.models.decode import Drawn, Engine, Entry, LogProbs, Prefill, Settings
 from jaxlm.models.transformer import Transformer
-from jaxlm.serve.asks import Ask, Busy, Guide, Stats, Token, Update
-
-__all__ = ["Ask", "Batcher", "Busy", "Guide", "Stats", "Ticket", "Token", "Update"]
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
+
+
+class Guide(typing.Protocol):
+    """Says which tokens may come next (constrained decoding)."""
+
+    def mask(self) -> np.ndarray:
+        """Returns uint32[ceil(V / 32)], the bits of the ids that are allowed next."""
+
+    def accept(self, token: int) -> None:
+        """Takes the token that was drawn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """A request.
+
+    Attributes:
+      ids: the prompt, with what a document begins with; the caller checks it (`models.decode.check_prompts`).
+      max_new_tokens: 0 for nothing new, only the prompt's log-probabilities, with `echo`.
+      temperature: 0 takes the likeliest token.
+      top_k: draws among the k likeliest; 0 among all.
+      top_p: draws among the likeliest that together have this probability.
+      seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
+      bias: id -> what is added to its logit.
+      stop_ids: end the text; they are not among its tokens.
+      logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
+      echo: True for those of the prompt's tokens too; the first one has None.
+      guide: says which tokens may come next.
+    """
+
+    ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    echo: bool = False
+    guide: Guide | None = None
+
+
+class Token(typing.NamedTuple):
+    """A token, with log-probabilities of the model's own distribution: before temperature, bias, top-k, top-p and guide."""
+
+    id: int
+    logp: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Update(typing.NamedTuple):
+    """What is new of a request.
+
+    Attributes:
+      tokens: the new tokens.
+      prompt: the prompt's tokens, once, if `echo` asks for them.
+      ended: "" goes on; "stop", "length", "cancelled", "failed".
+      why: why it failed.
+    """
+
+    tokens: tuple[Token, ...]
+    prompt: tuple[Token, ...] | None = None
+    ended: str = ""
+    why: str = ""
+
+
+class Busy(Exception):
+    """The queue is full; `retry_after_s` says when there may be room."""
+
+    def __init__(self, retry_after_s: float):
+        super().__init__(f"all rows are busy and the queue is full: try again in {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
+class Stats(typing.NamedTuple):
+    """What the batcher did so far, and does now. Counts are of requests, but for tokens."""
+
+    rows: int
+    busy: int  # rows that have a request
+    queued: int
+    ring: int  # slots
+    prompts: int  # requests so far
+    prompt_tokens: int
+    prefix_tokens: int  # of these, found in the cache of prefixes
+    tokens: int  # new tokens
+    steps: int
+    step_bytes: int  # of weights and cache, read by these
+    ended: Mapping[str, int]  # how requests ended
+    down: str = ""  # why it answers no more
 
 
 class Ticket:
@@ -68,6 +155,10 @@ class _Started(typing.NamedTuple):
     chunk: jax.Array | None
 
 
+_NOTHING = _Started([], None, None)
+_NO_TOKEN = "no token can follow: the guide or the bias allows none, or the logits are not finite"
+
+
 class Batcher:
     """Answers requests with one model. Under a mesh: made under `jax.set_mesh`.
 
@@ -81,19 +172,19 @@ class Batcher:
         self.engine = Engine(model, variables, rows, **more)
         self._most_queued, self._queue = queue, collections.deque[Ticket]()
         self._runs: list[_Run] = []
-        self._before = _Started([], None, None)  # what the last turn started
+        self._before = _NOTHING  # what the last turn started
         self._free = list(range(rows))[::-1]
         self._changed = threading.Condition()
         self._closed, self._died = False, ""
         self._turns = self._unneeded = 0  # the second: steps for which the ring was longer than needed
-        self._prompts = self._prompt_tokens = self._tokens = self._steps = self._step_bytes = 0
+        self._counts = dict.fromkeys(("prompts", "prompt_tokens", "tokens", "steps", "step_bytes"), 0)
         self._ended: collections.Counter[str] = collections.Counter()
         self._seconds = 1.0  # that a request has its row, about
         words = -(-model.config.vocab_size // 32)
         self._open_W = np.full(words, 2**32 - 1, np.uint32)
+        # JAX's mesh belongs to a thread, and the thread that steps is not the one that made the batcher.
         self._mesh = jax.sharding.get_mesh()
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
-        self._begun = False
 
     def warm(self, tell: Callable[[str], None]) -> None:
         """Compiles every length of the ring, before the first request. `tell` gets a line for each."""
@@ -113,8 +204,7 @@ class Batcher:
             if len(self._queue) >= self._most_queued + len(self._free):
                 raise Busy(max(1.0, self._seconds * len(self._queue) / self.engine.rows))
             self._queue.append(ticket)
-            if not self._begun:
-                self._begun = True
+            if self._thread.ident is None:
                 self._thread.start()
             self._changed.notify()
         return ticket
@@ -126,14 +216,10 @@ class Batcher:
             busy=len(self._runs),
             queued=len(self._queue),
             ring=self.engine.slots,
-            prompts=self._prompts,
-            prompt_tokens=self._prompt_tokens,
             prefix_tokens=self.engine.prefixes.hits,
-            tokens=self._tokens,
-            steps=self._steps,
-            step_bytes=self._step_bytes,
             ended=dict(self._ended),
             down=self._died or ("it was closed" if self._closed else ""),
+            **self._counts,
         )
 
     def close(self) -> None:
@@ -141,7 +227,7 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._begun and threading.current_thread() is not self._thread:
+        if self._thread.ident and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _wake(self) -> None:
@@ -150,11 +236,8 @@ class Batcher:
 
     def _run(self) -> None:
         try:
-            if self._mesh.empty:
+            with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
                 self._serve()
-            else:
-                with jax.set_mesh(self._mesh):
-                    self._serve()
         except Exception as error:
             self._died = f"{type(error).__name__}: {error}".splitlines()[0]
         finally:
@@ -183,18 +266,20 @@ class Batcher:
         self._admit()
         reading, chunk = [run for run in self._runs if run.prefill], None
         if reading:
+            # One chunk a turn: a step of the others waits for no more than that.
             # In turns the oldest, so that it ends, and the shortest, so that a long prompt does not hold up all others.
             self._turns += 1
             chunk = self._read(reading[0] if self._turns % 2 else min(reading, key=lambda run: run.prefill.left))
         if any(run.ask.guide for run in self._runs if run.prefill is None):
             self._deliver_all()  # what may come next depends on what came
+        # The next step is started before the tokens of the last are looked at: the device never waits for the host.
         before, self._before = self._before, _Started(*self._step(), chunk)
         self._deliver_all(before)
         if not self._runs:
-            self._before = _Started([], None, None)
+            self._before = _NOTHING  # it holds arrays of the device
 
     def _admit(self) -> None:
-        """Gives free rows to those who wait."""
+        """Gives free rows to those who wait. A listener is told outside of the lock: it may hand in a request itself."""
         while True:
             with self._changed:
                 gone = [ticket for ticket in self._queue if ticket.cancelled]
@@ -209,7 +294,8 @@ class Batcher:
             room = min(ask.max_new_tokens, self.engine.model.config.max_seq_len - len(ask.ids))
             run = _Run(ticket, self._free.pop(), None, room)
             self._runs.append(run)
-            self._prompts, self._prompt_tokens = self._prompts + 1, self._prompt_tokens + len(ask.ids)
+            self._counts["prompts"] += 1
+            self._counts["prompt_tokens"] += len(ask.ids)
             with self._only(run):
                 run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
@@ -231,8 +317,7 @@ class Batcher:
         if run not in self._runs:
             return  # nobody hears any more
         if run.room <= 0:
-            self._end(run, "length")
-            return
+            return self._end(run, "length")
         ask = run.ask
         settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs)
         self._fit([run])
@@ -243,6 +328,7 @@ class Batcher:
         """Makes the ring as long as the next steps need; shorter only when that has lasted."""
         inside = [run.slots(steps) for run in self._runs if run.prefill is None or run in new]
         length = self.engine.length_for(max(inside, default=0))
+        # To resize copies the whole ring, and each length is a program of its own: so it grows at once and shrinks late.
         self._unneeded = 0 if length >= self.engine.slots else self._unneeded + 1
         if length > self.engine.slots or self._unneeded > PATIENCE:
             self.engine.resize(length)
@@ -254,13 +340,13 @@ class Batcher:
         live = [run for run in live if run in self._runs]  # but those whose guide failed
         if not live:
             return [], None
-        steps = 1 if mask_BxW is not None else self.engine.burst
+        steps = 1 if mask_BxW is not None else self.engine.burst  # a mask holds for one token
         self._fit([], steps)
         live_B = np.zeros(self.engine.rows, bool)
         live_B[[run.row for run in live]] = True
         drawn = self.engine.start(live_B, mask_BxW, steps)
-        self._steps += steps
-        self._step_bytes += steps * self.engine.step_bytes
+        self._counts["steps"] += steps
+        self._counts["step_bytes"] += steps * self.engine.step_bytes
         for run in live:
             run.started += steps
         return live, drawn
@@ -268,7 +354,7 @@ class Batcher:
     def _deliver_all(self, started: _Started | None = None) -> None:
         """Waits for what was started, by default by the last turn, and tells each request its tokens, unless it has ended."""
         if started is None:
-            started, self._before = self._before, _Started([], None, None)
+            started, self._before = self._before, _NOTHING
         drawn = started.drawn
         if all(run.ask.logprobs is None for run in started.runs):
             drawn = drawn and drawn._replace(logprobs=None)  # each array that is fetched costs .06 ms
@@ -295,26 +381,20 @@ class Batcher:
         for at in range(len(drawn.token_NxB)):
             token = int(drawn.token_NxB[at, run.row])
             if not drawn.sound_NxB[at, run.row]:
-                ended, why = (
-                    "failed",
-                    "no token can follow: the guide or the bias allows none, or the logits are not finite",
-                )
+                ended, why = "failed", _NO_TOKEN
                 break
             if run.ask.guide:
                 run.ask.guide.accept(token)
             if token in run.ask.stop_ids:
                 ended = "stop"
                 break
-            if run.ask.logprobs is None:
-                tokens.append(Token(token))
-            else:
-                one = jax.tree.map(lambda x, at=at: x[at, run.row], drawn.logprobs)
-                tokens.append(_token(token, one, run.ask.logprobs))
+            logprobs = drawn.logprobs and jax.tree.map(lambda x, at=at: x[at, run.row], drawn.logprobs)
+            tokens.append(_token(token, logprobs, run.ask.logprobs))
             run.said += 1
             if run.said >= run.room:
                 ended = "length"
                 break
-        self._tokens += len(tokens)
+        self._counts["tokens"] += len(tokens)
         if ended:
             self._end(run, ended, tuple(tokens), why)
         elif tokens:
@@ -330,6 +410,7 @@ class Batcher:
                 self._end(run, "failed", why=f"{type(error).__name__}: {error}")
 
     def _end(self, run: _Run, ended: str, tokens: tuple[Token, ...] = (), why: str = "") -> None:
+        # The row's slots in the ring stay as they are: the next prompt overwrites them, and nobody reads them before.
         self._runs.remove(run)
         self._free.append(run.row)
         self._seconds += 0.1 * (time.monotonic() - run.began - self._seconds)
@@ -350,10 +431,13 @@ class Batcher:
         return True
 
 
-def _token(token: int, one: LogProbs, likeliest: int) -> Token:
-    count = min(likeliest, len(one.top_ids))
-    top = zip(one.top_ids[:count].tolist(), one.top[:count].tolist(), strict=True)
-    return Token(token, float(one.chosen), tuple(top))
+def _token(token: int, logprobs: LogProbs | None, likeliest: int | None) -> Token:
+    """A token with as many of the likeliest ones as are asked for; None for no log-probabilities."""
+    if likeliest is None:
+        return Token(token)
+    count = min(likeliest, len(logprobs.top_ids))
+    top = zip(logprobs.top_ids[:count].tolist(), logprobs.top[:count].tolist(), strict=True)
+    return Token(token, float(logprobs.chosen), tuple(top))
 
 
 def _echoed(ask: Ask, chunks: list[LogProbs], vocab_size: int) -> tuple[Token, ...]:
@@ -362,6 +446,6 @@ def _echoed(ask: Ask, chunks: list[LogProbs], vocab_size: int) -> tuple[Token, .
     for chunk in chunks:
         for at in range(len(chunk.chosen)):
             token = ask.ids[len(tokens)]
-            one = jax.tree.map(lambda x, at=at: x[at], chunk)
-            tokens.append(_token(token, one, ask.logprobs or 0) if token < vocab_size else Token(token))
+            likeliest = (ask.logprobs or 0) if token < vocab_size else None
+            tokens.append(_token(token, jax.tree.map(lambda x, at=at: x[at], chunk), likeliest))
     return tuple(tokens)

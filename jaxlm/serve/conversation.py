@@ -11,8 +11,7 @@ from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document
 from jaxlm.data.text import Text
-from jaxlm.serve.asks import Ask, Update
-from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.batcher import Ask, Batcher, Update
 
 
 class Turn(typing.NamedTuple):
@@ -65,10 +64,6 @@ class Conversation:
         self.forgotten = first
         return tuple(ids)
 
-    def add(self, turn: Turn) -> None:
-        """Takes a turn."""
-        self.turns.append(turn)
-
     def undo(self) -> Turn:
         """Takes the last turn away and returns it. The model may read older ones again."""
         self.forgotten = 0
@@ -81,10 +76,10 @@ class Conversation:
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         """Returns the messages of some of the turns, `role` and `content` of each, the system's in front."""
-        found = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answer, _ in turns:
-            found += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        return found
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        return messages
 
     def _ids(self, first: int, message: str) -> list[int]:
         if self.plain:
@@ -134,19 +129,10 @@ class Reply:
         self.read, self.cached, self.tokens = len(ids), 0, 0
         self.first_s = self.seconds = 0.0
         self._began = time.monotonic()
-        ask = Ask(
-            ids,
-            settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            seed=seed,
-            stop_ids=talk.ends,
-        )
-        self._ticket = voice.batcher.submit(ask, hear)
+        drawing = (settings.temperature, settings.top_k, settings.top_p, seed)
+        self._ticket = voice.batcher.submit(Ask(ids, settings.max_new_tokens, *drawing, stop_ids=talk.ends), hear)
 
     def cancel(self) -> None:
-        """Ends it early."""
         self._ticket.cancel()
 
     def take(self, update: Update) -> str:
@@ -162,7 +148,7 @@ class Reply:
             self.ended, self.why = update.ended, update.why
             self.cached = self._voice.batcher.stats().prefix_tokens - self._known
             if self.text or self.ended == "stop":
-                self._voice.talk.add(Turn(self._message, self.text, self.ended != "stop"))
+                self._voice.talk.turns.append(Turn(self._message, self.text, self.ended != "stop"))
         return new
 
     @property
@@ -199,7 +185,6 @@ class Replies:
             yield number, piece
 
     def cancel(self) -> None:
-        """Ends all of them early."""
         for reply in self.all:
             reply.cancel()
 

@@ -1,11 +1,9 @@
-"""Takes the keys of a JSON body one by one, and refuses what is of the wrong type, out of range or unknown."""
+"""Takes the keys of a JSON body one by one, and refuses what is of the wrong type, out of range or unknown, as OpenAI does."""
 
 import difflib
 import math
 import typing
 from collections.abc import Collection, Mapping
-
-from jaxlm.serve.refusals import Refused
 
 _SAY = {
     bool: "true or false",
@@ -15,8 +13,35 @@ _SAY = {
     dict: "an object",
     list: "a list",
 }
-
 _HUGE = 2**53
+_KINDS = {401: "authentication_error", 408: "timeout", 429: "rate_limit_error"}  # of an error, by HTTP's status
+
+
+class Refused(Exception):
+    """A request that is not answered.
+
+    Args:
+      message: what is wrong and how to mend it.
+      status: of HTTP.
+      param: the key of the body that is wrong.
+      code: a word for programs, such as `context_length_exceeded`.
+      headers: further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers or {}
+
+    def body(self) -> dict[str, typing.Any]:
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class Fields:
@@ -51,7 +76,6 @@ class Fields:
         return self._left.pop(name, None)
 
     def ignore(self, names: Collection[str]) -> None:
-        """Drops keys that change nothing here."""
         for name in names:
             self.any(name)
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from jaxlm.serve.refusals import Refused
+from jaxlm.serve.fields import Refused
 
 HEADERS_S = 10.0  # for the headers of a request to arrive
 HALF_SENT = 128  # connections whose next request is not all there, idle ones too; one more closes the oldest
@@ -86,7 +86,6 @@ class Arriving(AutoHTTPProtocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends to wait."""
         self._stop()
         super().connection_lost(exc)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxlm.data.coder import Coder
-from jaxlm.serve.refusals import Refused
+from jaxlm.serve.fields import Refused
 
 # On one line, spaced as text has it: a small model given free white space may write nothing else.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -56,7 +56,7 @@ class Guides:
 
 
 class Guide:
-    """Says which ids may come next in one row. See `asks.Guide`."""
+    """Says which ids may come next in one row. See `batcher.Guide`."""
 
     def __init__(self, matcher: typing.Any, words: int):
         self._matcher, self._words = matcher, words

@@ -1,15 +1,17 @@
 """The server: routes, limits, streams. OpenAI's API over a batcher."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
+import functools
 import hmac
 import importlib.resources
 import json
 import time
 import traceback
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
@@ -23,12 +25,10 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.data import chat
 from jaxlm.processes import say
 from jaxlm.serve import answers
-from jaxlm.serve.asks import Busy, Update
-from jaxlm.serve.batcher import Batcher
-from jaxlm.serve.flights import Flight
+from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
+from jaxlm.serve.fields import Refused
 from jaxlm.serve.guard import Guard
 from jaxlm.serve.metrics import Metrics
-from jaxlm.serve.refusals import Refused
 from jaxlm.serve.requests import Reader, Request
 
 _OPEN = ("/", "/health")  # without a key: the page holds nothing, and asks for the key
@@ -38,6 +38,7 @@ _POLICY = (
 )
 _PING_S = 15
 _BODY_S = 30.0  # for a body to arrive
+_AGAIN_S = 0.05  # before a request that found the queue full is handed in again
 _SEND_S = 60.0  # for a client to read on
 _DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
 
@@ -59,6 +60,70 @@ class Limits:
     here: bool = False
 
 
+class Flight:
+    """The requests of one client in the batcher. The first one finds room, or Busy is raised; the others wait for it.
+
+    Args:
+      asks: the requests.
+      window: how many of them are handed in at once, so that other clients get their turn.
+
+    Raises:
+      Busy: the queue is full.
+      RunError: the batcher ended.
+    """
+
+    def __init__(self, batcher: Batcher, metrics: Metrics, asks: Sequence[Ask], window: int):
+        self._batcher, self._metrics, self._window = batcher, metrics, window
+        self._loop, self._updates = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Update]]()
+        self._waiting, self._tickets = collections.deque(enumerate(asks)), dict[int, Ticket]()
+        self._began, self._seen = time.monotonic(), set[int]()
+        self._submit()
+
+    async def updates(self) -> AsyncIterator[tuple[int, Update]]:
+        """Yields (number of the request, what is new) until all have ended or were stopped."""
+        while self._tickets or self._waiting:
+            if not self._hand_in():
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            number, update = await self._updates.get()
+            if number not in self._tickets:
+                continue  # what it said before it heard that it is stopped
+            if update.tokens and number not in self._seen:
+                self._seen.add(number)
+                self._metrics.first_token(time.monotonic() - self._began)
+            if update.ended:
+                del self._tickets[number]
+            yield number, update
+
+    def stop(self, number: int) -> None:
+        if ticket := self._tickets.pop(number, None):
+            ticket.cancel()
+
+    def close(self) -> None:
+        """Cancels all that is left."""
+        self._waiting.clear()
+        for number in list(self._tickets):
+            self.stop(number)
+
+    def _hand_in(self) -> bool:
+        """Hands in what waits, as far as there is room. False if none of the requests is under way."""
+        while self._waiting and len(self._tickets) < self._window:
+            try:
+                self._submit()
+            except Busy:
+                break
+        return bool(self._tickets)
+
+    def _submit(self) -> None:
+        number, ask = self._waiting[0]
+
+        def tell(update: Update) -> None:
+            self._loop.call_soon_threadsafe(self._updates.put_nowait, (number, update))
+
+        self._tickets[number] = self._batcher.submit(ask, tell)
+        self._waiting.popleft()
+
+
 class Server:
     """Answers over HTTP with one model.
 
@@ -77,8 +142,8 @@ class Server:
     def app(self) -> ASGIApp:
         """Returns the application."""
         posts = {
-            "/v1/completions": self._completions,
-            "/v1/chat/completions": self._chat,
+            "/v1/completions": functools.partial(self._answered, read=self._reader.completion),
+            "/v1/chat/completions": functools.partial(self._answered, read=self._reader.chat),
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -118,12 +183,6 @@ class Server:
 
         return endpoint
 
-    async def _completions(self, request: HttpRequest) -> Response:
-        return await self._answered(request, self._reader.completion)
-
-    async def _chat(self, request: HttpRequest) -> Response:
-        return await self._answered(request, self._reader.chat)
-
     async def _answered(self, http: HttpRequest, read: Callable[[dict], Request]) -> Response:
         body = await self._body(http)
         deadline = asyncio.get_running_loop().time() + self._limits.seconds
@@ -139,24 +198,24 @@ class Server:
 
     async def _whole(self, flight: Flight, request: Request, writer: answers.Writer, deadline: float) -> dict:
         """The object of all answers."""
-        found, whole = self._answers(request), [answers.Delta() for _ in request.asks]
-        async for number, delta in self._deltas(flight, found, deadline):
+        each, whole = self._answers(request), [answers.Delta() for _ in request.asks]
+        async for number, delta in self._deltas(flight, each, deadline):
             whole[number] += delta
-        return writer.whole(whole, answers.usage(request, found))
+        return writer.whole(whole, answers.usage(request, each))
 
     async def _events(
         self, flight: Flight, request: Request, writer: answers.Writer, deadline: float
     ) -> AsyncIterator[dict[str, str]]:
         """The pieces of all answers, as events."""
-        found = self._answers(request)
+        each = self._answers(request)
         try:
-            for number in range(len(found) if request.chat else 0):
+            for number in range(len(each) if request.chat else 0):
                 yield _event(writer.opening(number))
-            async for number, delta in self._deltas(flight, found, deadline):
+            async for number, delta in self._deltas(flight, each, deadline):
                 if delta.text or delta.placed or delta.ended:
                     yield _event(writer.piece(number, delta))
             if request.include_usage:
-                yield _event(writer.usage(answers.usage(request, found)))
+                yield _event(writer.usage(answers.usage(request, each)))
         except Refused as refused:
             yield _event(refused.body())
         except (RunError, _Failed) as failed:
@@ -168,7 +227,7 @@ class Server:
         return [answers.Answer(self._reader.tokenizer, self._names, request, prompt) for prompt in prompts]
 
     async def _deltas(
-        self, flight: Flight, found: list[answers.Answer], deadline: float
+        self, flight: Flight, each: list[answers.Answer], deadline: float
     ) -> AsyncIterator[tuple[int, answers.Delta]]:
         """(number of the answer, what is new in it). Raises Refused if that takes too long."""
         updates = flight.updates()
@@ -181,8 +240,10 @@ class Server:
             except TimeoutError:
                 message = f"this took longer than {self._limits.seconds:g} s, the limit: ask for fewer tokens"
                 raise Refused(message, 408, code="timeout") from None
-            yield number, _taken(found[number], update)
-            if found[number].ended:
+            if update.ended in ("failed", "cancelled"):
+                raise _Failed(update.why or "the server is ending")
+            yield number, each[number].take(update)
+            if each[number].ended:
                 flight.stop(number)
 
     async def _tokenize(self, request: HttpRequest) -> Response:
@@ -206,18 +267,16 @@ class Server:
             return None
 
     async def _models(self, request: HttpRequest) -> Response:
-        one = {
-            **{"id": self.name, "object": "model", "created": self._began, "owned_by": "jaxlm"},
-            **{"max_model_len": self._reader.context, "chat_template": self._template() is not None},
-        }
+        model = {"id": self.name, "object": "model", "created": self._began, "owned_by": "jaxlm"}
+        model |= {"max_model_len": self._reader.context, "chat_template": self._template() is not None}
         wanted = request.path_params.get("name")
         if wanted is None:
-            return JSONResponse({"object": "list", "data": [one]})
+            return JSONResponse({"object": "list", "data": [model]})
         if wanted != self.name:
             raise Refused(
                 f"no model {wanted!r}: this server has {self.name}", 404, param="model", code="model_not_found"
             )
-        return JSONResponse(one)
+        return JSONResponse(model)
 
     async def _health(self, request: HttpRequest) -> Response:
         if why := self._batcher.stats().down:
@@ -284,20 +343,11 @@ class _Keyed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._key and scope["path"] not in _OPEN:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, b"Bearer " + self._key):
-                refused = Refused(
-                    "the key is missing or wrong: send Authorization: Bearer KEY", 401, code="invalid_api_key"
-                )
-                await _refusal(refused)(scope, receive, send)
-                return
+            shown = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(shown, b"Bearer " + self._key):
+                says = "the key is missing or wrong: send Authorization: Bearer KEY"
+                return await _refusal(Refused(says, 401, code="invalid_api_key"))(scope, receive, send)
         await self._app(scope, receive, send)
-
-
-def _taken(answer: answers.Answer, update: Update) -> answers.Delta:
-    if update.ended in ("failed", "cancelled"):
-        raise _Failed(update.why or "the server is ending")
-    return answer.take(update)
 
 
 async def _unless_gone(request: HttpRequest, work: typing.Coroutine) -> typing.Any:

@@ -5,7 +5,7 @@ import collections
 import itertools
 import threading
 
-from jaxlm.serve.asks import Stats
+from jaxlm.serve.batcher import Stats
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram
 
@@ -19,7 +19,6 @@ class Metrics:
         self._buckets, self._sum = [0] * (len(SECONDS) + 1), 0.0
 
     def answered(self, route: str, status: int) -> None:
-        """Counts an answer."""
         with self._lock:
             self._answers[route, status] += 1
 

@@ -10,10 +10,9 @@ from jaxlm.config import ConfigError
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document, opened
-from jaxlm.serve.asks import Ask
-from jaxlm.serve.fields import Fields, shown
+from jaxlm.serve.batcher import Ask
+from jaxlm.serve.fields import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
-from jaxlm.serve.refusals import Refused
 
 COMPLETION_TOKENS = 16  # of a completion whose request names no limit, as OpenAI has it
 MOST_STOPS, MOST_TOP = 16, 20
@@ -95,7 +94,7 @@ class Reader:
         texts = _prompts(fields.any("prompt"))
         echo = fields.take("echo", bool, False)
         logprobs = fields.number("logprobs", int, None, 0, MOST_TOP)
-        given = fields.number("max_tokens", int, None, 0)
+        limit = fields.number("max_tokens", int, None, 0)
         best_of = fields.number("best_of", int, None, 1)
         n = fields.number("n", int, 1, 1)
         if best_of not in (None, n):
@@ -103,28 +102,23 @@ class Reader:
         fields.unsupported({"suffix": ("",)})
         self._check_answers(n * len(texts))
         prompts = [self._prompt(text) for text in texts]
-        wanted = COMPLETION_TOKENS if given is None else given
-        return self._request(fields, prompts, n, wanted, given is None, logprobs=logprobs, echo=echo)
+        return self._request(fields, prompts, n, limit, COMPLETION_TOKENS, logprobs=logprobs, echo=echo)
 
     def chat(self, body: Mapping[str, typing.Any]) -> Request:
         """Returns the request of a body of /v1/chat/completions. Raises Refused."""
         fields = Fields(body)
         messages = _messages(fields.any("messages"))
         top = fields.number("top_logprobs", int, None, 0, MOST_TOP)
-        asked = fields.take("logprobs", bool, False)
-        if top is not None and not asked:
+        logprobs = (top or 0) if fields.take("logprobs", bool, False) else None
+        if top is not None and logprobs is None:
             raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
         newer = fields.number("max_completion_tokens", int, None, 1)
         older = fields.number("max_tokens", int, None, 1)
-        given = older if newer is None else newer
         n = fields.number("n", int, 1, 1)
         self._check_answers(n)
         fields.unsupported(_NO_TOOLS, "this server writes text alone")
-        prompt = self._conversation(messages)
-        wanted = self.context if given is None else given
-        return self._request(
-            fields, [prompt], n, wanted, given is None, logprobs=(top or 0) if asked else None, chat=True
-        )
+        prompts, limit = [self._conversation(messages)], older if newer is None else newer
+        return self._request(fields, prompts, n, limit, self.context, logprobs=logprobs, chat=True)
 
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
@@ -201,7 +195,6 @@ class Reader:
 
     @functools.cached_property
     def _longest(self) -> int:
-        """The bytes of the longest token."""
         return max(map(len, (*self.tokenizer.piece_bytes(), *self.tokenizer.controls)))
 
     def _sound(self, ids: Sequence[typing.Any], param: str) -> list[int]:
@@ -215,14 +208,14 @@ class Reader:
         fields: Fields,
         prompts: list[Prompt],
         n: int,
-        wanted: int,
-        clip: bool,
+        limit: int | None,
+        default: int,
         *,
         logprobs: int | None,
         echo: bool = False,
         chat: bool = False,
     ) -> Request:
-        """What both APIs have in common. `wanted` new tokens, or, with `clip`, as many of them as there is room for."""
+        """What both APIs have in common. `limit` new tokens; None for `default`, or as many of them as there is room for."""
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))
@@ -237,10 +230,10 @@ class Reader:
         fields.end()
         asks = []
         for prompt in prompts:
-            room = self._room(prompt, 1 if clip else wanted)
+            new = min(default if limit is None else limit, self._room(prompt, 1 if limit is None else limit))
             for number in range(n):
                 own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
-                asks.append(Ask(prompt.ids, min(wanted, room), **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
+                asks.append(Ask(prompt.ids, new, **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
         return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo)
 
     def _settings(self, fields: Fields) -> dict[str, typing.Any]:
@@ -253,29 +246,25 @@ class Reader:
             "bias": self._bias(fields.take("logit_bias", dict, {})),
         }
 
-    def _bias(self, given: dict[str, typing.Any]) -> dict[int, float]:
-        found = {}
-        for key, value in given.items():
+    def _bias(self, bias: dict[str, typing.Any]) -> dict[int, float]:
+        for key, added in bias.items():
+            wrong = ""
             if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < self.vocab_size):
-                raise Refused(
-                    f"logit_bias has {shown(key)}, which is no id from 0 to {self.vocab_size - 1}", param="logit_bias"
-                )
-            if not isinstance(value, int | float) or isinstance(value, bool) or not -100 <= value <= 100:
-                raise Refused(
-                    f"logit_bias of {key} must be a number from -100 to 100, not {shown(value)}", param="logit_bias"
-                )
-            found[int(key)] = float(value)
-        return found
+                wrong = f"logit_bias has {shown(key)}, which is no id from 0 to {self.vocab_size - 1}"
+            elif type(added) not in (int, float) or not -100 <= added <= 100:
+                wrong = f"logit_bias of {key} must be a number from -100 to 100, not {shown(added)}"
+            if wrong:
+                raise Refused(wrong, param="logit_bias")
+        return {int(key): float(added) for key, added in bias.items()}
 
     def _guide(self, fields: Fields) -> Callable[[], typing.Any]:
-        given = fields.take("response_format", dict)
-        kind = given.get("type") if given else "text"
-        if kind == "text":
+        """Makes what keeps each answer in the form of `response_format`."""
+        form = fields.take("response_format", dict) or {"type": "text"}
+        if form.get("type") == "text":
             return lambda: None
-        if kind == "json_object":
-            return self.guides.of_schema({"type": "object"})
-        inner = given.get("json_schema") if kind == "json_schema" else None
-        schema = inner.get("schema") if isinstance(inner, dict) else None
+        schema = {"type": "object"} if form.get("type") == "json_object" else None
+        if form.get("type") == "json_schema" and isinstance(form.get("json_schema"), dict):
+            schema = form["json_schema"].get("schema")
         if not isinstance(schema, dict):
             raise Refused(
                 'response_format must be {"type": "text"}, {"type": "json_object"} or '
@@ -301,31 +290,28 @@ def _too_long(message: str) -> Refused:
     return Refused(message, param="max_tokens", code="context_length_exceeded")
 
 
-def _prompts(given: typing.Any) -> list[str | list[int]]:
+def _prompts(value: typing.Any) -> list[str | list[int]]:
     """The prompts of a request: a string, several, a list of ids, or several."""
-    if given is None:
+    if value is None:
         raise Refused("prompt is missing: the text to continue", param="prompt")
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if all(type(one) is int for one in given):
-            return [given]
-        if all(isinstance(one, str) for one in given) or all(_is_ids(one) for one in given):
-            return given
+    if isinstance(value, str) or (value and _is_ids(value)):
+        return [value]
+    if isinstance(value, list) and value and (all(isinstance(p, str) for p in value) or all(map(_is_ids, value))):
+        return value
     raise Refused(
-        f"prompt must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(given)}",
+        f"prompt must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(value)}",
         param="prompt",
     )
 
 
-def _is_ids(given: typing.Any) -> bool:
-    return isinstance(given, list) and all(type(one) is int for one in given)
+def _is_ids(value: typing.Any) -> bool:
+    return isinstance(value, list) and all(type(i) is int for i in value)
 
 
-def _stops(given: typing.Any) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given or []
+def _stops(value: typing.Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise Refused(f"stop must be a string or a list of strings, not {shown(given)}", param="stop")
+        raise Refused(f"stop must be a string or a list of strings, not {shown(value)}", param="stop")
     if len(stops) > MOST_STOPS:
         raise Refused(f"stop has {len(stops)} strings: give at most {MOST_STOPS}", param="stop")
     if "" in stops:
@@ -333,16 +319,16 @@ def _stops(given: typing.Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _messages(given: typing.Any) -> list[dict[str, str]]:
-    if not isinstance(given, list) or not given:
+def _messages(value: typing.Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
         raise Refused("messages must be a list of messages, at least one", param="messages")
-    return [_message(one, f"messages[{number}]") for number, one in enumerate(given)]
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
 
 
-def _message(given: typing.Any, where: str) -> dict[str, str]:
-    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+def _message(value: typing.Any, where: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{where} must be an object with role and content", param=where)
-    fields = Fields(given)
+    fields = Fields(value)
     role, content = fields.take("role", str), fields.any("content")
     fields.ignore(("name", "refusal", "annotations"))
     fields.unsupported({"tool_calls": ([],), "function_call": (), "audio": ()}, "this server writes text alone")

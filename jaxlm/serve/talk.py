@@ -1,4 +1,4 @@
-"""A talk with one or several models: messages, and commands that begin with /."""
+"""A talk with one or several models in a terminal or a file: messages, and commands that begin with /."""
 
 import contextlib
 import dataclasses
@@ -7,11 +7,14 @@ import json
 import math
 import pathlib
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from jaxlm import screen
 from jaxlm.config import ConfigError, SampleConfig
+from jaxlm.screen import BOLD, CYAN, DIM
 from jaxlm.serve.conversation import Conversation, Replies, Reply, Voice
-from jaxlm.serve.terminal import Terminal
 
 _HELP = {
     "/reset": "begin anew; what the system says stays",
@@ -23,6 +26,129 @@ _HELP = {
     "/help": "this",
     "/quit": "leave, as ctrl-D does; // begins a message with /",
 }
+
+COLUMN = 56  # columns of a terminal that an answer beside others takes, at least
+_GAP = "  │  "
+_RESET = "\x1b[0m"
+
+
+def safe(text: str) -> str:
+    """Returns a text without what steers a terminal: of the control characters only tabs and ends of lines are left."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def width(text: str) -> int:
+    """Returns how many columns a line takes: wide characters two, combining ones none."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """Returns a text as lines of so many columns at most. More text behind it changes the last line alone."""
+    lines = []
+    for line in text.expandtabs(4).split("\n"):
+        lines.append("")
+        for number, word in enumerate(line.split(" ")):
+            joined = f"{lines[-1]} {word}" if number else word
+            if width(joined) <= columns:
+                lines[-1] = joined
+                continue
+            if number:
+                lines.append("")
+            for c in word:
+                if width(lines[-1] + c) > columns:
+                    lines.append("")
+                lines[-1] += c
+    return lines
+
+
+class Terminal:
+    """Writes on standard output, with thin colour if it is a terminal; notes go to standard error if it is none.
+
+    Attributes:
+      live: True if somebody types and reads: standard input and output are terminals.
+    """
+
+    def __init__(self):
+        self.live = screen.is_terminal(sys.stdin) and screen.is_terminal(sys.stdout)
+        self._colour = screen.has_colour(sys.stdout)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what a user types, up to ctrl-D or a second ctrl-C; elsewhere standard input's lines but blank ones."""
+        sys.stdin.reconfigure(errors="replace")
+        if not self.live:
+            yield from (line for line in sys.stdin if line.strip())
+            return
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (line editing, and the arrow keys' history)
+        self.note("/help lists the commands; ctrl-C stops an answer, ctrl-D leaves")
+        # Readline is told by \x01 and \x02 what takes no room.
+        prompt = f"\x01{BOLD}{CYAN}\x02> \x01{_RESET}\x02" if self._colour else "> "
+        interrupted = False
+        while True:
+            try:
+                line = input(prompt)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+                if interrupted:
+                    return
+                interrupted = True
+                self.note("ctrl-C again or ctrl-D leaves")
+                continue
+            interrupted = False
+            yield line
+
+    def note(self, text: str) -> None:
+        """Shows a line that is no answer."""
+        if self.live:
+            for line in wrapped(safe(text), screen.columns(sys.stdout)):
+                print(self._style(line, DIM), flush=True)
+        else:
+            screen.say(text)
+
+    def heading(self, name: str) -> None:
+        print(self._style(f"{name}:", CYAN), flush=True)
+
+    def piece(self, text: str) -> None:
+        print(safe(text) if screen.is_terminal(sys.stdout) else text, end="", flush=True)
+
+    def room(self, answers: int) -> int:
+        """Returns how wide each of so many answers side by side may be; 0 if they have no room, or are not for eyes."""
+        if not self.live or answers < 2:
+            return 0
+        each = (screen.columns(sys.stdout) - (answers - 1) * len(_GAP)) // answers
+        return each if each >= COLUMN else 0
+
+    def _style(self, text: str, style: str) -> str:
+        return f"{style}{text}{_RESET}" if self._colour and style else text
+
+    def beside(
+        self, names: Sequence[str], each: int, pieces: Iterable[tuple[int, str]], ended: Callable[[int], bool]
+    ) -> None:
+        """Shows answers side by side, row by row: a row is written once it is whole in all of them.
+
+        Args:
+          each: columns for each.
+          pieces: (number of the answer, what is new of it).
+          ended: number -> True if the answer has ended.
+        """
+        texts, shown = [""] * len(names), 0
+        self._row([wrapped(f"{name}:", each)[0] for name in names], each, CYAN)
+        for number, piece in pieces:
+            texts[number] += safe(piece)
+            columns = [wrapped(text, each) for text in texts]
+            whole = [len(lines) - 1 for at, lines in enumerate(columns) if not ended(at)]
+            sure = min(whole, default=max(map(len, columns)))
+            for at in range(shown, sure):
+                self._row([lines[at] if at < len(lines) else "" for lines in columns], each)
+            shown = max(shown, sure)
+
+    def _row(self, cells: Sequence[str], each: int, style: str = "") -> None:
+        padded = [self._style(cell, style) + " " * (each - width(cell)) for cell in cells]
+        print(_GAP.join(padded).rstrip(), flush=True)
 
 
 class Talk:
@@ -75,7 +201,11 @@ class Talk:
             heard = [v.talk for v, turns in zip(self._voices, before, strict=True) if len(v.talk.turns) > turns]
             self._heard += [heard] if heard else []
         for voice, reply in self._last:
-            self._remarks(voice, reply)
+            for remark in self._remarks(voice, reply):
+                self._note(voice, remark)
+
+    def _note(self, voice: Voice, text: str) -> None:
+        self._terminal.note(f"{voice.name}: {text}" if len(self._voices) > 1 else text)
 
     def _beside(self, message: str, each: int) -> None:
         """Lets all voices answer at once, side by side."""
@@ -95,7 +225,7 @@ class Talk:
                 if not several:
                     raise
                 self.refused += 1
-                self._terminal.note(f"{voice.name}: {error}")
+                self._note(voice, str(error))
                 continue
             (reply,) = replies.all
             self._last.append((voice, reply))
@@ -108,29 +238,26 @@ class Talk:
             if reply.ended == "cancelled":
                 return
 
-    def _remarks(self, voice: Voice, reply: Reply) -> None:
-        """Says what is to be said of an answer."""
-        whose = f"{voice.name}: " if len(self._voices) > 1 else ""
+    def _remarks(self, voice: Voice, reply: Reply) -> Iterator[str]:
+        """What is to be said of an answer."""
         if reply.forgot:
             turns = f"{reply.forgot} oldest turns" if reply.forgot > 1 else "oldest turn"
-            self._terminal.note(f"{whose}the context of {voice.talk.context:,} tokens is full: the {turns} went")
+            yield f"the context of {voice.talk.context:,} tokens is full: the {turns} went"
         if reply.ended == "length":
             why = "the context is full" if reply.tokens < self._settings.max_new_tokens else "--max-new-tokens"
-            self._terminal.note(f"{whose}cut after {reply.tokens:,} tokens ({why})")
+            yield f"cut after {reply.tokens:,} tokens ({why})"
         elif reply.ended == "cancelled":
-            self._terminal.note(
-                f"{whose}stopped" + ("" if reply.text else " before the first word: the message was not kept")
-            )
+            yield "stopped" + ("" if reply.text else " before the first word: the message was not kept")
         elif reply.ended == "failed":
             self.refused += 1
-            self._terminal.note(f"{whose}no answer: {reply.why}")
+            yield f"no answer: {reply.why}"
         elif not reply.text:
-            self._terminal.note(f"{whose}the answer is empty")
+            yield "the answer is empty"
 
     def _command(self, word: str, rest: str) -> bool:
-        found = {name.partition(" ")[0] for name in _HELP}
-        if word not in found:
-            near = difflib.get_close_matches(word, found, n=1)
+        commands = {name.partition(" ")[0] for name in _HELP}
+        if word not in commands:
+            near = difflib.get_close_matches(word, commands, n=1)
             hint = f"did you mean {near[0]}?" if near else "/help lists all, and // begins a message with /"
             raise ConfigError(f"no command {word}; {hint}")
         if word == "/quit":
@@ -139,7 +266,6 @@ class Talk:
         return True
 
     def help(self, _: str = "") -> None:
-        """Lists the commands."""
         for name, what in _HELP.items():
             self._terminal.note(f"{name:<15} {what}")
 
@@ -206,12 +332,9 @@ class Talk:
         if not self._last:
             raise ConfigError("no answer yet")
         for voice, reply in self._last:
-            whose = f"{voice.name}: " if len(self._voices) > 1 else ""
             speed = f", {reply.speed:,.1f} tokens/s" if reply.speed else ""
-            self._terminal.note(
-                f"{whose}{reply.tokens:,} tokens{speed}; first one after {reply.first_s:.2f} s; read {reply.read:,} tokens "
-                f"({reply.cached:,} from the cache) of {voice.talk.context:,}"
-            )
+            read = f"read {reply.read:,} tokens ({reply.cached:,} from the cache) of {voice.talk.context:,}"
+            self._note(voice, f"{reply.tokens:,} tokens{speed}; first one after {reply.first_s:.2f} s; {read}")
 
 
 def _sound(text: str) -> str:

@@ -15,7 +15,7 @@ from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
-from jaxlm.serve import conversation, guide, refusals, requests
+from jaxlm.serve import conversation, fields, guide, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = "jaxlm/data/ids.py"
@@ -24,7 +24,7 @@ ALLOWED = {
     "jaxlm/data/imported.py": "the tokenizers themselves",
     "jaxlm/data/tokenizer.py": "the tokenizer itself",
     "jaxlm/data/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
-    "jaxlm/eval/lm_eval_model.py": "what follows a context that `document` opened: a continuation, the rest of a text",
+    "jaxlm/eval/lm_eval_tasks.py": "what follows a context that `document` opened: a continuation, the rest of a text",
     "jaxlm/serve/guide.py": "how llguidance cuts text that a grammar leaves no choice about, behind a prompt",
     "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
     "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
@@ -165,8 +165,8 @@ def from_a_text_of_ones_own(coder, data, tmp_path, monkeypatch):
 
 
 def from_the_harness(coder, data, tmp_path, monkeypatch):
-    lm_eval_model = pytest.importorskip("jaxlm.eval.lm_eval_model")
-    model = lm_eval_model.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task")
+    lm_eval_tasks = pytest.importorskip("jaxlm.eval.lm_eval_tasks")
+    model = lm_eval_tasks.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task")
     return [model.tok_encode(text) for text in TEXTS]
 
 
@@ -176,9 +176,9 @@ def from_conversations(coder, data, tmp_path, monkeypatch):
 
 
 def from_conversations_of_the_harness(coder, data, tmp_path, monkeypatch):
-    lm_eval_model = pytest.importorskip("jaxlm.eval.lm_eval_model")
+    lm_eval_tasks = pytest.importorskip("jaxlm.eval.lm_eval_tasks")
     monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
-    model = lm_eval_model.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task", chats=True)
+    model = lm_eval_tasks.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task", chats=True)
     texts = [model.apply_chat_template([{"role": "user", "content": text}]) for text in TEXTS]
     return [model.tok_encode(text) for text in texts]
 
@@ -255,7 +255,7 @@ def _read(read, bodies):
     for body in bodies:
         try:
             rows.append(read(body).asks[0].ids)
-        except refusals.Refused:
+        except fields.Refused:
             rows.append(())
     return rows
 
@@ -315,7 +315,7 @@ CALLERS = {
     "jaxlm/data/replay.py": (from_replayed_text,),
     "jaxlm/eval/core.py": (from_core,),
     "jaxlm/eval/humaneval.py": (from_humaneval,),
-    "jaxlm/eval/lm_eval_model.py": (from_the_harness, from_conversations_of_the_harness),
+    "jaxlm/eval/lm_eval_tasks.py": (from_the_harness, from_conversations_of_the_harness),
     "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
     "jaxlm/train/scorer.py": (),  # needs a reward model: tests/programs/test_scorer.py
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),

@@ -11,7 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import config, config_files, models, sharding
 from jaxlm.config import ConfigError
-from jaxlm.eval import benchmarks, results
+from jaxlm.eval import harness, results
 
 TASK = [{"query": f"{word} is", "choices": ["one", "two two"], "gold": n % 2} for n, word in enumerate("abcdefgh")]
 
@@ -40,7 +40,7 @@ def compiled(caplog) -> int:
 
 def test_metrics_and_files_of_a_step(parts, tmp_path, caplog):
     c, model, data, mesh = parts
-    measure = benchmarks.make(benchmarks.find(c.eval), c, model, data, mesh, tmp_path)
+    measure = harness.make(harness.find(c.eval), c, model, data, mesh, tmp_path)
     variables = {"params": tiny.random_params(model)}
     found = measure(variables, 5)
     other = jax.tree.map(lambda leaf: leaf * 1.5, variables)
@@ -60,7 +60,7 @@ def test_metrics_and_files_of_a_step(parts, tmp_path, caplog):
 
 def test_a_model_that_diverged_has_no_score_and_goes_on(parts, tmp_path, capsys):
     c, model, data, mesh = parts
-    measure = benchmarks.make(benchmarks.find(c.eval), c, model, data, mesh, tmp_path)
+    measure = harness.make(harness.find(c.eval), c, model, data, mesh, tmp_path)
     sound = {"params": tiny.random_params(model)}
     assert measure(jax.tree.map(lambda leaf: leaf * float("nan"), sound), 5) == {}
     assert "no benchmark scores at step 5: " in capsys.readouterr().err
@@ -72,9 +72,9 @@ def test_what_can_not_be_asked_is_refused_before_anything_is_made(parts):
     c = parts[0]
     wrong = types.SimpleNamespace(**{**vars(c.eval), "tasks": ("core:mad",)})
     with pytest.raises(ConfigError, match=r"mad"):
-        benchmarks.find(wrong)
-    assert benchmarks.find(types.SimpleNamespace(tasks=())) is None
+        harness.find(wrong)
+    assert harness.find(types.SimpleNamespace(tasks=())) is None
     asked = dataclasses.replace(parts[0], eval=dataclasses.replace(parts[0].eval, chat_template=True))
     with pytest.raises(ConfigError, match=r"^this model has no chat template"):
-        benchmarks.make(benchmarks.find(asked.eval), asked, *parts[1:], None)
-    assert benchmarks.make(None, *parts[:1], None, None, None, None) is None
+        harness.make(harness.find(asked.eval), asked, *parts[1:], None)
+    assert harness.make(None, *parts[:1], None, None, None, None) is None

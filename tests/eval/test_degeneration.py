@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxlm.eval import degeneration
+from jaxlm.eval import samples
 
 PROSE = (
     "The harbour lay quiet under a sky of slate, and the last of the fishing boats had come in before the rain. "
@@ -11,7 +11,7 @@ PROSE = (
 
 
 def test_prose_is_sound():
-    found = degeneration.of_text(PROSE)
+    found = samples.degeneration(PROSE)
     assert found["repetition"] == 0
     assert found["distinct_2"] > 0.9
     assert found["degenerates_at"] is None
@@ -19,7 +19,7 @@ def test_prose_is_sound():
 
 
 def test_figures_by_hand():
-    found = degeneration.of_text("a b c d a b c d")  # 5 4-grams, 4 of them different; 7 2-grams, 4 different
+    found = samples.degeneration("a b c d a b c d")  # 5 4-grams, 4 of them different; 7 2-grams, 4 different
     assert found["repetition"] == pytest.approx(1 / 5)
     assert found["distinct_2"] == pytest.approx(4 / 7, abs=1e-4)
 
@@ -37,12 +37,12 @@ def test_figures_by_hand():
     ],
 )
 def test_from_where_it_loops(text, words):
-    assert degeneration.of_text(text)["degenerates_at"] == words
+    assert samples.degeneration(text)["degenerates_at"] == words
 
 
 def test_junk():
-    assert degeneration.junk("Hello <|im_start|>") == pytest.approx(12 / 18)
-    assert degeneration.junk("\ufffd\ufffdab") == 0.5
-    assert degeneration.junk("PersonX goes to the store") == pytest.approx(7 / 25)
-    assert degeneration.junk("The `<|im_start|>` token opens a turn.") == 0  # talked about, not leaked
-    assert degeneration.junk("") == 0
+    assert samples.junk("Hello <|im_start|>") == pytest.approx(12 / 18)
+    assert samples.junk("\ufffd\ufffdab") == 0.5
+    assert samples.junk("PersonX goes to the store") == pytest.approx(7 / 25)
+    assert samples.junk("The `<|im_start|>` token opens a turn.") == 0  # talked about, not leaked
+    assert samples.junk("") == 0

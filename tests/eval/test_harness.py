@@ -15,7 +15,7 @@ import tiny_hf
 from jaxlm.config import ConfigError
 from jaxlm.data import chat, coder
 from jaxlm.data.ids import document
-from jaxlm.eval import completions, harness, humaneval, items
+from jaxlm.eval import completions, harness, humaneval, results
 from jaxlm.eval.results import Item
 
 
@@ -88,7 +88,7 @@ def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monke
     ask = harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub, chat_template=True))
     with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
         list(ask(scorer, 2))
-    from jaxlm.eval.lm_eval_model import ScorerLM
+    from jaxlm.eval.lm_eval_tasks import ScorerLM
 
     strict = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
     monkeypatch.setattr(chat, "template", lambda _: strict)
@@ -158,21 +158,21 @@ def test_all_questions_get_the_examples_that_the_harness_draws(own):
 
 
 def test_some_questions_are_spread_over_all():
-    few, many = items.spread(1000, 40), items.spread(1000, 100)
+    few, many = results.spread(1000, 40), results.spread(1000, 100)
     assert few == sorted(set(few))
     assert len(few) == 40
     assert set(few) < set(many)
     assert np.histogram(many, 4, (0, 1000))[0].min() > 10  # drawn from all
-    assert items.spread(3, 0) == items.spread(3, 9) == [0, 1, 2]
-    assert items.shares({"a": 30, "b": 10}, 8) == {"a": 6, "b": 2}
+    assert results.spread(3, 0) == results.spread(3, 9) == [0, 1, 2]
+    assert results.shares({"a": 30, "b": 10}, 8) == {"a": 6, "b": 2}
 
 
 def test_all_wrong_is_not_certain():
     answers = [Item(str(n), {"acc": 0.0, "f1": 0.5}, {}) for n in range(10)]
-    _, errors = items.means(answers)
+    _, errors = results.means(answers)
     assert errors["acc"] == pytest.approx(math.sqrt(2 / 14 * 12 / 14 / 13))
     assert errors["f1"] == 0.0
-    assert items.means([*answers, Item("10", {"acc": 1.0}, {})])[1]["acc"] == pytest.approx(1 / 11)
+    assert results.means([*answers, Item("10", {"acc": 1.0}, {})])[1]["acc"] == pytest.approx(1 / 11)
 
 
 def test_a_file_of_another_benchmark_is_not_laid_out(tmp_path, capsys):

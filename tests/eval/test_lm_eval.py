@@ -12,7 +12,7 @@ import tiny_eval
 from tiny_eval import settings
 
 from jaxlm.config import ConfigError
-from jaxlm.eval import harness, measures
+from jaxlm.eval import harness, results
 from jaxlm.interop import hf_config, leaves
 
 pytestmark = pytest.mark.parity
@@ -65,7 +65,7 @@ def answers(lm, kind, arguments):
 
 @pytest.fixture(scope="module")
 def ours(scorer):
-    from jaxlm.eval.lm_eval_model import ScorerLM
+    from jaxlm.eval.lm_eval_tasks import ScorerLM
 
     return ScorerLM(scorer, "scoring")
 
@@ -136,7 +136,7 @@ def test_tasks_score_as_with_hf(scorer, bench, theirs, tmp_path):
             for key, value in want["results"][result.task].items()
             if isinstance(value, float)
         }
-        same = {name: value for name, value in result.metrics.items() if name not in (measures.BITS, measures.MARGIN)}
+        same = {name: value for name, value in result.metrics.items() if name not in (results.BITS, results.MARGIN)}
         assert same
         assert same == {name: pytest.approx(metrics[name]) for name in same}
         assert result.fewshot == 2
@@ -241,10 +241,10 @@ def refuse(*args, **kwargs):
 socket.socket.connect = socket.create_connection = refuse
 sys.path[:0] = {[module.__file__.rsplit("/", up)[0] for module, up in ((harness, 3), (tiny_eval, 1), (hub_layout, 1))]!r}
 from tiny_eval import settings
-from jaxlm.eval import harness, measures
+from jaxlm.eval import harness, results
 here = os.getcwd()
 harness.Benchmarks(["arc_easy", "piqa"], settings({str(bench / "hub")!r}))
-import jaxlm.eval.lm_eval_model
+import jaxlm.eval.lm_eval_tasks
 assert os.getcwd() == here and not os.listdir(".")
 print("torch" in sys.modules, "transformers" in sys.modules)
 """

@@ -11,7 +11,7 @@ import tiny_models as tiny
 from tiny_steps import make_mesh
 
 from jaxlm import config, config_files, models
-from jaxlm.eval import answers, loss, pairs
+from jaxlm.eval import loss
 from jaxlm.objectives import dpo
 
 MIXTURE, TOKENS = {"a": 3.0, "b": 1.0}, 32
@@ -31,13 +31,13 @@ def text(model, data, mesh, settings):
 
 
 def of_answers(model, data, mesh, settings):
-    return answers.make(model, data, None, mesh, settings, seq_len=data.sizes.seq_len, tile=0)
+    return loss.of_answers(model, data, mesh, settings, tile=0)
 
 
 def of_pairs(model, data, mesh, settings):
     keys = ["data.path=x", "dpo.loss=simpo", "dpo.margin=0.1"]
     c = dataclasses.replace(config.resolve(config_files.load("base", keys)), model=model.config)
-    return pairs.make(dpo.make(model, c), data, mesh, settings, "float32")
+    return loss.of_pairs(dpo.make(model, c), data, mesh, settings, "float32")
 
 
 KINDS = {"text": text, "answers": of_answers, "pairs": of_pairs}

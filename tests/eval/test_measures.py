@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from jaxlm.eval import measures
+from jaxlm.eval import results
 from jaxlm.eval.results import Item, TaskResult
-from jaxlm.report import published
+from jaxlm.report import benchmarks
 
 LN2 = math.log(2)
 
@@ -18,13 +18,13 @@ def result(task="arc_easy", chance=0.25, n=1000, **metrics) -> TaskResult:
 
 def test_bits_per_byte_and_margin_by_hand():
     """8 bits over 4 bytes; the best wrong one has 12 over 4."""
-    found = measures.of_choices([-16 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], 1)
+    found = results.of_choices([-16 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], 1)
     assert found == pytest.approx({"bits_per_byte": 2.0, "margin": 1.0})
-    assert measures.of_choices([-16 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], 0)["margin"] == pytest.approx(-2.0)
+    assert results.of_choices([-16 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], 0)["margin"] == pytest.approx(-2.0)
 
 
 def test_of_several_right_answers_the_mean_and_the_best_one_counts():
-    found = measures.of_choices([-4 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], [0, 1])
+    found = results.of_choices([-4 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], [0, 1])
     assert found == pytest.approx({"bits_per_byte": 1.5, "margin": 2.0})
 
 
@@ -38,18 +38,18 @@ def test_of_several_right_answers_the_mean_and_the_best_one_counts():
     ],
 )
 def test_what_can_not_be_measured_is_left_out(logp, sizes, gold, names):
-    assert set(measures.of_choices(logp, sizes, gold)) == names
+    assert set(results.of_choices(logp, sizes, gold)) == names
 
 
 def test_a_task_has_the_means_of_its_items():
     detail = [{"logp": [-4 * LN2 * n, -20.0], "bytes": [4, 4], "gold": 0} for n in (1, 3)]
     items = [Item(str(n), {"acc": 1.0}, d) for n, d in enumerate(detail)]
-    found = measures.measured(TaskResult("t", {"acc": 1.0}, {}, 0.5, 0, items))
+    found = results.measured(TaskResult("t", {"acc": 1.0}, {}, 0.5, 0, items))
     assert [item.metrics["bits_per_byte"] for item in found.items] == pytest.approx([1.0, 3.0])
     assert found.metrics["bits_per_byte"] == pytest.approx(2.0)
     assert found.stderr["bits_per_byte"] == pytest.approx(1.0)  # sqrt(2 / 2): two values, two apart
     written = [Item("0", {"exact_match": 1.0}, {"answer": "a"})]
-    assert measures.measured(TaskResult("t", {}, {}, None, 0, written)).metrics == {}
+    assert results.measured(TaskResult("t", {}, {}, None, 0, written)).metrics == {}
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_a_task_has_the_means_of_its_items():
     ],
 )
 def test_the_alarm(score, flops, heard):
-    line = measures.alarm(result(acc_norm=score), flops)
+    line = results.alarm(result(acc_norm=score), flops)
     assert (heard in line and "check EOS" in line) if heard else not line
 
 
 def test_without_an_accuracy_there_is_no_alarm():
-    assert measures.alarm(result(bits_per_byte=9.0), 1e21) == ""
+    assert results.alarm(result(bits_per_byte=9.0), 1e21) == ""
 
 
 def test_a_small_sample_is_no_reason_for_an_alarm():
-    assert measures.alarm(result(acc_norm=0.26, n=20), 1e21) == ""
+    assert results.alarm(result(acc_norm=0.26, n=20), 1e21) == ""
 
 
 @pytest.mark.parametrize(("n", "heard"), [(4, False), (40, True)])
@@ -81,7 +81,7 @@ def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
     """Their standard error is 0: that of guessing counts."""
     items = [Item(str(i), {"acc_norm": 0.0}) for i in range(n)]
     found = TaskResult("arc_easy", {"acc_norm": 0.0}, {"acc_norm": 0.0}, 0.25, 0, items)
-    assert ("below chance" in measures.alarm(found, 0)) == heard
+    assert ("below chance" in results.alarm(found, 0)) == heard
 
 
 CHANCES = {"piqa": 0.5, "winogrande": 0.5, "lambada_openai": None}
@@ -90,29 +90,29 @@ CHANCES = {"piqa": 0.5, "winogrande": 0.5, "lambada_openai": None}
 def test_no_published_score_is_an_alarm():
     """Even without a standard error: ARC-Challenge was chosen so that simple methods are below chance on it."""
     asked = 0
-    for model in published.models():
+    for model in benchmarks.models():
         for task, scores in model.scores.items():
             for metric in scores.keys() & {"acc", "acc_norm"}:
                 asked += 1
-                told = published.alarm(task, {metric: scores[metric]}, {}, CHANCES.get(task, 0.25), model.flops or 0.0)
+                told = benchmarks.alarm(task, {metric: scores[metric]}, {}, CHANCES.get(task, 0.25), model.flops or 0.0)
                 assert told == "", f"{model.name}, {metric}"
     assert asked > 40
 
 
 def test_below_all_that_is_published_is_an_alarm():
-    line = measures.alarm(result("arc_challenge", acc_norm=0.15), 1e18)
+    line = results.alarm(result("arc_challenge", acc_norm=0.15), 1e18)
     assert "is below chance, 0.250, and 0.217, the lowest that is published" in line
 
 
 def test_published_models():
-    models = {model.name: model for model in published.models()}
+    models = {model.name: model for model in benchmarks.models()}
     assert models["GPUburnout-1B"].scores["hellaswag"] == {"acc_norm": 0.288}
     assert models["GPT-2 XL"].flops is None
     for model in models.values():
         assert model.source, model.name
         assert all(0 < score < 1 for task in model.scores.values() for score in task.values())
     low, high = 6 * 1.01e9 * 3e11, 6 * 1.1e9 * 3e12
-    assert published.expected("arc_easy", "acc_norm", low) == pytest.approx(0.4899)
-    assert published.expected("arc_easy", "acc_norm", math.sqrt(low * high)) == pytest.approx((0.4899 + 0.5525) / 2)
-    assert published.expected("arc_easy", "acc_norm", 1e25) == pytest.approx(0.5525)
-    assert published.expected("no_task", "acc", 1e21) is None
+    assert benchmarks.expected("arc_easy", "acc_norm", low) == pytest.approx(0.4899)
+    assert benchmarks.expected("arc_easy", "acc_norm", math.sqrt(low * high)) == pytest.approx((0.4899 + 0.5525) / 2)
+    assert benchmarks.expected("arc_easy", "acc_norm", 1e25) == pytest.approx(0.5525)
+    assert benchmarks.expected("no_task", "acc", 1e21) is None

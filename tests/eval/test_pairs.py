@@ -9,7 +9,7 @@ import tiny_models as tiny
 from tiny_steps import make_mesh
 
 from jaxlm import config, config_files, models
-from jaxlm.eval import pairs
+from jaxlm.eval import loss
 from jaxlm.objectives import dpo, reward
 
 KEYS = ["data.path=x", "train.seq_len=192", "eval.batch_size=4", "eval.max_examples=0"]
@@ -28,7 +28,7 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def judged(data, model):
-    return pairs.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(), 4, 0)
+    return loss.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(), 4, 0)
 
 
 def test_a_reference_judges_each_pair(data, model, judged):
@@ -46,7 +46,7 @@ def test_a_reference_judges_each_pair(data, model, judged):
 
 
 def test_on_a_mesh_it_says_the_same(data, model, judged):
-    on = pairs.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(data=2, context=2), 4, 7)
+    on = loss.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(data=2, context=2), 4, 7)
     for got, want in zip(on, judged, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
@@ -59,9 +59,9 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
     params = {"params": tiny.random_params(model, seed=1)}
     c = settings(model, "dpo.beta=0.5")
     given, (_, reference) = data.with_reference(*judged), judged
-    _, policy = pairs.judge(model, params, data, make_mesh(), 4, 0)
+    _, policy = loss.judge(model, params, data, make_mesh(), 4, 0)
     margins = 0.5 * ((policy - reference)[:, 0] - (policy - reference)[:, 1])
-    evaluate = pairs.make(dpo.make(model, c), given, make_mesh(), c.eval, "float32")
+    evaluate = loss.of_pairs(dpo.make(model, c), given, make_mesh(), c.eval, "float32")
     assert evaluate(params) == {
         "val/loss": pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-4),
         "val/accuracy": pytest.approx((margins > 0).mean()),
@@ -69,15 +69,15 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
         "val/margin": pytest.approx(margins.mean(), rel=1e-4),
     }
     fewer = dataclasses.replace(c.eval, max_examples=2)
-    assert pairs.make(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)["val/margin"] != pytest.approx(
-        margins.mean(), rel=1e-4
-    )
+    assert loss.of_pairs(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)[
+        "val/margin"
+    ] != pytest.approx(margins.mean(), rel=1e-4)
 
 
 def test_a_reward_models_head_is_held_to_the_same_pairs(data, model):
     c = settings(model)
     new = {"params": tiny.random_params(model), "score": {"score_head": {"kernel": np.zeros(model.config.d_model)}}}
-    evaluate = pairs.make(reward.make(model, c), data, make_mesh(), c.eval, "float32")
+    evaluate = loss.of_pairs(reward.make(model, c), data, make_mesh(), c.eval, "float32")
     found = evaluate(new)
     margin = float(data.val.margins_E.mean())
     assert found["val/accuracy"] == 0.5
@@ -87,4 +87,4 @@ def test_a_reward_models_head_is_held_to_the_same_pairs(data, model):
 def test_without_held_out_pairs_nothing_is_measured(data, model):
     c = settings(model)
     none = dataclasses.replace(data, val=data.val.take(np.zeros(len(data.val), bool)))
-    assert pairs.make(dpo.make(model, c), none, make_mesh(), c.eval, "float32") is None
+    assert loss.of_pairs(dpo.make(model, c), none, make_mesh(), c.eval, "float32") is None

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from jaxlm import cgroups, config, config_files, sandbox_child, seccomp
+from jaxlm import config, config_files, files, sandbox_child
 from jaxlm.config import ConfigError, RunError
 from jaxlm.eval import sandbox
 
@@ -74,7 +74,7 @@ def test_where_the_network_can_not_be_cut_off_it_takes_consent_of_its_own(monkey
 
 
 def test_endless_programs_end_by_their_limit_and_several_at_a_time(monkeypatch):
-    monkeypatch.setattr(cgroups, "cores", lambda: 2)
+    monkeypatch.setattr(files, "cores", lambda: 2)
     began = time.monotonic()
     sleeps = "import time; time.sleep(99)"
     found = whys("while True: pass", sleeps, settings=dataclasses.replace(SETTINGS, code_seconds=0.5))
@@ -85,7 +85,7 @@ def test_endless_programs_end_by_their_limit_and_several_at_a_time(monkeypatch):
 def test_time_on_the_cores_is_judged_not_the_clock(monkeypatch):
     """On a machine that others use a program waits for a core."""
     assert whys("import time; time.sleep(1.2)", settings=dataclasses.replace(SETTINGS, code_seconds=0.5)) == ["passed"]
-    monkeypatch.setattr(cgroups, "cores", lambda: 1)
+    monkeypatch.setattr(files, "cores", lambda: 1)
     began = time.monotonic()
     assert whys(*["import time; time.sleep(0.4)"] * 2) == ["passed"] * 2
     assert time.monotonic() - began > 0.8
@@ -213,8 +213,8 @@ def test_the_filter_of_each_machine(monkeypatch, machine):
         ((16, 29), (3, 0xC0045877), refuse), ((56, 220), (0x10100,), allow), ((56, 220), (17,), refuse),
         ((9999, 9999), (), refuse),
     ]:  # fmt: skip
-        assert answer_of(seccomp.rules(), arch, numbers[column], arguments) == answer, (numbers, arguments)
-    assert answer_of(seccomp.rules(), 0x40000003, 3, ()) == kill  # i386's table of calls
+        assert answer_of(sandbox_child.rules(), arch, numbers[column], arguments) == answer, (numbers, arguments)
+    assert answer_of(sandbox_child.rules(), 0x40000003, 3, ()) == kill  # i386's table of calls
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="capabilities of Linux")

@@ -53,7 +53,7 @@ def test_speed_35m_trains_and_transformers_agrees(tmp_path):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
     assert theirs.config.head_dim == 128
     c = config.resolve(config_files.of_run(run, []))
-    mine = model_lib.restore(str(run), "latest", c.model, c.data, c.hardware, c.distributed)
+    mine = model_lib.restore(c, "latest")
     ids = [mine.tokenizer.eos_id, *mine.tokenizer.encode("one two three red green blue")]
     with jax.set_mesh(mine.mesh):
         score = tiny.jit(lambda variables, tokens: models.logits(mine.model, variables["params"], tokens))

@@ -4,7 +4,7 @@ import tiny_eval
 from tiny_pages import SUMMARY, rows
 
 from jaxlm.eval import humaneval
-from jaxlm.report import benchmarks, published
+from jaxlm.report import benchmarks
 
 
 def test_the_last_scores_with_two_standard_errors_and_chance():
@@ -53,7 +53,7 @@ def test_a_curve_joins_the_same_questions_only():
 
 def test_beside_published_models():
     head, *lines = rows(benchmarks.beside(SUMMARY))
-    shown = [model.name for model in published.models() if model.shown]
+    shown = [model.name for model in benchmarks.models() if model.shown]
     assert head == ["", "this run", *shown]
     found = {line[0]: line[1:] for line in lines}
     assert found["ARC-Easy"][0] == "20.0 n ± 2.0"
@@ -61,6 +61,6 @@ def test_beside_published_models():
     assert found["ARC-Easy"][1 + shown.index("GPT-2 XL")] == ""
     assert found["tokens"][1 + shown.index("GPT-2 XL")] == ""
     assert found["MMLU"][1 + shown.index("TinyLlama-1.1B")] == "25.3 f"
-    for model in published.models():
+    for model in benchmarks.models():
         assert not model.shown or model.source[:20] in benchmarks.beside(SUMMARY)
     assert benchmarks.beside(SUMMARY | {"benchmarks": {"made": SUMMARY["benchmarks"]["<made>"]}}) == ""

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 
+import bench_serve
 import jax
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import tiny_models as tiny
 from jaxlm import config, models
 from jaxlm.models import ring
 from jaxlm.models.generate import generate
-from jaxlm.serve import bench
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Token, Update
 
 PROMPTS = [[5, 7, 11], list(range(2, 21)), [42], list(range(1, 40))]
@@ -292,7 +292,7 @@ def test_hundreds_of_requests_leave_nothing_behind(batcher):
             new = int(own.integers(1, 12))
             cut = int(own.integers(0, new)) if number % 2 else None
             ids = tuple(own.integers(0, 101, int(own.integers(1, 50))).tolist())
-            ends.append(bench.Answer(batcher, Ask(ids, new, seed=number), cut).wait().ended)
+            ends.append(bench_serve.Answer(batcher, Ask(ids, new, seed=number), cut).wait().ended)
         done.wait(timeout=60)
 
     alone(batcher, [1])
@@ -314,7 +314,7 @@ def test_hundreds_of_requests_leave_nothing_behind(batcher):
 
 
 def test_a_bench_counts_all_tokens(batcher):
-    rows = bench.run(batcher, clients=(1, 2), prompt=9, new=5, requests=2)
+    rows = bench_serve.by_clients(batcher, clients=(1, 2), prompt=9, new=5, requests=2)
     assert [row["clients"] for row in rows] == [1, 2, 3]
     assert batcher.stats().tokens == (1 + 2 + 3) * 2 * 5
     assert all(row["tokens/s"] > 0 and row["GB/s"] > 0 and row["failed"] == 0 for row in rows)

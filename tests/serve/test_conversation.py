@@ -18,7 +18,7 @@ import tiny_serve
 
 from jaxlm.data import chat, examples
 from jaxlm.data.ids import document
-from jaxlm.serve import terminal
+from jaxlm.serve import talk as terminal
 from jaxlm.serve.conversation import Conversation, Voice
 from jaxlm.serve.talk import Talk
 
@@ -239,7 +239,7 @@ TALK = """
 import itertools, sys
 sys.path[:0] = {path!r}
 import test_conversation as t
-from jaxlm.serve import terminal
+from jaxlm.serve import talk as terminal
 from jaxlm.serve.talk import Talk
 import tiny_models
 ids = t.CODER.encode("sun ")

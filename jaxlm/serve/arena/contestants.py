@@ -63,11 +63,11 @@ def parse(word: str) -> Contestant:
 
 def names(contestants: Sequence[Contestant]) -> dict[str, str]:
     """Returns key -> name; those whose names are equal are named by their keys. Raises ConfigError if one takes part twice."""
-    keys = [one.key for one in contestants]
+    keys = [contestant.key for contestant in contestants]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ConfigError(f"{twice} takes part twice: name two that differ, such as RUN@100 and RUN@200")
-    short = [one.name for one in contestants]
-    return {one.key: one.name if short.count(one.name) == 1 else one.key for one in contestants}
+    short = [contestant.name for contestant in contestants]
+    return {key: name if short.count(name) == 1 else key for key, name in zip(keys, short, strict=True)}
 
 
 def read_samples(path: str) -> dict[str, str]:
@@ -75,32 +75,32 @@ def read_samples(path: str) -> dict[str, str]:
 
     Raises ConfigError if it is no such file.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for number, record in reading.records(path):
         prompt, text = record.get("prompt"), record.get("text")
         if not isinstance(prompt, str) or not isinstance(text, str):
             raise ConfigError(f'{path}:{number} is no sample: it must be {{"prompt": "...", "text": "..."}}')
-        found.setdefault(prompt, text)
-    if not found:
+        texts.setdefault(prompt, text)
+    if not texts:
         raise ConfigError(f"{path} holds no samples")
-    return found
+    return texts
 
 
 def read_prompts(path: str) -> list[str]:
     """Returns the prompts of a .jsonl of {"prompt": ...}, or of any other file its lines. Raises ConfigError."""
     if path.endswith((".jsonl", ".json", ".jsonl.gz")):
-        found = [record.get("prompt") for _, record in reading.records(path)]
-        if bad := next((n for n, prompt in enumerate(found, 1) if not isinstance(prompt, str)), None):
+        prompts = [record.get("prompt") for _, record in reading.records(path)]
+        if bad := next((n for n, prompt in enumerate(prompts, 1) if not isinstance(prompt, str)), None):
             raise ConfigError(f'--prompts={path}: record {bad} has no "prompt"')
     else:
         try:
             text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--prompts={path} can't be read: {error}") from None
-        found = [line for line in text.split("\n") if line.strip()]
-    if not found:
+        prompts = [line for line in text.split("\n") if line.strip()]
+    if not prompts:
         raise ConfigError(f"--prompts={path} holds no prompts")
-    return [*dict.fromkeys(found)]
+    return [*dict.fromkeys(prompts)]
 
 
 def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> str:
@@ -109,28 +109,24 @@ def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> s
     Raises RunError if the server does not answer so.
     """
     model = server.which or _model(server.where)
-    body = {
-        "model": model,
-        "max_tokens": settings.max_new_tokens,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "seed": seed,
-    } | ({"top_k": settings.top_k} if settings.top_k else {})  # not OpenAI's, but local servers know it
+    body = {"model": model, "max_tokens": settings.max_new_tokens, "temperature": settings.temperature}
+    body |= {"top_p": settings.top_p, "seed": seed}
+    body |= {"top_k": settings.top_k} if settings.top_k else {}  # not OpenAI's, but local servers know it
     if settings.chat_template:
-        found = _call(f"{server.where}/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
+        answer = _call(f"{server.where}/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
     else:
-        found = _call(f"{server.where}/completions", body | {"prompt": prompt})
+        answer = _call(f"{server.where}/completions", body | {"prompt": prompt})
     try:
-        choice = found["choices"][0]
+        choice = answer["choices"][0]
         return (choice["message"]["content"] if settings.chat_template else choice["text"]) or ""
     except (KeyError, IndexError, TypeError):
-        raise RunError(f"{server.where} gives no answer but {json.dumps(found)[:200]}") from None
+        raise RunError(f"{server.where} gives no answer but {json.dumps(answer)[:200]}") from None
 
 
 def _model(url: str) -> str:
-    found = _call(f"{url}/models", None)
+    models = _call(f"{url}/models", None)
     try:
-        return found["data"][0]["id"]
+        return models["data"][0]["id"]
     except (KeyError, IndexError, TypeError):
         raise RunError(f"{url}/models names no model: give one, {url}#MODEL") from None
 

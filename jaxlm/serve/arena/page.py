@@ -120,9 +120,7 @@ class _Page:
                 "Who wrote them is hidden. Your name keeps your votes together.</p>",
                 sanitize=False,
             )
-            name = (
-                self._ui.input("Your name").props("outlined autofocus maxlength=40").on("keydown.enter", lambda: go())
-            )
+            name = self._ui.input("Your name").props("outlined autofocus maxlength=40")
 
             def go() -> None:
                 if rater := " ".join((name.value or "").split())[:_LONGEST_NAME]:
@@ -130,6 +128,7 @@ class _Page:
                     self._rater = rater
                     self.show()
 
+            name.on("keydown.enter", go)
             self._button("Begin", go, "main")
 
     def _top(self) -> None:

@@ -57,7 +57,6 @@ class Gap:
 
     @property
     def apart(self) -> bool:
-        """True if the two can be told apart."""
         return self.prompts >= _FEW_PROMPTS and self.low > 0
 
 
@@ -123,15 +122,15 @@ def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
 
 def gaps(votes: Sequence[Vote], ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
     """Returns the gap of every two contestants, the better one first; `ratings_N` and `drawn_SxN` are of `bootstrapped`."""
-    ids, found = [*names], []
+    ids, each = [*names], []
     prompts = collections.Counter(frozenset(sides) for _, *sides in {(v.prompt, v.first, v.second) for v in votes})
     pairs = [*itertools.combinations(np.argsort(-ratings_N, kind="stable"), 2)]
     for i, j in pairs:
         tail = LEVEL / 2 / len(pairs)  # Bonferroni
         interval = map(float, np.quantile(drawn_SxN[:, i] - drawn_SxN[:, j], (tail, 1 - tail)))
         sides, points = (ids[i], ids[j]), float(ratings_N[i] - ratings_N[j])
-        found.append(Gap(*(names[side] for side in sides), points, *interval, prompts[frozenset(sides)]))
-    return found
+        each.append(Gap(*(names[side] for side in sides), points, *interval, prompts[frozenset(sides)]))
+    return each
 
 
 def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
@@ -192,15 +191,15 @@ def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
     import pandas as pd
 
     outcome = {"first": evalica.Winner.X, "second": evalica.Winner.Y, "tie": evalica.Winner.Draw}
-    random, index, found = np.random.default_rng(_SEED), pd.Index([*place]), []
+    random, index, draws = np.random.default_rng(_SEED), pd.Index([*place]), []
     clusters, weights_SxC = _draws(votes, place)
     for weights_C in weights_SxC[1 : _ELO_DRAWS + 1]:
         drawn = [vote for at in np.repeat(np.arange(len(clusters)), weights_C) for vote in clusters[at]]
         random.shuffle(drawn)
         sides = [[getattr(vote, side) for vote in drawn] for side in ("first", "second")]
         scores = evalica.elo(*sides, [outcome[vote.winner] for vote in drawn], index=index).scores
-        found.append(scores.reindex(index).to_numpy())
-    return np.asarray(found)
+        draws.append(scores.reindex(index).to_numpy())
+    return np.asarray(draws)
 
 
 def _agreement(votes: Sequence[Vote]) -> Agreement | None:
@@ -212,7 +211,7 @@ def _agreement(votes: Sequence[Vote]) -> Agreement | None:
     for vote in votes:
         said[vote.prompt, vote.first, vote.second][vote.rater] = ("first", "second", "tie").index(vote.winner)
     shared = [by_rater for by_rater in said.values() if len(by_rater) > 1]
-    pairs = [(a, b) for row in shared for at, a in enumerate(row.values()) for b in [*row.values()][at + 1 :]]
+    pairs = [pair for by_rater in shared for pair in itertools.combinations(by_rater.values(), 2)]
     if not pairs:
         return None
     alpha = float(evalica.alpha(pd.DataFrame(shared).T).alpha)
@@ -258,32 +257,30 @@ def _likelihood(x_VxF: np.ndarray, won_V: np.ndarray) -> float:
     return float((special.log_expit(at_V) * won_V + special.log_expit(-at_V) * (1 - won_V)).sum())
 
 
-def words(found: Results) -> list[str]:
+def words(results: Results) -> list[str]:
     """Returns what the votes say as sentences."""
     lines = []
-    for gap in found.gaps:
+    for gap in results.gaps:
         if gap.apart:
             chance = special.expit(gap.points / POINTS)
             lines.append(f"{gap.better} is better than {gap.worse}: it would win {chance:.0%} of battles")
         else:
             lines.append(f"{gap.better} and {gap.worse} can't be told apart yet")
-    if any(gap.prompts < _FEW_PROMPTS for gap in found.gaps):
+    if any(gap.prompts < _FEW_PROMPTS for gap in results.gaps):
         lines.append(
             f"fewer than {_FEW_PROMPTS} prompts can't tell two apart, whatever the votes: ask for votes on more"
         )
-    if found.agreement:
-        share, pairs, alpha = found.agreement
+    if results.agreement:
+        share, pairs, alpha = results.agreement
         lines.append(f"raters agree in {share:.0%} of {pairs:,} pairs of votes on the same battle (alpha {alpha:.2f})")
     else:
         lines.append("no battle was judged by two raters, so nothing is known of their agreement")
-    for bias in found.biases:
+    for bias in results.biases:
         name = {"side": "the left side", "length": "the longer answer"}[bias.kind]
-        says = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes"
-        if bias.found:
-            lines.append(f"{says}, which the models' strengths don't explain (p {_p(bias.p)}): beware of a bias")
-        else:
-            lines.append(f"{says}: no sign that this decided (p {_p(bias.p)})")
-    if not found.biases:
+        says, p = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes", f"(p {_p(bias.p)})"
+        unexplained = f", which the models' strengths don't explain {p}: beware of a bias"
+        lines.append(says + (unexplained if bias.found else f": no sign that this decided {p}"))
+    if not results.biases:
         lines.append(f"under {_FEW} decided votes: too few to look for a bias of length or side")
     return lines
 

@@ -90,7 +90,6 @@ class Store:
             raise ConfigError(f"--store={path} can't be used: {error}") from None
 
     def close(self) -> None:
-        """Closes the file."""
         self._db.close()
 
     def enter(self, contestants: Mapping[str, str]) -> list[int]:
@@ -109,9 +108,8 @@ class Store:
         return [*self._playing]
 
     def names(self) -> dict[int, str]:
-        """Returns the names of those that take part, by id."""
-        found = dict(self._all("SELECT id, name FROM contestants"))
-        return {number: found[number] for number in self._playing}
+        names = dict(self._all("SELECT id, name FROM contestants"))
+        return {number: names[number] for number in self._playing}
 
     def missing(self, contestant: int, prompts: Sequence[str]) -> list[str]:
         """Returns the prompts that a contestant has not answered yet, each once."""
@@ -120,7 +118,6 @@ class Store:
         return [prompt for prompt in dict.fromkeys(prompts) if prompt not in there]
 
     def prompts(self) -> list[str]:
-        """Returns all prompts, in the order in which they came."""
         return [row[0] for row in self._all("SELECT text FROM prompts ORDER BY id")]
 
     def answer(self, contestant: int, texts: Mapping[str, str]) -> None:
@@ -139,27 +136,25 @@ class Store:
 
     def rater(self, browser: str) -> str | None:
         """Returns who votes in a browser; None if it has not been said."""
-        found = self._all("SELECT rater FROM browsers WHERE id = ?", browser)
-        return found[0][0] if found else None
+        return next((row[0] for row in self._all("SELECT rater FROM browsers WHERE id = ?", browser)), None)
 
     def welcome(self, browser: str, rater: str) -> None:
-        """Keeps who votes in a browser."""
         with self._writing():
             self._db.execute("INSERT OR REPLACE INTO browsers VALUES (?, ?)", (browser, rater))
 
     def ballot(self, rater: str) -> Ballot | None:
         """Returns a rater's open ballot, or if there is none, a new one; None if the rater has judged all battles."""
-        battles, playing = self._battles()
+        battles = self._battles()
         with self._writing():
             sql = f"""SELECT o.token FROM ballots o JOIN ({battles}) b USING (prompt, first, second)
                 WHERE o.rater = ? AND o.choice IS NULL"""
             token = self._db.execute(sql, (rater,)).fetchone()
             if not token:
-                found = self._db.execute(_NEXT.format(battles=battles), {"rater": rater}).fetchone()
-                if not found or len(playing) < 2:
+                battle = self._db.execute(_NEXT.format(battles=battles), {"rater": rater}).fetchone()
+                if not battle:
                     return None
                 token = (secrets.token_urlsafe(16),)
-                row = (*token, rater, *found, secrets.randbelow(2))
+                row = (*token, rater, *battle, secrets.randbelow(2))
                 columns = "token, rater, prompt, first, second, flipped"
                 self._db.execute(f"INSERT INTO ballots ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
             sql = """SELECT p.text, x.text, y.text, o.flipped FROM ballots o JOIN prompts p ON p.id = o.prompt
@@ -180,33 +175,32 @@ class Store:
         """Returns the names of the left and the right side of a ballot; None before its vote."""
         sql = """SELECT x.name, y.name, o.flipped FROM ballots o JOIN contestants x ON x.id = o.first
             JOIN contestants y ON y.id = o.second WHERE o.token = ? AND o.choice IS NOT NULL"""
-        found = self._all(sql, token)
-        return (found and ((found[0][1], found[0][0]) if found[0][2] else found[0][:2])) or None
+        for first, second, flipped in self._all(sql, token):
+            return (second, first) if flipped else (first, second)
+        return None
 
     def battles(self) -> int:
         """Returns how many battles there are, the most that a rater can judge."""
-        return self._all(f"SELECT count(*) FROM ({self._battles()[0]})")[0][0]
+        return self._all(f"SELECT count(*) FROM ({self._battles()})")[0][0]
 
     def progress(self, rater: str) -> tuple[int, int]:
         """Returns (battles that a rater is done with, all battles)."""
-        battles, _ = self._battles()
-        sql = f"SELECT count(o.choice), count(*) FROM ({battles}) b LEFT JOIN ballots o ON o.rater = ? AND "
+        sql = f"SELECT count(o.choice), count(*) FROM ({self._battles()}) b LEFT JOIN ballots o ON o.rater = ? AND "
         on = "o.prompt = b.prompt AND o.first = b.first AND o.second = b.second"
         return self._all(sql + on, rater)[0]
 
     def votes(self) -> list[Vote]:
         """Returns the votes on those that take part, in the order in which they were given, without the skipped."""
-        ids = self._battles()[1]
+        playing = self._playing
         sql = """SELECT o.rater, p.text, o.first, o.second, x.text, y.text, o.flipped, o.choice FROM ballots o
             JOIN prompts p ON p.id = o.prompt JOIN answers x ON x.prompt = p.id AND x.contestant = o.first
             JOIN answers y ON y.prompt = p.id AND y.contestant = o.second
             WHERE o.choice IS NOT NULL AND o.choice != 'skip' ORDER BY o.voted, o.rowid"""
-        rows = [row for row in self._all(sql) if row[2] in ids and row[3] in ids]
+        rows = [row for row in self._all(sql) if row[2] in playing and row[3] in playing]
         return [Vote(*row[:6], row[3] if row[6] else row[2], _winner(row[7], row[6])) for row in rows]
 
-    def _battles(self) -> tuple[str, tuple[int, ...]]:
-        playing = self._playing
-        return _BATTLES.format(ids=", ".join(map(str, playing))), playing
+    def _battles(self) -> str:
+        return _BATTLES.format(ids=", ".join(map(str, self._playing)))
 
     def _all(self, sql: str, *values: object) -> list[tuple]:
         with self._lock:

@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 
-from jaxlm import cgroups, sandbox_child, seccomp
+from jaxlm import files, sandbox_child
 
 _MOST = 4096  # bytes of a result
 _PIPE = 3  # the descriptor of it in a fork
@@ -36,14 +36,14 @@ class Forks:
 
     def __init__(self):
         self._readable = [*sandbox_child.readable(), *(path for path in sys.path if path.endswith("-packages"))]
-        self._rules = seccomp.rules()
+        self._rules = sandbox_child.rules()
         self.confined = self.results([_is_confined]) == [True]
         if not self.confined:
             self._rules = b""
 
     def results(self, calls: Iterable[Callable[[], object]]) -> list:
         """Returns what each call returned, by way of JSON; a text in its place says why it returned nothing."""
-        with concurrent.futures.ThreadPoolExecutor(cgroups.cores()) as pool:
+        with concurrent.futures.ThreadPoolExecutor(files.cores()) as pool:
             return list(pool.map(self._result, calls))
 
     def _result(self, call: Callable[[], object]) -> object:

@@ -12,11 +12,11 @@ import sys
 
 import pytest
 
-from jaxlm import seccomp
+from jaxlm import sandbox_child
 from jaxlm.train.rewards import judges, process
 
 pytestmark = pytest.mark.skipif(
-    not seccomp.rules(), reason=f"{platform.system()} {platform.machine()} has no seccomp filter of ours"
+    not sandbox_child.rules(), reason=f"{platform.system()} {platform.machine()} has no seccomp filter of ours"
 )
 WITH_GYM = pytest.mark.skipif(
     not importlib.util.find_spec("reasoning_gym"), reason="needs reasoning-gym: pip install 'jaxlm[rl]'"
