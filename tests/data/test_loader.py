@@ -88,6 +88,22 @@ def test_resuming_at_any_step_continues(data, expected, step):
     assert same(take(data, 30 - step, start_step=step, num_threads=3), expected[step:])
 
 
+def test_from_step_37_come_the_batches_of_step_37(data):
+    """Counted once: a source that began there, and was sliced from there as well, would give those of step 74."""
+    final = Final({"math": 60, "code": 40}, share=0.4, steps=64)  # from batch 39 on, which step 36 trains on
+    order = rows.Order(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (38, 38)], final=final)
+    with loader.TrainLoader(order) as batches:
+        whole = list(itertools.islice(batches, 44))
+    for options in ({}, {"num_threads": 3}, {"num_threads": 1, "prefetch": 1}):
+        with loader.TrainLoader(order, start_step=37, **options) as batches:
+            assert same(whole[37:], list(itertools.islice(batches, 7)))
+    plan = order.plan()
+    for step in (36, 37, 43):
+        source, _, row = plan.locate(step, np.arange(8))
+        read = [data.stream(plan.names[k]).read(r * 24, r * 24 + 25) for k, r in zip(source, row, strict=True)]
+        assert same([whole[step]], [rows.make_batch(np.stack(read), data.separator_id)])
+
+
 def test_a_far_step_is_reached_at_once(data):
     began = time.perf_counter()
     take(data, 1, start_step=10**12)

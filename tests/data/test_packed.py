@@ -124,6 +124,12 @@ def test_resumed_and_on_several_hosts(given, files, tokenizer):
     )
 
 
+def test_from_step_37_come_the_batches_of_step_37(given):
+    """Counted once: a source that began there, and was sliced from there as well, would give those of step 74."""
+    other = given.passing_over(((2, 3), (38, 38)))
+    assert same(take(other, 4, start_step=37), [given.batch(number) for number in (40, 41, 42, 43)])
+
+
 def test_workers_make_the_same(files, tokenizer):
     made = tiny_chats.make(files[True], tokenizer, pairs=True, sizes=SIZES)
     assert same(take(made, 4, num_workers=1, stall_seconds=60), [made.batch(step) for step in range(4)])
