@@ -171,7 +171,7 @@ def held_out(model: typing.Any, data: shards.DataDir) -> Fields:
     losses, bits = {}, {}
     for source in data.mixture:
         nll, tokens, size = 0.0, 0, 0
-        for held in loader.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
+        for held in rows.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
             ids, targets = (
                 torch.from_numpy(held.batch[name]).long().to(model.device) for name in ("tokens", "targets")
             )

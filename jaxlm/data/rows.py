@@ -17,17 +17,18 @@ import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.data import mixture as mixture_lib
 from jaxlm.data.mixture import Final, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
 from jaxlm.data.shards import DataDir
 from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 _ROUNDS = 6
+_CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
@@ -372,3 +373,68 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
             f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it"
         )
     return length
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationBatch:
+    """A batch of held-out rows.
+
+    Attributes:
+      batch: the dict that `make_batch` returns, with weight 0 on padding.
+      target_tokens: the number of targets with weight.
+      target_bytes: the number of raw UTF-8 bytes of those targets.
+    """
+
+    batch: dict[str, np.ndarray]
+    target_tokens: int
+    target_bytes: int
+
+
+def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
+    """Returns how many of a source's held-out tokens an evaluation measures: those that begin in its first `eval.max_mb`.
+
+    A run that keeps `eval.older_batches` measures the targets of so many rows of `seq_len`.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    total = max(0, stream.tokens - 1)
+    if config.older_batches:
+        return min(total, math.prod(config.older_batches) * seq_len or total)
+    left = max(1, round(config.max_mb * 1e6)) if config.max_mb else 0
+    for first in range(1, total + 1 if left else 0, _CHUNK):
+        bytes_C = length[stream.read(first, min(first + _CHUNK, total + 1))]
+        before_C = np.cumsum(bytes_C, dtype=np.int64) - bytes_C
+        if before_C[-1] >= left:
+            return first - 1 + int(np.searchsorted(before_C, left))
+        left -= int(bytes_C.sum())
+        if left <= 0:
+            return first - 1 + len(bytes_C)
+    return total
+
+
+def validation_rows(
+    data: DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
+) -> Iterator[ValidationBatch]:
+    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
+
+    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
+    row is padded with the separator, at weight 0. Yields nothing if there is no target.
+    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
+
+    Args:
+      data: an open data directory.
+      source: the name of one of its sources.
+      targets: how many tokens, from the second on (see `count_targets`); None for all.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    targets = max(0, stream.tokens - 1) if targets is None else targets
+    total = -(-targets // seq_len)
+    for first in range(0, total, batch_size):
+        rows_BxT1 = np.full((batch_size, seq_len + 1), data.separator_id, np.int32)
+        weights_BxT = np.zeros((batch_size, seq_len), np.float32)
+        for b, row in enumerate(range(first, min(total, first + batch_size))):
+            tokens = stream.read(row * seq_len, min(targets, (row + 1) * seq_len) + 1)
+            rows_BxT1[b, : len(tokens)] = tokens
+            weights_BxT[b, : len(tokens) - 1] = 1
+        batch = {**make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
+        counted = batch["targets"][weights_BxT > 0]
+        yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))

@@ -140,7 +140,7 @@ def test_segments_hold_one_document_each(data):
 def test_held_out_rows_count_each_byte_once_and_each_end_but_the_last(data, seq_len):
     for source in MIXTURE:
         entry, separators = data.entry(source, "val"), 0
-        batches = list(loader.validation_rows(data, source, seq_len=seq_len, batch_size=3))
+        batches = list(rows.validation_rows(data, source, seq_len=seq_len, batch_size=3))
         for each in batches:
             separators += int((each.batch["targets"] == data.separator_id)[each.batch["weights"] > 0].sum())
         assert sum(each.target_bytes for each in batches) == entry["bytes"]
@@ -417,7 +417,7 @@ def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(d
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])
 def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size):
     tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
-    batches = list(loader.validation_rows(data, "prose", seq_len=seq_len, batch_size=batch_size))
+    batches = list(rows.validation_rows(data, "prose", seq_len=seq_len, batch_size=batch_size))
     assert {b.batch["tokens"].shape for b in batches} == {(batch_size, seq_len)}
     targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
     inputs = np.concatenate([b.batch["tokens"][b.batch["weights"] > 0] for b in batches])
@@ -430,7 +430,7 @@ def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size)
 
 @pytest.mark.parametrize("chunk", [7, 65_536])
 def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(data, chunk, monkeypatch):
-    monkeypatch.setattr(loader, "_CHUNK", chunk)
+    monkeypatch.setattr(rows, "_CHUNK", chunk)
     settings = config_lib.resolve(config_files.load("base", ["data.path=x"])).eval
     tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
     bytes_N = data.token_bytes()[tokens[1:]]
@@ -438,10 +438,10 @@ def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(
     for limit in (1, 2, 50, 51, 52, int(bytes_N.sum()) - 1, int(bytes_N.sum()), 10**9, 0):
         limited = dataclasses.replace(settings, max_mb=limit / 1e6)
         want = int((begins_N < (limit or np.inf)).sum())
-        assert loader.count_targets(data, "prose", limited, 8) == want
-        batches = list(loader.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
+        assert rows.count_targets(data, "prose", limited, 8) == want
+        batches = list(rows.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
         targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
         assert np.array_equal(targets, tokens[1 : 1 + want])
     older = dataclasses.replace(settings, older_batches=(3, 2), max_mb=1e-6)
-    assert loader.count_targets(data, "prose", older, 8) == 48
-    assert loader.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1
+    assert rows.count_targets(data, "prose", older, 8) == 48
+    assert rows.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1

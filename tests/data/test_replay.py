@@ -8,7 +8,7 @@ import tiny_chats
 import tiny_data
 
 from jaxlm.config import ConfigError
-from jaxlm.data import chat, loader, replay, rows
+from jaxlm.data import chat, replay, rows
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_text_files(tmp_path):
         seen[split] = [tokenizer.decode(part) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eos_id))[1:]]
     assert sorted(seen["train"] + seen["val"]) == sorted(texts)
     assert 20 < len(seen["val"]) < 60
-    held_out = list(loader.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
+    held_out = list(rows.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
     assert sum(batch.target_bytes for batch in held_out) == sum(len(one.encode()) for one in seen["val"])
 
 
