@@ -9,10 +9,9 @@ from jaxlm.console import Say
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build, vocabulary
-from jaxlm.data.mixture import final_of, weights_of
+from jaxlm.data.mixture import Windows, final_of, weights_of
 from jaxlm.data.rows import Order
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
-from jaxlm.data.windows import Windows
 
 
 def open_order(config: Config, passed_over: Windows = ()) -> Order:

@@ -27,8 +27,8 @@ from jaxlm.data import coded, coder, examples, masks, packing, records, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
 from jaxlm.data.coder import Coder
+from jaxlm.data.mixture import Windows, batch_number, merge_windows
 from jaxlm.data.verify import Verifier
-from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 Batch = dict[str, np.ndarray]
 _PLANNED = 256  # batches from which the number of passes is estimated

@@ -23,9 +23,17 @@ import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.data import mixture as mixture_lib
-from jaxlm.data.mixture import Final, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
+from jaxlm.data.mixture import (
+    Final,
+    Windows,
+    batch_number,
+    count_draws,
+    cycle_ranks,
+    merge_windows,
+    mixture_cycle,
+    normalise_mixture,
+)
 from jaxlm.data.shards import DataDir
-from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 _ROUNDS = 6
 _CHUNK = 65_536  # tokens read at a time, to count their bytes

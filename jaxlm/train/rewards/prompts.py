@@ -14,10 +14,10 @@ import pathlib
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.console import Say
 from jaxlm.data.coder import Coder
+from jaxlm.data.mixture import Windows, batch_number, merge_windows
 from jaxlm.data.packed import Texts
 from jaxlm.data.records import Notes
 from jaxlm.data.verify import Verifier
-from jaxlm.data.windows import Windows, batch_number, merge_windows
 from jaxlm.train.rewards import tasks
 from jaxlm.train.rewards.process import Failed, Processes
 from jaxlm.train.rewards.sources import Item, Made, Reader, Source
