@@ -45,7 +45,7 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
 
 def measure(data: shards.DataDir, seconds: float, **options) -> float:
     """Tokens a second of a TrainLoader with these options, after ten batches of warm-up."""
-    order = rows.Order(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
+    order = rows.Rows(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
     with loader.TrainLoader(order, **options) as batches:
         for _ in range(10):
             next(batches)

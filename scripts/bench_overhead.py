@@ -152,7 +152,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
 
     t, d = config.train, config.data
     options = {"num_threads": d.num_threads, "prefetch": d.prefetch}
-    order = rows.Order(data, data.mixture, 0, t.seq_len, t.batch_size)
+    order = rows.Rows(data, data.mixture, 0, t.seq_len, t.batch_size)
     batches = loader.TrainLoader(order, **options)
     saver = Saver(folder / "checkpoints", config.checkpoint, last=lambda: last)
     writer = loggers.Writer(folder, config.log, {})

@@ -10,11 +10,11 @@ from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build, vocabulary
 from jaxlm.data.mixture import Windows, final_of, weights_of
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 
 
-def open_order(config: Config, passed_over: Windows = ()) -> Order:
+def open_order(config: Config, passed_over: Windows = ()) -> Rows:
     """Opens `data.dir`. Returns the order in which a run of this config reads it.
 
     Args:
@@ -25,7 +25,7 @@ def open_order(config: Config, passed_over: Windows = ()) -> Order:
     """
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     final = final_of(config, final_weights(mixture, config.data.final.weights))
-    return Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
+    return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
 
 
 def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:

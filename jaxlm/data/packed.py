@@ -5,8 +5,8 @@ counted from 1. Only the assistant's tokens and the token that ends an answer ha
 a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
 
     packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
-    loader.open_train(packed, config.data, row_indices=local, start_step=done, source=Source)     # step by step
-    packed.batch(step)                                                                            # or any one of them
+    loader.open_train(packed, config.data, row_indices=local, start_step=done)     # step by step
+    packed.batch(item)                                                                            # or any one of them
     packed.held_out(rows)                                                                         # what is held out, once each
 
 Legend: B rows, b rows of them, T tokens, P pairs in a row.
@@ -15,7 +15,6 @@ Legend: B rows, b rows of them, T tokens, P pairs in a row.
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,8 @@ from jaxlm.data import coded, coder, examples, masks, packing, records, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
 from jaxlm.data.coder import Coder
-from jaxlm.data.mixture import Windows, batch_number, merge_windows
+from jaxlm.data.mixture import Windows
+from jaxlm.data.order import Order
 from jaxlm.data.verify import Verifier
 
 Batch = dict[str, np.ndarray]
@@ -75,8 +75,8 @@ class Texts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
-    """The examples of a run and the order in which it trains on them; implements `programs.task.Data`.
+class Packed(Order):
+    """The examples of a run and the order in which it trains on them.
 
     Attributes:
       data: the tokenizer, and how much there is.
@@ -86,7 +86,7 @@ class Packed:
       sizes: the seed, T and B.
       replay: the pretraining text between the examples; None for none.
       replay_share: its share of the targets that count.
-      passed_over: windows of batches to pass over, (first, last) from 1.
+      passed_over: see `Order`.
     """
 
     data: Texts
@@ -97,9 +97,6 @@ class Packed:
     replay: replays.Pieces | None = None
     replay_share: float = 0.0
     passed_over: Windows = ()
-
-    def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
 
     @property
     def batch_size(self) -> int:
@@ -120,37 +117,19 @@ class Packed:
         sizes = {"seed": seed, "seq_len": seq_len, "batch_size": batch_size, "most": most, "replay": replay}
         return packing.Plan(self.train.lengths(), self.train.counted(), **sizes)
 
-    def passing_over(self, windows: Windows) -> "Packed":
-        """Returns the same data without the batches in these windows, and with all others."""
-        other = dataclasses.replace(self, passed_over=tuple(windows))
-        other.__dict__["plan"] = self.plan  # where batches begin does not depend on it
-        return other
-
-    def batch_number(self, step: int) -> int:
-        """Returns the number of the batch that a step trains on, both from 1; 0 for step 0."""
-        return batch_number(step, self.passed_over)
-
-    def fingerprint(self) -> dict[str, str]:
-        """Returns what decides the batches as strings, as `rows.Order.fingerprint` does; "sha256" is a hash of the others."""
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data", "replay", "seed", "seq_len", "batch_size"."""
         seed, seq_len, batch_size = map(str, self.sizes)
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
-        parts = {"data": self.data.sha256, "replay": text, "seed": seed, "seq_len": seq_len, "batch_size": batch_size}
-        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+        return {"data": self.data.sha256, "replay": text, "seed": seed, "seq_len": seq_len, "batch_size": batch_size}
 
-    def batch(self, step: int, row_indices: Sequence[int] | np.ndarray | None = None) -> Batch:
-        """Returns the batch of a step, or some of its rows.
+    def made(self, number: int, rows: Sequence[int] | None) -> Batch:
+        """See `Order`. Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T].
 
-        Args:
-          step: the step, from 0.
-          row_indices: which of its B rows; all by default.
-
-        Returns:
-          `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T]. Of pairs also
-          `margin` and `pair` (1 where there is one), float32[b, P].
+        Of pairs also `margin` and `pair` (1 where there is one), float32[b, P].
         """
-        planned = self.plan.rows(batch_number(int(step) + 1, self.passed_over) - 1)
-        chosen = range(self.batch_size) if row_indices is None else np.asarray(row_indices).tolist()
-        return self._stacked([planned[row] for row in chosen], self.train)
+        planned = self.plan.rows(number)
+        return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
 
     def count_held_out(self, config: EvalConfig) -> int:
         """Returns how many of the held-out examples an evaluation measures: the first `eval.max_examples`.
@@ -197,9 +176,7 @@ class Packed:
         """
         splits = {"train": train_Ex2, "val": val_Ex2}
         judged = {name: dataclasses.replace(getattr(self, name), reference_Ex2=x) for name, x in splits.items()}
-        other = dataclasses.replace(self, **judged)
-        other.__dict__["plan"] = self.plan
-        return other
+        return dataclasses.replace(self, **judged)
 
     def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
         most = packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
@@ -247,20 +224,6 @@ class Packed:
             return self.replay.segments(item.number)
         weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
         return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
-
-
-class Source:
-    """Gives random access to batches, as `loader.BatchSource` does: item i is of the batch of step `start_step` + i."""
-
-    def __init__(self, packed: Packed, row_indices: np.ndarray, start_step: int):
-        self._packed, self._rows, self._start = packed, np.asarray(row_indices, np.int64).reshape(-1), start_step
-
-    def __getitem__(self, i: int) -> Batch:
-        return self._packed.batch(self._start + int(i), self._rows)
-
-    def waits_for(self) -> str:
-        """Returns the file that is being read, and since when; "" if none is."""
-        return self._packed.data.verifier.oldest_read()
 
 
 def make(

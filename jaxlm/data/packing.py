@@ -76,12 +76,12 @@ class Plan:
         replay: Replay | None = None,
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
-        self._seq_len, self._batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
 
     def __reduce__(self):
-        named = {"seed": self._seed, "seq_len": self._seq_len, "batch_size": self._batch_size}
+        named = {"seed": self._seed, "seq_len": self._seq_len, "batch_size": self.batch_size}
         named |= {"most": self._most, "replay": self._replay}
         return functools.partial(Plan, np.asarray(self._lengths), np.asarray(self._counted), **named), ()
 
@@ -102,9 +102,9 @@ class Plan:
     def _fill(self, at: _At) -> tuple[list[list[Item]], _At]:
         """(the rows of the batch that begins at a place, where the next one begins)."""
         examples, pieces, counted = at
-        rows: list[list[Item]] = [[] for _ in range(self._batch_size)]
-        room = [self._seq_len] * self._batch_size
-        slots = [self._most] * self._batch_size
+        rows: list[list[Item]] = [[] for _ in range(self.batch_size)]
+        room = [self._seq_len] * self.batch_size
+        slots = [self._most] * self.batch_size
         while True:
             item = self._next(examples, pieces, counted)
             length = self._replay.tokens if item.replay else self._lengths[item.number]

@@ -14,7 +14,6 @@ import dataclasses
 import fractions
 import functools
 import hashlib
-import json
 import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,16 +25,17 @@ from jaxlm.data import mixture as mixture_lib
 from jaxlm.data.mixture import (
     Final,
     Windows,
-    batch_number,
     count_draws,
     cycle_ranks,
-    merge_windows,
     mixture_cycle,
     normalise_mixture,
 )
-from jaxlm.data.shards import DataDir
+from jaxlm.data.order import Order
+from jaxlm.data.shards import SPLITS, DataDir, TokenStream
+from jaxlm.data.verify import Entry
 
 _ROUNDS = 6
+_FIRST_ITEMS = 16  # whose shards are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
@@ -84,7 +84,6 @@ class RowPlan:
       shares: the share of each source in the first mixture, from `normalise_mixture`.
       row_counts: the number of rows of each source.
       batch_size: the number of slots of a batch.
-      passed_over: the batches that no step trains on, from `merge_windows`.
       final_shares: the share of each source in the final mixture; () if there is none.
       final_begins: the number of the last batch before the final mixture.
     """
@@ -94,12 +93,11 @@ class RowPlan:
     shares: tuple[fractions.Fraction, ...]
     row_counts: tuple[int, ...]
     batch_size: int
-    passed_over: Windows = ()
     final_shares: tuple[fractions.Fraction, ...] = ()
     final_begins: int = 0
 
-    def locate(self, step: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which rows are in these slots of the batch of `step`, which counts from 0.
+    def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns which rows are in these slots of the batch of this number, which counts from 0.
 
         Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
         mixture the draws of a source go on where those of the first mixture end.
@@ -111,14 +109,13 @@ class RowPlan:
           (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
           from 0, the row's index in the source.
         """
-        before = batch_number(int(step) + 1, self.passed_over) - 1  # batches in front of this one
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
-        if self.final_shares and before >= self.final_begins:
+        if self.final_shares and number >= self.final_begins:
             shares, first = self.final_shares, self.final_begins
             drawn = count_draws(self.shares, first * self.batch_size)
         cycle = mixture_cycle(shares)
         rank, per_cycle = cycle_ranks(shares)
-        slot = np.int64((before - first) * self.batch_size) + np.asarray(slots, np.int64)
+        slot = np.int64((int(number) - first) * self.batch_size) + np.asarray(slots, np.int64)
         turn, place = np.divmod(slot, cycle.size)
         source = cycle[place].astype(np.int64)
         draw = drawn[source] + turn * per_cycle[source] + rank[place]
@@ -147,6 +144,8 @@ def plan_rows(
 ) -> RowPlan:
     """Returns the row plan for sources with these numbers of training tokens.
 
+    What is passed over may decide where a final mixture begins (see `Final`), and nothing else.
+
     Raises ConfigError if a mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
@@ -168,15 +167,14 @@ def plan_rows(
         shares=tuple(first.get(name, fractions.Fraction(0)) for name in names),
         row_counts=tuple(count_rows(token_counts[name], seq_len) for name in names),
         batch_size=int(batch_size),
-        passed_over=passed_over,
         final_shares=tuple(last.get(name, fractions.Fraction(0)) for name in names) if final else (),
         final_begins=final.begins(passed_over) if final else 0,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
-    """Everything that decides the batches of a run.
+class Rows(Order):
+    """The order of a run that trains on all tokens of shards.
 
     Attributes:
       data: the open data directory.
@@ -184,8 +182,7 @@ class Order:
       seed: the seed of the order of rows.
       seq_len: T, the number of tokens in a row.
       batch_size: B, the number of rows of the global batch.
-      passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
-        its last step change no batch before it.
+      passed_over: see `Order`.
       final: the mixture of the last batches; None if `mixture` is that of all.
     """
 
@@ -197,36 +194,48 @@ class Order:
     passed_over: Windows = ()
     final: Final | None = None
 
-    def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
-
+    @functools.cached_property
     def plan(self) -> RowPlan:
-        """Returns the map from slots to rows. Raises ConfigError as `plan_rows` does."""
+        """The map from slots to rows. Raises ConfigError as `plan_rows` does."""
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
         mixtures = {"mixture": self.mixture, "final": self.final}
-        return plan_rows(self.data.token_counts("train"), **mixtures, **sizes, passed_over=self.passed_over)
+        return plan_rows(self.data.token_counts(), **mixtures, **sizes, passed_over=self.passed_over)
 
-    def passing_over(self, windows: Windows) -> "Order":
-        """Returns the same order without the batches in these windows, and with all others."""
-        return dataclasses.replace(self, passed_over=tuple(windows))
+    @functools.cached_property
+    def streams(self) -> list[TokenStream]:
+        """The tokens of each of the plan's sources."""
+        return [self.data.stream(name) for name in self.plan.names]
 
-    def batch_number(self, step: int) -> int:
-        """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over."""
-        return batch_number(step, self.passed_over)
+    def made(self, number: int, rows: Sequence[int] | None) -> dict[str, np.ndarray]:
+        """See `Order`: the dict that `make_batch` returns."""
+        source, _, row = self.plan.locate(number, np.arange(self.batch_size) if rows is None else rows)
+        rows_BxT1 = np.empty((len(row), self.seq_len + 1), np.int32)
+        for row_T1, k, first in zip(rows_BxT1, source.tolist(), (row * self.seq_len).tolist(), strict=True):
+            row_T1[:] = self.streams[k].read(first, first + self.seq_len + 1)
+        return make_batch(rows_BxT1, self.data.separator_id)
+
+    def shards(self, item: int) -> list[Entry]:
+        """Returns all shards of the sources, each once: those of the first items from `item` on first, held-out text last."""
+        entries = {}
+        for number in (self.batch_number(step) - 1 for step in range(item + 1, item + 1 + _FIRST_ITEMS)):
+            source, _, row = self.plan.locate(number, np.arange(self.batch_size))
+            for k, r in zip(source.tolist(), row.tolist(), strict=True):
+                shard = self.streams[k].shard(r * self.seq_len)
+                entries[shard["file"]] = shard
+        for split in SPLITS:
+            for name in self.plan.names:
+                for shard in self.data.entry(name, split)["shards"]:
+                    entries.setdefault(shard["file"], shard)
+        return list(entries.values())
 
     def switch(self) -> int | None:
         """Returns the last step before the final mixture; None if there is none."""
         return self.final.switch(self.passed_over) if self.final else None
 
-    def fingerprint(self) -> dict[str, str]:
-        """Returns the order as strings for a checkpoint: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
-
-        "data" is the manifest's hash; "sha256" is the hash of the others. A final mixture adds its own.
-        `check_fingerprint` compares them when a run resumes. What is passed over is no part of it, because it may grow
-        when a run is rolled back.
-        """
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data" (the manifest's hash), "mixture" and the sizes; a final mixture adds its own."""
         names = sorted(self.data.sources)
-        parts = {
+        return {
             "data": self.data.sha256,
             "mixture": mixture_lib.words(normalise_mixture(self.mixture, names)),
             "seed": str(self.seed),
@@ -234,50 +243,6 @@ class Order:
             "batch_size": str(self.batch_size),
             **(self.final.fingerprint(names) if self.final else {}),
         }
-        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
-
-
-_FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
-
-
-def check_fingerprint(
-    saved: Mapping[str, str],
-    current: Mapping[str, str],
-    done: int = 0,
-    passed_over: Sequence[Sequence[int]] = (),
-    *,
-    branch: bool = False,
-) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
-
-    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of its
-    batches was trained on. A branch may have another one, under the same condition.
-
-    Args:
-      done: how many steps were done when it saved.
-      passed_over: the windows of batches that it passed over.
-      branch: True if this run branches from the run that saved.
-    """
-    what = {key: key for key in current if key != "sha256" and not key.startswith("final")}
-    changed = [key for key in what if saved.get(key) != current[key]]
-    if not changed and not branch:
-        what = _FINAL
-        changed = [key for key in _FINAL if saved.get(key) != current.get(key)]
-    if changed:
-        told = ((what[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
-        differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in told)
-        raise ConfigError(
-            f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
-        )
-    windows = merge_windows(passed_over)
-    was, now = (mixture_lib.begins(each, windows) for each in (saved, current))
-    moved = was != now or saved.get("final") != current.get("final")
-    if moved and min(was, now) < batch_number(done, windows):
-        began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
-        raise ConfigError(
-            f"data.final can't change at step {done:,}: it begins {begins}, and in the run so far {began}; set "
-            "data.final back, and optim.schedule_steps to the steps that its share is of"
-        )
 
 
 def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:

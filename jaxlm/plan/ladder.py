@@ -45,7 +45,7 @@ import numpy as np
 from jaxlm import files
 from jaxlm.config import Config, ConfigError, checks, older
 from jaxlm.console import Say, hours, say
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 from jaxlm.plan import here, rungs
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.ladder_fit import CONSTANTS, Fit, Point, best_rate, fit, missed
@@ -68,7 +68,7 @@ class Asked:
     hours: float | None = None
 
 
-def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
+def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
 
     Args:
@@ -120,7 +120,7 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
     return found, climbed
 
 
-def _new(config: Config, order: Order, name: str, climbed: Sequence[Rung]) -> Ladder:
+def _new(config: Config, order: Rows, name: str, climbed: Sequence[Rung]) -> Ladder:
     m = config.model
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}

@@ -58,6 +58,6 @@ def base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
 
 def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
-    given = batches_lib.read(ready.data, ready.config.data, ready.parts, done, source=packed.Source)
+    given = batches_lib.read(ready.data, ready.config.data, ready.parts, done)
     together(given.fill)
     return given

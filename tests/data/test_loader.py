@@ -21,6 +21,7 @@ from jaxlm import config_files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data import loader, rows, shards, verify
 from jaxlm.data.mixture import Final
+from jaxlm.data.order import check_fingerprint
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -28,7 +29,7 @@ OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
 
 def take(data, n, mixture=MIXTURE, **options):
     asked = {name: options.pop(name, value) for name, value in OPTIONS.items()}
-    with loader.TrainLoader(rows.Order(data, mixture, **asked), **options) as batches:
+    with loader.TrainLoader(rows.Rows(data, mixture, **asked), **options) as batches:
         return list(itertools.islice(batches, n))
 
 
@@ -91,15 +92,15 @@ def test_resuming_at_any_step_continues(data, expected, step):
 def test_from_step_37_come_the_batches_of_step_37(data):
     """Counted once: a source that began there, and was sliced from there as well, would give those of step 74."""
     final = Final({"math": 60, "code": 40}, share=0.4, steps=64)  # from batch 39 on, which step 36 trains on
-    order = rows.Order(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (38, 38)], final=final)
+    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (38, 38)], final=final)
     with loader.TrainLoader(order) as batches:
         whole = list(itertools.islice(batches, 44))
     for options in ({}, {"num_threads": 3}, {"num_threads": 1, "prefetch": 1}):
         with loader.TrainLoader(order, start_step=37, **options) as batches:
             assert same(whole[37:], list(itertools.islice(batches, 7)))
-    plan = order.plan()
-    for step in (36, 37, 43):
-        source, _, row = plan.locate(step, np.arange(8))
+    plan = order.plan
+    for step, number in ((36, 39), (37, 40), (43, 46)):
+        source, _, row = plan.locate(number, np.arange(8))
         read = [data.stream(plan.names[k]).read(r * 24, r * 24 + 25) for k, r in zip(source, row, strict=True)]
         assert same([whole[step]], [rows.make_batch(np.stack(read), data.separator_id)])
 
@@ -162,7 +163,7 @@ def shards_of(data, source):
 def test_a_damaged_shard_is_bad_input_that_names_it_again_and_again(copy, num_workers):
     for shard in shards_of(copy, "prose"):
         shard.write_bytes(b"\0" * shard.stat().st_size)
-    with loader.TrainLoader(rows.Order(copy, MIXTURE, **OPTIONS), num_workers=num_workers) as batches:
+    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), num_workers=num_workers) as batches:
         for _ in range(2):
             with pytest.raises(verify.DamagedData, match=r"prose/\d+.array_record is damaged .*copy it again"):
                 next(batches)
@@ -181,9 +182,9 @@ def test_a_sound_shard_in_the_place_of_another_is_noticed_before_its_first_recor
 
 
 def open_verified(data):
-    config = dataclasses.replace(config_lib.resolve(config_files.load("base", ["data.dir=d"])).data, timeout_s=30.0)
-    order = rows.Order(data, MIXTURE, **OPTIONS)
-    return loader.open_train(order, config, row_indices=np.arange(8), start_step=0, verify=True)
+    order = rows.Rows(data, MIXTURE, **OPTIONS)
+    data.verifier.begin(order.shards(0))
+    return loader.TrainLoader(order, stall_seconds=30.0)
 
 
 def test_damage_that_the_background_finds_ends_the_run_at_the_next_batch(copy, data, expected):
@@ -201,7 +202,7 @@ def test_damage_that_the_background_finds_ends_the_run_at_the_next_batch(copy, d
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy, expected, num_workers):
-    with loader.TrainLoader(rows.Order(copy, MIXTURE, **OPTIONS), num_workers=num_workers, prefetch=1) as batches:
+    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), num_workers=num_workers, prefetch=1) as batches:
         before = [next(batches) for _ in range(2)]
         away = copy.path.with_name("away")
         (copy.path / "train").rename(away)
@@ -214,7 +215,7 @@ def test_a_read_that_fails_three_times_names_the_shard_and_the_same_command_may_
     copy, num_workers, monkeypatch
 ):
     monkeypatch.setattr(verify, "RETRY_SECONDS", (0.01, 0.01))
-    order = rows.Order(copy, {"prose": 1}, **OPTIONS)
+    order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
     shutil.rmtree(copy.path / "train")
     with loader.TrainLoader(order, num_workers=num_workers) as batches:
         for _ in range(2):
@@ -228,7 +229,7 @@ def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(co
         shard.unlink()
         os.mkfifo(shard)  # whoever opens it waits for ever
     stall = 0.3 if num_workers == 0 else 4.0
-    order = rows.Order(copy, {"prose": 1}, **OPTIONS)
+    order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
     batches = loader.TrainLoader(order, num_workers=num_workers, stall_seconds=stall)
     with pytest.raises(RunError, match=rf"no batch within {stall:g} s .*{copy.path}/train/prose/\d+.array_record, for"):
         next(batches)
@@ -243,7 +244,7 @@ def workers_of(process):
 
 
 def test_a_killed_worker_is_named_and_close_leaves_none(data):
-    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=60)
+    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=60)
     next(batches)
     workers = workers_of(psutil.Process())
     assert len(workers) == 2
@@ -256,7 +257,7 @@ def test_a_killed_worker_is_named_and_close_leaves_none(data):
 
 
 def test_a_worker_that_stands_still_is_named_and_close_leaves_none(data):
-    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=30)
+    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=30)
     next(batches)
     workers, batches.stall_seconds = workers_of(psutil.Process()), 0.5
     for worker in workers:
@@ -270,7 +271,7 @@ def test_a_worker_that_stands_still_is_named_and_close_leaves_none(data):
 def test_a_worker_that_dies_at_import_is_named_at_once(data, tmp_path, monkeypatch):
     (tmp_path / "array_record.py").write_text("raise ImportError('broken installation')")
     monkeypatch.syspath_prepend(tmp_path)
-    with loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2) as batches:
+    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2) as batches:
         began = time.monotonic()
         with pytest.raises(RunError, match=r"worker process 1 of 2 .* ended with exit code 1 before its first batch"):
             next(batches)
@@ -279,7 +280,7 @@ def test_a_worker_that_dies_at_import_is_named_at_once(data, tmp_path, monkeypat
 
 def test_signals_to_the_group_do_not_end_workers(data, expected):
     """Slurm sends SIGTERM, and a terminal ctrl-C, to all processes: the run still needs batches until it has saved."""
-    with loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1) as batches:
+    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1) as batches:
         got = [next(batches), next(batches)]
         for worker in workers_of(psutil.Process()):
             worker.send_signal(signal.SIGTERM)
@@ -292,7 +293,7 @@ import itertools, sys
 from jaxlm.data import loader, rows, shards
 num_workers, then = int(sys.argv[2]), sys.argv[3]
 data = shards.open_data(sys.argv[1])
-order = rows.Order(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
+order = rows.Rows(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
 batches = loader.TrainLoader(order, num_workers=num_workers, stall_seconds=3)
 if then == "hang":
     import os, pathlib
@@ -346,7 +347,7 @@ SUMS = """
 import hashlib, itertools, sys
 from jaxlm.data import loader, rows, shards, verify
 verify.RETRY_SECONDS = (0.01, 0.01)
-order = rows.Order(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
+order = rows.Rows(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
 with loader.TrainLoader(order, num_workers=int(sys.argv[2])) as batches:
     for batch in itertools.islice(batches, 100):
         print(hashlib.sha256(batch["tokens"].tobytes()).hexdigest())
@@ -369,7 +370,7 @@ def test_an_io_error_or_two_cost_no_batch(data, tmp_path, num_workers):
 
 
 def test_a_closed_loader_says_so(data):
-    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS))
+    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS))
     next(batches)
     assert batches.step == 1
     batches.close()
@@ -380,23 +381,23 @@ def test_a_closed_loader_says_so(data):
 
 def test_fingerprint_tells_what_changed(data):
     arguments = {"seed": 0, "seq_len": 16, "batch_size": 8}
-    saved = rows.Order(data, MIXTURE, **arguments).fingerprint()
-    scaled = rows.Order(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
+    saved = rows.Rows(data, MIXTURE, **arguments).fingerprint()
+    scaled = rows.Rows(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
     assert saved == scaled
-    rows.check_fingerprint(saved, scaled)
+    check_fingerprint(saved, scaled)
     for change in ({"seed": 1}, {"seq_len": 32}, {"batch_size": 4}):
-        now = rows.Order(data, MIXTURE, **(arguments | change)).fingerprint()
+        now = rows.Rows(data, MIXTURE, **(arguments | change)).fingerprint()
         key = next(iter(change))
         with pytest.raises(ConfigError, match=rf"{key} was {arguments[key]}, is {change[key]}; set them back"):
-            rows.check_fingerprint(saved, now)
+            check_fingerprint(saved, now)
         assert now["sha256"] != saved["sha256"]
     with pytest.raises(ConfigError, match="mixture was"):
-        rows.check_fingerprint(saved, rows.Order(data, {"prose": 1}, **arguments).fingerprint())
+        check_fingerprint(saved, rows.Rows(data, {"prose": 1}, **arguments).fingerprint())
 
 
 def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(data):
     final = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
-    order, plain = rows.Order(data, MIXTURE, **OPTIONS, final=final), rows.Order(data, MIXTURE, **OPTIONS)
+    order, plain = rows.Rows(data, MIXTURE, **OPTIONS, final=final), rows.Rows(data, MIXTURE, **OPTIONS)
 
     def take(order, count, **options):
         with loader.TrainLoader(order, **options) as batches:

@@ -11,7 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data import coder, loader, masks, packed, packing, replay, rows
+from jaxlm.data import coder, loader, masks, packing, replay, rows
 from jaxlm.data.examples import Place
 from jaxlm.eval import loss
 
@@ -100,7 +100,7 @@ def test_packed_is_one_by_one(files, tokenizer):
 
 
 def take(made, count: int, **options):
-    with loader.TrainLoader(made, source=packed.Source, **options) as batches:
+    with loader.TrainLoader(made, **options) as batches:
         return list(itertools.islice(batches, count))
 
 

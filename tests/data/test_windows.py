@@ -44,8 +44,8 @@ def take(order, n, start_step=0):
 
 
 def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
-    plain, windows = rows.Order(data, MIXTURE, **OPTIONS), [(3, 4), (9, 12), (5, 5), (1, 1)]
-    order = rows.Order(data, MIXTURE, **OPTIONS, passed_over=windows)
+    plain, windows = rows.Rows(data, MIXTURE, **OPTIONS), [(3, 4), (9, 12), (5, 5), (1, 1)]
+    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=windows)
     whole = take(plain, 30)
     left = [batch for number, batch in enumerate(whole, 1) if number not in {1, 3, 4, 5, 9, 10, 11, 12}]
     assert order.batch_number(1) == 2
@@ -61,15 +61,15 @@ def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
 
 
 def test_without_windows_nothing_changes_and_the_fingerprint_never_does(data):
-    plain = rows.Order(data, MIXTURE, **OPTIONS)
-    order = rows.Order(data, MIXTURE, **OPTIONS, passed_over=[[3, 4]])
+    plain = rows.Rows(data, MIXTURE, **OPTIONS)
+    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[[3, 4]])
     assert order.fingerprint() == plain.fingerprint()
     assert [plain.batch_number(step) for step in (1, 2, 10**12)] == [1, 2, 10**12]
 
 
 def test_a_window_behind_the_last_step_changes_no_step_before(data):
-    before = rows.Order(data, MIXTURE, **OPTIONS, passed_over=[(3, 4)])
-    grown = rows.Order(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (10, 12)])
+    before = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4)])
+    grown = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (10, 12)])
     steps = range(1, 8)  # batches 1, 2, 5, ..., 9
     assert [before.batch_number(s) for s in steps] == [grown.batch_number(s) for s in steps]
     assert grown.batch_number(8) == 13

@@ -1,6 +1,5 @@
 """Checks that the loader delivers batches faster than the step takes them."""
 
-import dataclasses
 import pathlib
 import threading
 import time
@@ -35,8 +34,8 @@ def check(config: Config, mesh: Mesh, needed: float, certain: bool) -> Finding:
     except ConfigError as error:
         return Finding("loader", FAIL, str(error))
     local = sharding.local_rows(mesh, order.batch_size)
-    quick = dataclasses.replace(d, timeout_s=min(d.timeout_s, STALL_S))
-    source = loader.open_train(order, quick, row_indices=local, start_step=0)
+    options = {key: getattr(d, key) for key in ("num_threads", "num_workers", "prefetch")}
+    source = loader.TrainLoader(order, row_indices=local, **options, stall_seconds=min(d.timeout_s, STALL_S))
     try:
         batches = rate(source, d.prefetch * max(1, d.num_workers))
     finally:

@@ -75,15 +75,11 @@ def stop_evaluations(module) -> None:
 
 
 def spoil_batches(module) -> None:
-    """`BatchSource` spoils the batches that `spoil` names."""
-    begin, give = module.BatchSource.__init__, module.BatchSource.__getitem__
+    """`Rows` spoils the batches that `spoil` names."""
+    give = module.Rows.batch
 
-    def kept(self, order, row_indices, start_step):
-        begin(self, order, row_indices, start_step)
-        self.number = lambda i: order.batch_number(start_step + i + 1)
-
-    def spoiled(self, i):
-        batch, number = give(self, i), self.number(i)
+    def spoiled(self, item, rows=None):
+        batch, number = give(self, item, rows), self.batch_number(item + 1)
         for first, last, kind in now("spoil"):
             if first <= number <= last:
                 if kind == "nan":
@@ -92,7 +88,7 @@ def spoil_batches(module) -> None:
                     batch["targets"] = batch["targets"] * 0 + 380
         return batch
 
-    module.BatchSource.__init__, module.BatchSource.__getitem__ = kept, spoiled
+    module.Rows.batch = spoiled
 
 
 def believe_all(module) -> None:
@@ -109,7 +105,7 @@ def believe_all(module) -> None:
         module.differing = lambda *args, **options: None
 
 
-PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.train.hooks": [stop_evaluations], "jaxlm.data.loader": []}
+PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.train.hooks": [stop_evaluations], "jaxlm.data.rows": []}
 
 
 def end_here(module) -> None:
@@ -122,7 +118,7 @@ if os.environ.get("INSIDE"):
     if now("workers"):
         PATCHES["jaxlm.data.ahead"] = [end_here]
     if now("spoil"):
-        PATCHES["jaxlm.data.loader"].append(spoil_batches)
+        PATCHES["jaxlm.data.rows"].append(spoil_batches)
     if now("unverified"):
         checkpoints = "jaxlm.train.checkpoints"
         for name in (f"{checkpoints}.verify", f"{checkpoints}.digest", f"{checkpoints}.meta", "jaxlm.data.verify"):
