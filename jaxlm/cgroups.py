@@ -35,6 +35,11 @@ def folders(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathli
             yield place, older
 
 
+def threads() -> int:
+    """Returns how many threads make batches, or encode texts: one a core of this process, at most four."""
+    return min(4, cores())
+
+
 def cores(root: pathlib.Path = ROOT) -> int:
     """Returns how many cores this process may keep busy: those it is bound to, or fewer by its cgroups' quota; at least 1."""
     found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]

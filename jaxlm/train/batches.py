@@ -95,7 +95,6 @@ def read(order: Order, config: DataConfig, made: Parts, done: int, *, verify: bo
         shards that they read.
     """
     options = {"row_indices": sharding.local_rows(made.mesh, order.batch_size), "start_step": done}
-    options |= {key: getattr(config, key) for key in ("num_threads", "num_workers", "prefetch")}
     loader = together(lambda: TrainLoader(order, **options, stall_seconds=config.timeout_s))
     if verify:
         order.data.verifier.begin(order.shards(done))

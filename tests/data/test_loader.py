@@ -1,18 +1,16 @@
-"""Batches are the same on any number of hosts, threads and processes and after any resume; failures are errors."""
+"""Batches are the same on any number of hosts and threads and after any resume; failures are errors."""
 
 import dataclasses
 import itertools
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 from faults import harness
 
@@ -54,10 +52,6 @@ def expected(data):
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
 def test_thread_count_changes_nothing(data, expected, num_threads):
     assert same(take(data, 30, num_threads=num_threads, prefetch=1 + num_threads), expected)
-
-
-def test_worker_processes_change_nothing(data, expected):
-    assert same(take(data, 30, num_workers=2), expected)
 
 
 def test_the_comparison_can_fail(data, expected):
@@ -159,11 +153,10 @@ def shards_of(data, source):
     return sorted((data.path / "train" / source).glob("*.array_record"))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_damaged_shard_is_bad_input_that_names_it_again_and_again(copy, num_workers):
+def test_a_damaged_shard_is_bad_input_that_names_it_again_and_again(copy):
     for shard in shards_of(copy, "prose"):
         shard.write_bytes(b"\0" * shard.stat().st_size)
-    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), num_workers=num_workers) as batches:
+    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS)) as batches:
         for _ in range(2):
             with pytest.raises(verify.DamagedData, match=r"prose/\d+.array_record is damaged .*copy it again"):
                 next(batches)
@@ -200,9 +193,8 @@ def test_damage_that_the_background_finds_ends_the_run_at_the_next_batch(copy, d
         assert same([next(batches) for _ in range(30)], expected)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy, expected, num_workers):
-    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), num_workers=num_workers, prefetch=1) as batches:
+def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy, expected):
+    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), prefetch=1) as batches:
         before = [next(batches) for _ in range(2)]
         away = copy.path.with_name("away")
         (copy.path / "train").rename(away)
@@ -210,28 +202,23 @@ def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy
         assert same(before + [next(batches) for _ in range(28)], expected)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.faults)])
-def test_a_read_that_fails_three_times_names_the_shard_and_the_same_command_may_do_better(
-    copy, num_workers, monkeypatch
-):
+def test_a_read_that_fails_three_times_names_the_shard_and_the_same_command_may_do_better(copy, monkeypatch):
     monkeypatch.setattr(verify, "RETRY_SECONDS", (0.01, 0.01))
     order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
     shutil.rmtree(copy.path / "train")
-    with loader.TrainLoader(order, num_workers=num_workers) as batches:
+    with loader.TrainLoader(order) as batches:
         for _ in range(2):
             with pytest.raises(RunError, match=r"failed at step 0: cannot read record \d+ of .*prose/\d+.array_record"):
                 next(batches)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.faults)])
-def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(copy, num_workers):
+def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(copy):
     for shard in shards_of(copy, "prose"):
         shard.unlink()
         os.mkfifo(shard)  # whoever opens it waits for ever
-    stall = 0.3 if num_workers == 0 else 4.0
     order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
-    batches = loader.TrainLoader(order, num_workers=num_workers, stall_seconds=stall)
-    with pytest.raises(RunError, match=rf"no batch within {stall:g} s .*{copy.path}/train/prose/\d+.array_record, for"):
+    batches = loader.TrainLoader(order, stall_seconds=0.3)
+    with pytest.raises(RunError, match=rf"no batch within 0.3 s .*{copy.path}/train/prose/\d+.array_record, for"):
         next(batches)
     assert "prose" in batches.waits_for()
     began = time.monotonic()
@@ -239,62 +226,13 @@ def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(co
     assert time.monotonic() - began < 4
 
 
-def workers_of(process):
-    return [p for p in process.children(recursive=True) if "ahead.serve" in " ".join(p.cmdline())]
-
-
-def test_a_killed_worker_is_named_and_close_leaves_none(data):
-    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=60)
-    next(batches)
-    workers = workers_of(psutil.Process())
-    assert len(workers) == 2
-    workers[0].kill()
-    words = rf"failed at step \d+: worker process \d of 2 of the loader \(pid {workers[0].pid}\) was ended by SIGKILL"
-    with pytest.raises(RunError, match=words):
-        list(itertools.islice(batches, 50))
-    batches.close()
-    assert not psutil.wait_procs(workers, timeout=5)[1]
-
-
-def test_a_worker_that_stands_still_is_named_and_close_leaves_none(data):
-    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=30)
-    next(batches)
-    workers, batches.stall_seconds = workers_of(psutil.Process()), 0.5
-    for worker in workers:
-        worker.suspend()
-    with pytest.raises(RunError, match=r"no batch within 0.5 s .*worker process \d of 2 of the loader \(pid \d+\)"):
-        list(itertools.islice(batches, 1000))
-    batches.close()
-    assert not psutil.wait_procs(workers, timeout=5)[1]
-
-
-def test_a_worker_that_dies_at_import_is_named_at_once(data, tmp_path, monkeypatch):
-    (tmp_path / "array_record.py").write_text("raise ImportError('broken installation')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2) as batches:
-        began = time.monotonic()
-        with pytest.raises(RunError, match=r"worker process 1 of 2 .* ended with exit code 1 before its first batch"):
-            next(batches)
-        assert time.monotonic() - began < 10
-
-
-def test_signals_to_the_group_do_not_end_workers(data, expected):
-    """Slurm sends SIGTERM, and a terminal ctrl-C, to all processes: the run still needs batches until it has saved."""
-    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1) as batches:
-        got = [next(batches), next(batches)]
-        for worker in workers_of(psutil.Process()):
-            worker.send_signal(signal.SIGTERM)
-            worker.send_signal(signal.SIGINT)
-        assert same(got + [next(batches) for _ in range(28)], expected)
-
-
 SCRIPT = """
 import itertools, sys
 from jaxlm.data import loader, rows, shards
-num_workers, then = int(sys.argv[2]), sys.argv[3]
+then = sys.argv[2]
 data = shards.open_data(sys.argv[1])
 order = rows.Rows(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
-batches = loader.TrainLoader(order, num_workers=num_workers, stall_seconds=3)
+batches = loader.TrainLoader(order, stall_seconds=3)
 if then == "hang":
     import os, pathlib
     for shard in (data.path / "train" / "prose").glob("*.array_record"):
@@ -319,28 +257,15 @@ def start(tmp_path, data, *arguments):
     return subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": root})
 
 
-def test_workers_die_with_a_killed_parent(data, tmp_path):
-    with start(tmp_path, data, "1", "wait") as parent:
-        assert parent.stdout.readline() == b"ready\n"
-        workers = workers_of(psutil.Process(parent.pid))
-        assert workers
-        parent.kill()
-        assert not psutil.wait_procs(workers, timeout=20)[1]
-
-
 @pytest.mark.faults
-@pytest.mark.parametrize("num_workers", ["0", "2"])
 @pytest.mark.parametrize("then", ["close", "leave", "hang"])
-def test_a_process_with_a_loader_always_exits_and_leaves_no_worker(copy, tmp_path, num_workers, then):
-    with start(tmp_path, copy, num_workers, then) as process:
+def test_a_process_with_a_loader_always_exits(copy, tmp_path, then):
+    with start(tmp_path, copy, then) as process:
         line = process.stdout.readline()
-        workers = workers_of(psutil.Process(process.pid))
-        assert len(workers) == int(num_workers)
         assert (b"array_record" in line) == (then == "hang"), line
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.wait(timeout=15) == 0
-        assert not psutil.wait_procs(workers, timeout=5)[1]
 
 
 SUMS = """
@@ -348,19 +273,18 @@ import hashlib, itertools, sys
 from jaxlm.data import loader, rows, shards, verify
 verify.RETRY_SECONDS = (0.01, 0.01)
 order = rows.Rows(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
-with loader.TrainLoader(order, num_workers=int(sys.argv[2])) as batches:
+with loader.TrainLoader(order) as batches:
     for batch in itertools.islice(batches, 100):
         print(hashlib.sha256(batch["tokens"].tobytes()).hexdigest())
 """
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("num_workers", ["0", "2"])
-def test_an_io_error_or_two_cost_no_batch(data, tmp_path, num_workers):
+def test_an_io_error_or_two_cost_no_batch(data, tmp_path):
     (tmp_path / "rules").write_text("read EIO /train/prose/00001 2\nread EIO /train/prose/00003 1\n")
 
     def run(**more):
-        command = [sys.executable, "-c", SUMS, str(data.path), num_workers]
+        command = [sys.executable, "-c", SUMS, str(data.path)]
         return subprocess.run(command, capture_output=True, text=True, env=os.environ | more, timeout=60)
 
     sound, shaken = run(), run(LD_PRELOAD=str(harness.shim()), FAULTS=str(tmp_path / "rules"))
@@ -395,7 +319,7 @@ def test_fingerprint_tells_what_changed(data):
         check_fingerprint(saved, rows.Rows(data, {"prose": 1}, **arguments).fingerprint())
 
 
-def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(data):
+def test_batches_over_the_switch_are_the_same_for_any_seek_and_threads(data):
     final = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
     order, plain = rows.Rows(data, MIXTURE, **OPTIONS, final=final), rows.Rows(data, MIXTURE, **OPTIONS)
 
@@ -404,7 +328,7 @@ def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(d
             return list(itertools.islice(batches, count))
 
     whole = take(order, 20)
-    for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_workers": 2})):
+    for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_threads": 7})):
         found = take(order, 20 - start, start_step=start, **options)
         assert same(whole[start:], found)
     slots = np.array([1, 4])  # of one of several hosts

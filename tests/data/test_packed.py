@@ -130,11 +130,6 @@ def test_from_step_37_come_the_batches_of_step_37(given):
     assert same(take(other, 4, start_step=37), [given.batch(number) for number in (40, 41, 42, 43)])
 
 
-def test_workers_make_the_same(files, tokenizer):
-    made = tiny_chats.make(files[True], tokenizer, pairs=True, sizes=SIZES)
-    assert same(take(made, 4, num_workers=1, stall_seconds=60), [made.batch(step) for step in range(4)])
-
-
 def test_batches_are_passed_over(given):
     other = given.passing_over(((2, 3), (6, 6)))
     assert [other.batch_number(step) for step in (0, 1, 2, 3, 4)] == [0, 1, 4, 5, 7]

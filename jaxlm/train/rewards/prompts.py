@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.console import Say
+from jaxlm.data import loader
 from jaxlm.data.coder import Coder
 from jaxlm.data.mixture import Windows
 from jaxlm.data.order import Order
@@ -65,12 +66,13 @@ class Prompts(Order):
         return [items[draw] for draw in draws]
 
     @functools.cached_property
-    def _remembered(self) -> Callable[[int], list[Item]]:
-        return functools.lru_cache(_KEPT)(self.batch)
+    def _asked(self) -> Callable[[int], list[Item]]:
+        """What draws an item; the newest are remembered. Nothing is read ahead: a judge answers one question at a time."""
+        return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
 
     def step(self, step: int) -> list[Item]:
         """Returns the prompts of a step, counted from 1."""
-        return list(self._remembered(step - 1))
+        return list(self._asked(step - 1))
 
     def held_out(self, count: int) -> list[Item]:
         """Returns `count` prompts that are never trained on, fewer if there are fewer: the same ones each time."""
