@@ -84,10 +84,6 @@ def _data(c: ConfigDict) -> None:
     d.chat_tokens = False  # the last five ids of the vocabulary are the ChatML tokens
     d.val_fraction = 0.01  # of documents, held out by a hash of their content
     d.seed = -1  # chooses the held-out documents and trains the tokenizer; -1 = as in the manifest, 0 for new data
-    d.block_tokens = 8192  # tokens per ArrayRecord record
-    d.num_threads = 4  # of the loader; batches do not depend on it
-    d.num_workers = 0  # processes of the loader; 0 = threads only; batches do not depend on it
-    d.prefetch = 8  # batches made ahead of the step
     d.timeout_s = 300.0  # a batch that takes longer than this is an error, not a silent wait
 
 

@@ -4,6 +4,7 @@ This module does not import JAX, because the worker processes of `jaxlm prepare`
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ def folders(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathli
             yield place, older
 
 
+@functools.cache
 def threads() -> int:
     """Returns how many threads make batches, or encode texts: one a core of this process, at most four."""
     return min(4, cores())

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Annotated, Literal
 
 from jaxlm.config.annotations import above, at_least, from_to_below, within, written
-from jaxlm.config.posttraining import LARGEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +33,6 @@ class DataConfig:
     chat_tokens: bool
     val_fraction: Annotated[float, above(0, most=0.5)]
     seed: Annotated[int, within(-1, 2**32 - 1)]
-    block_tokens: Annotated[int, at_least(1, most=LARGEST)]
-    num_threads: Annotated[int, at_least(1, most=1024)]
-    num_workers: Annotated[int, at_least(0, most=1024)]
-    prefetch: Annotated[int, at_least(1, most=65_536)]
     timeout_s: Annotated[float, at_least(1, most=7 * 86_400)]
 
 

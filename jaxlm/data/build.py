@@ -38,7 +38,6 @@ _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
 _VERSION = 3  # raise it when the same settings begin to give other bytes
 _READ = ("2", "3")  # versions of finished data that is used as it is. 2: EOS behind each document instead of in front
-_THREADS = 2  # that encode
 
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
@@ -184,6 +183,7 @@ def _recipe(
         if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
     recipe["vocab_size"] = str(settings.vocab_size or built.get("vocab_size", 0))
+    recipe["block_tokens"] = built.get("block_tokens", str(settings.block_tokens))  # changes no token
     recipe["seed"] = str(settings.seed) if settings.seed >= 0 else built.get("seed", "0")
     kind = "" if settings.tokenizer_model == "bpe" else f"{settings.tokenizer_model} "
     recipe["tokenizer"] = f"{kind}trained on these sources"
@@ -375,7 +375,7 @@ def _write_source(
     }
     done, held_out_text = 0, hashlib.sha256()
     for batch in _batches(documents):
-        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch], _THREADS)
+        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch])
         for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
             writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
             if held_out:

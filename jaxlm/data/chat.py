@@ -414,9 +414,9 @@ def ids(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools =
     return conversation(tokenizer, render(tokenizer, messages, reply, tools))
 
 
-def all_ids(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-    """Returns the ids of many conversations that `render` wrote, as `ids` does, encoded in `num_threads` threads."""
-    return [found.tolist() for found, _ in conversations(tokenizer, texts, [()] * len(texts), num_threads)]
+def all_ids(tokenizer: Coder, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of many conversations that `render` wrote, as `ids` does."""
+    return [found.tolist() for found, _ in conversations(tokenizer, texts, [()] * len(texts))]
 
 
 def guarded(tokenizer: Coder, text: str) -> str:

@@ -132,7 +132,6 @@ def build(
     tokenizer: Coder,
     *,
     seq_len: int,
-    num_threads: int,
     closed: bool = False,
     see: See = lambda one, sides: None,
     notes: Notes | None = None,
@@ -141,7 +140,6 @@ def build(
 
     Args:
       seq_len: T, the most tokens that an example may take.
-      num_threads: of the tokenizer.
       closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
       see: called with each example and its segments, before it is cut or left out.
       notes: where is noted which examples are left out since they can't be masked (see `masks.masked`).
@@ -151,7 +149,7 @@ def build(
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
-    fit = _Fit(tokenizer, seq_len, num_threads, closed, counts, notes)
+    fit = _Fit(tokenizer, seq_len, closed, counts, notes)
     while chunk := tuple(itertools.islice(examples, CHUNK)):
         counts.read += len(chunk)
         rows = fit.masked(chunk)
@@ -194,7 +192,6 @@ class _Fit:
 
     tokenizer: Coder
     seq_len: int
-    num_threads: int
     closed: bool
     counts: Counts
     notes: Notes
@@ -203,7 +200,7 @@ class _Fit:
         """Returns a row of each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
         chats = [one for of in segments for one in of]
-        flat = masks.masked(self.tokenizer, chats, self.num_threads, self.notes.ignore)
+        flat = masks.masked(self.tokenizer, chats, self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]

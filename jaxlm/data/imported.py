@@ -60,11 +60,8 @@ class HfTokenizer:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
-    def encode_cut(
-        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int = 2
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """See `coder.Coder`."""
-        del num_threads
         behind = [self._behind_controls(text) for text in texts]
         heads = [
             [text[:cut] for cut in cuts_ if cut not in ends]
@@ -108,9 +105,8 @@ class HfTokenizer:
     def _marking(self) -> typing.Any:
         return _open(self.files[JSON])[0]
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""
-        del num_threads
         coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in coded]
 

@@ -85,7 +85,6 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
         chat_tokens=d.chat_tokens,
         seed=d.seed,
         val_fraction=d.val_fraction,
-        block_tokens=d.block_tokens,
         max_source_bytes=d.max_bytes or None,
         tfds_dir=d.tfds_dir or None,
         tokenizer_path=d.tokenizer or None,

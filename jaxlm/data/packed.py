@@ -254,7 +254,7 @@ def make(
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
     """
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
-    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads, "closed": closed, "notes": notes}
+    options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}
 
     def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)

@@ -83,7 +83,7 @@ class _Held:
         return self._ids_N[start:stop]
 
 
-def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float, num_threads: int) -> Text:
+def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:
     """Opens pretraining text: a data directory, or a file, folder or glob of texts (.txt, .jsonl, .parquet).
 
     Of text files at most 64 MB are read. `val_fraction` of their documents, by a hash of their content, are held out.
@@ -102,17 +102,17 @@ def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float
                 f"the data in {path} is of another tokenizer: set replay.path to its text, or replay.share=0 for none"
             )
         return data
-    return _of_files(path, tokenizer, text_key, val_fraction, num_threads)
+    return _of_files(path, tokenizer, text_key, val_fraction)
 
 
-def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float, num_threads: int) -> FileText:
+def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -> FileText:
     documents = iterate_documents(path, text_key=text_key, tfds_dir=None, max_bytes=_MOST_BYTES, stats=SourceStats())
     splits: tuple[list, list] = ([], [])
     waiting: list[str] = []
     limit = int(val_fraction * 2**64)
 
     def encode() -> None:
-        for text, found in zip(waiting, ids.training_documents(tokenizer, waiting, num_threads), strict=True):
+        for text, found in zip(waiting, ids.training_documents(tokenizer, waiting), strict=True):
             key = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
             splits[key < limit].append(found)
         waiting.clear()

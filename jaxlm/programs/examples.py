@@ -52,7 +52,7 @@ def base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
     if not path:
         say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
         return None
-    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction, "num_threads": d.num_threads}
+    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction}
     return replay.open_text(path, speaker, **keys)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError, to_json
+from jaxlm.config import Config, ConfigError, older, to_json
 from jaxlm.redact import redact
 from jaxlm.train import held_out_texts, ledger, metrics
 
@@ -84,7 +84,7 @@ def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
 
 def _keys(config: dict) -> dict[str, typing.Any]:
     """The keys of a config that say how a run goes, without secrets."""
-    return {name: value for name, value in _flat(redact(config)).items() if name not in _HERE}
+    return {name: value for name, value in _flat(redact(older.known(config))).items() if name not in _HERE}
 
 
 def _recorded(a: dict, b: dict) -> list[tuple[str, dict, dict]]:

@@ -39,7 +39,7 @@ def text(tmp_path_factory, tokenizer):
     """Pretraining text of short documents."""
     path, rng = tmp_path_factory.mktemp("text") / "a.jsonl", random.Random(0)
     path.write_text("".join(json.dumps({"text": tiny_chats.words(rng, 40)}) + "\n" for _ in range(400)))
-    return replay.open_text(str(path), tokenizer, text_key="text", val_fraction=0.01, num_threads=1)
+    return replay.open_text(str(path), tokenizer, text_key="text", val_fraction=0.01)
 
 
 def segments(batch, row: int) -> list[tuple[list[int], list[float]]]:

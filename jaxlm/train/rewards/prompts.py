@@ -111,7 +111,7 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)
-    reader = Reader(tokenizer, room(config), config.seed, *held_out, d.num_threads, say, notes)
+    reader = Reader(tokenizer, room(config), config.seed, *held_out, say, notes)
     specs = tasks.parse(r.tasks)
     if not specs and not d.path:
         raise ConfigError(

@@ -37,7 +37,7 @@ def test_a_loader_that_is_fast_enough(folder):
 def test_a_loader_that_is_slower_than_the_step(folder):
     found = check(folder, needed=1e15)
     assert found.verdict == WARN
-    assert "raise data.num_threads" in found.text
+    assert "the loader may set the speed" in found.text
     assert "at most 1P" in check(folder, needed=1e15, certain=False).text
 
 
