@@ -80,11 +80,6 @@ class Plan:
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
 
-    def __reduce__(self):
-        named = {"seed": self._seed, "seq_len": self._seq_len, "batch_size": self.batch_size}
-        named |= {"most": self._most, "replay": self._replay}
-        return functools.partial(Plan, np.asarray(self._lengths), np.asarray(self._counted), **named), ()
-
     def rows(self, batch: int) -> list[list[Item]]:
         """Returns what is in each row of a batch, which counts from 0. The first time it plans all batches before it."""
         return self._fill(self._begin(batch))[0]

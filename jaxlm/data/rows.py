@@ -1,9 +1,7 @@
-"""Decides which row is in which slot of which batch, and makes batches of rows. Pure functions.
+"""Decides which row is in which slot of which batch, and makes batches of rows.
 
-The batch of step s is a pure function of (seed, manifest, mixtures, s). Slot b of step s is the global slot g = s *
-batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
-permutation, which differs for each epoch, maps k to a row. Both take O(1) time and do not depend on hosts, threads and
-workers. Batches that a run passes over (spoiled ones) are left out before that: step s then has the s-th batch of the rest.
+Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the number k
+of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
 
 Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
 

@@ -155,7 +155,7 @@ class _Shard:
 
 
 class TokenStream:
-    """Reads one split of one source at any place. Thread-safe, and cheap to pickle for a worker process."""
+    """Reads one split of one source at any place. Thread-safe."""
 
     def __init__(
         self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str, verifier: Verifier

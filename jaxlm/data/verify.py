@@ -45,7 +45,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 class Verifier:
-    """Verifies each file of one data directory once. Thread-safe; a copy in another process begins anew.
+    """Verifies each file of one data directory once. Thread-safe.
 
     Attributes:
       damage: what the background found, to be raised before the next batch is used; None while all is well.
@@ -59,9 +59,6 @@ class Verifier:
         self._spent = 0.0
         self._reads: dict[int, tuple[str, float]] = {}  # thread -> the file that it reads, since when
         self._stop = threading.Event()
-
-    def __reduce__(self):
-        return Verifier, (self._root,)
 
     def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
         """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.

@@ -75,11 +75,11 @@ class LoaderBatches:
                 self._error = error
 
     def waits_for(self) -> str:
-        """Returns what the next batch waits for (a worker process, the file that is read); "" if nothing is known."""
+        """Returns the file that the next batch waits for, and since when; "" if nothing is known."""
         return self._loader.waits_for()
 
     def close(self) -> None:
-        """Stops the loader's threads and workers. Never raises, so that it hides no error of the run."""
+        """Stops the loader's threads. Never raises, so that it hides no error of the run."""
         try:
             self._loader.close()
         except Exception:

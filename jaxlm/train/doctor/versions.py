@@ -13,7 +13,7 @@ from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 # (package, versions of it, verdict, what goes wrong and how to mend it)
 KNOWN_BAD = (
     ("orbax-checkpoint", "<0.12", FAIL, "loses saves in silence: pip install -U orbax-checkpoint"),
-    ("grain", "<0.2.15", FAIL, "lacks what the loader's workers need: pip install -U grain"),
+    ("grain", "<0.2.15", FAIL, "is older than what the loader is tested with: pip install -U grain"),
     ("numpy", "<2", FAIL, "is too old for jax and pyarrow built for 2: pip install -U numpy"),
 )
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
