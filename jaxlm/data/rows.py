@@ -1,7 +1,7 @@
 """Decides which row is in which slot of which batch, and makes batches of rows.
 
-Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the number k
-of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
+Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the
+number k of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
 
 Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
 
