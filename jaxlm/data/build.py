@@ -235,26 +235,22 @@ class _Documents:
         key = f"jaxlm/{settings.seed}".encode()
         self._shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
         self._limit = int(settings.val_fraction * 2**64)
-        low = first = None
-        varied = some_out = some_in = False
+        lowest, highest = 1 << 64, -1
         for doc_id, text in documents:
             # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
             raw = text.encode()
             content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
             self._shuffle.add(doc_id, text, content)
-            some_out, some_in = some_out or content < self._limit, some_in or content >= self._limit
-            first = content if first is None else first
-            low = content if low is None else min(low, content)
-            varied = varied or content != first
-        if not len(self._shuffle):
+            lowest, highest = min(lowest, content), max(highest, content)
+        if highest < 0:
             raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
-        if not varied:
+        if lowest == highest:
             raise ConfigError(
                 f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
                 "jsonl, so that one can be held out"
             )
-        if not (some_out and some_in):  # at least one, and not all
-            self._limit = low + 1
+        if not lowest < self._limit <= highest:  # at least one, and not all
+            self._limit = lowest + 1
 
     def __len__(self) -> int:
         return len(self._shuffle)

@@ -79,10 +79,10 @@ class Coded:
 
     def sha256(self) -> str:
         """Returns a hash of all that decides what is learnt, in hex."""
-        found = hashlib.sha256(f"{self.sides}".encode())
+        digest = hashlib.sha256(f"{self.sides}".encode())
         for array in (self.ids_N, self.kinds_N, self.starts_S1, self.margins_E):
-            found.update(np.ascontiguousarray(array).view(np.uint8).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 @dataclasses.dataclass
@@ -237,9 +237,9 @@ class _Fit:
                     fitted[number] = row._replace(one=rows[number].one)
                     met |= {("cut", id(row.of))} if lost[number] else set()
                     self.counts.turns_cut += lost[number]
-                elif isinstance(row.one, Chat) and (found := _shorter(row.one, row.sides[0], over)):
-                    shorter[number] = found[0]
-                    lost[number] += found[1]
+                elif isinstance(row.one, Chat) and (shortened := _shorter(row.one, row.sides[0], over)):
+                    shorter[number] = shortened[0]
+                    lost[number] += shortened[1]
                 else:
                     met.add(("too_long", id(row.of)))
             left = dict(zip(shorter, self.masked([*shorter.values()]) if shorter else (), strict=True))
@@ -315,11 +315,11 @@ def content_key(one: Example) -> bytes:
 
 
 def _hash(messages: Iterable[Message]) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for message in messages:
         more = {key: value for key, value in message.items() if key not in ("role", "content", "weight")}
         parts = [json.dumps(more, sort_keys=True, default=str)] if more else []
         for part in (message["role"], message["content"], *parts):
             raw = part.encode("utf-8", "replace")
-            found.update(len(raw).to_bytes(8, "little") + raw)
-    return found.digest()
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.digest()

@@ -36,11 +36,11 @@ def conversations(
     Args:
       cuts: places in each text, in characters. One that is inside what an id stands for gives -1.
     """
-    found = []
+    whole = []
     for ids, at in tokenizer.encode_cut(texts, cuts):
         front = _missing(tokenizer, ids.tolist())
-        found.append((np.concatenate([np.asarray(front, np.int32), ids]), np.where(at < 0, at, at + len(front))))
-    return found
+        whole.append((np.concatenate([np.asarray(front, np.int32), ids]), np.where(at < 0, at, at + len(front))))
+    return whole
 
 
 def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class HfTokenizer:
         plain = [_sound("" if GUARD in text else text) for text in texts]
         coded = self._marking.encode_batch_fast(plain, add_special_tokens=False)
         ids = (encode_marked(self, text) if GUARD in text else one.ids for text, one in zip(texts, coded, strict=True))
-        return [np.asarray(found, np.int32) for found in ids]
+        return [np.asarray(of_text, np.int32) for of_text in ids]
 
     @functools.cached_property
     def _marking(self) -> typing.Any:
@@ -129,10 +129,10 @@ class HfTokenizer:
 
     def id_of(self, piece: str) -> int:
         """See `coder.Coder`."""
-        found = self._tokenizer.token_to_id(piece)
-        if found is None:
+        number = self._tokenizer.token_to_id(piece)
+        if number is None:
             raise ConfigError(f"the tokenizer has no token {piece}")
-        return found
+        return number
 
 
 class HfSentencePiece(Tokenizer):
@@ -184,10 +184,10 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
 
     def find(kind: str) -> int | None:
         token = named.get(f"{kind}_token")
-        found = id_of(token["content"] if isinstance(token, dict) else token) if token else None
-        given = beside.get(f"{kind}_token_id")
-        given = given[0] if isinstance(given, list) and given else given
-        return found if found is not None else given if type(given) is int else None
+        own = id_of(token["content"] if isinstance(token, dict) else token) if token else None
+        other = beside.get(f"{kind}_token_id")
+        other = other[0] if isinstance(other, list) and other else other
+        return own if own is not None else other if type(other) is int else None
 
     eos, bos = find("eos"), find("bos")
     if eos is None:
@@ -251,15 +251,15 @@ def with_controls(content: bytes, pieces: Iterable[str]) -> bytes:
 
 def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int, tuple[int, ...]]:
     """(EOS, BOS, opening, separator, ends) of `IDS`; no ends in one that was written before 28 November 2026."""
-    found = settings_of(files, IDS)
-    opening = tuple(found["opening"])
-    for i in (found["eos_id"], *opening, found["bos_id"] or 0):
+    stored = settings_of(files, IDS)
+    opening = tuple(stored["opening"])
+    for i in (stored["eos_id"], *opening, stored["bos_id"] or 0):
         if type(i) is not int or not 0 <= i < vocab_size:
             raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
-    if not all(isinstance(piece, str) for piece in found.get("rows", [])):
-        raise ConfigError(f"{IDS} is damaged (rows={found['rows']!r:.60}): copy it again")
-    ends = tuple(i for i in found.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
-    return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"], ends
+    if not all(isinstance(piece, str) for piece in stored.get("rows", [])):
+        raise ConfigError(f"{IDS} is damaged (rows={stored['rows']!r:.60}): copy it again")
+    ends = tuple(i for i in stored.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
+    return stored["eos_id"], stored["bos_id"], opening, opening[0] if opening else stored["eos_id"], ends
 
 
 def json_line(content: dict) -> bytes:
@@ -343,8 +343,8 @@ def _single_bytes(spec: dict) -> Iterator[int]:
 
 
 def _with_spaces(piece: str) -> bytes:
-    if found := _BYTE.fullmatch(piece):
-        return bytes([int(found[1], 16)])
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
     return piece.replace(_SPACE, " ").encode()
 
 

@@ -76,8 +76,8 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     if any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
         read, extra = None, {}
-    elif found := _prepared(data, prepare, engine, say):
-        sources, read, extra = found
+    elif prepared := _prepared(data, prepare, engine, say):
+        sources, read, extra = prepared
     else:
         return
     settings = build.BuildSettings(

@@ -5,9 +5,9 @@ counted from 1. Only the assistant's tokens and the token that ends an answer ha
 a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
 
     packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
-    loader.open_train(packed, config.data, row_indices=local, start_step=done)     # step by step
-    packed.batch(item)                                                                            # or any one of them
-    packed.held_out(rows)                                                                         # what is held out, once each
+    loader.TrainLoader(packed, row_indices=local, start_step=done)     # step by step
+    packed.batch(item)                                                 # or any one of them
+    packed.held_out(rows)                                              # what is held out, once each
 
 Legend: B rows, b rows of them, T tokens, P pairs in a row.
 """
@@ -111,17 +111,20 @@ class Packed(Order):
     @functools.cached_property
     def plan(self) -> packing.Plan:
         """The map from batches to rows of examples."""
-        seed, seq_len, batch_size = self.sizes
         replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
-        most = packing.pairs_in_row(seq_len) if self.pairs else 0
-        sizes = {"seed": seed, "seq_len": seq_len, "batch_size": batch_size, "most": most, "replay": replay}
-        return packing.Plan(self.train.lengths(), self.train.counted(), **sizes)
+        options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
+        return packing.Plan(self.train.lengths(), self.train.counted(), **options)
+
+    @property
+    def _most(self) -> int:
+        """The most examples in a row; 0 for any number."""
+        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
     def parts(self) -> dict[str, str]:
         """See `Order`: "data", "replay", "seed", "seq_len", "batch_size"."""
-        seed, seq_len, batch_size = map(str, self.sizes)
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
-        return {"data": self.data.sha256, "replay": text, "seed": seed, "seq_len": seq_len, "batch_size": batch_size}
+        sizes = {name: str(size) for name, size in self.sizes._asdict().items()}
+        return {"data": self.data.sha256, "replay": text, **sizes}
 
     def made(self, number: int, rows: Sequence[int] | None) -> Batch:
         """See `Order`. Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T].
@@ -174,21 +177,21 @@ class Packed(Order):
         Args:
           train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
         """
-        splits = {"train": train_Ex2, "val": val_Ex2}
-        judged = {name: dataclasses.replace(getattr(self, name), reference_Ex2=x) for name, x in splits.items()}
-        return dataclasses.replace(self, **judged)
+        splits = (self.train, train_Ex2), (self.val, val_Ex2)
+        train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
+        return dataclasses.replace(self, train=train, val=val)
 
     def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
-        most = packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
-        return packing.once(source.lengths()[:examples], seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
+        sizes = {"seq_len": self.sizes.seq_len, "batch_size": batch_size, "most": self._most}
+        return packing.once(source.lengths()[:examples], **sizes)
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
         planned = min(steps, _PLANNED)
         used = self.plan.used(planned)
         many, pieces = (number * steps / max(1, planned) for number in used)
-        found = {"examples": many / len(self.train)}
-        return found | (self.replay.passes(round(pieces)) if self.replay else {})
+        times = {"examples": many / len(self.train)}
+        return times | (self.replay.passes(round(pieces)) if self.replay else {})
 
     def places(self, step: int) -> list[str]:
         """Returns where the examples in the batch of a step stand, "FILE:LINE", for the log. `step` counts from 1."""
@@ -197,10 +200,8 @@ class Packed(Order):
 
     def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
         """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
-        packed = []
-        for items in planned:
-            groups = [self._group(item, source, ends) for item in items]
-            packed.append(rows.pack(groups, self.sizes.seq_len, 1)[0])
+        groups = ([self._group(item, source, ends) for item in items] for items in planned)
+        packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
         if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
@@ -209,15 +210,15 @@ class Packed(Order):
     def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
         """What a batch of pairs has beside its tokens."""
         shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
-        found = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
+        arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
-            found["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
+            arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
         for row, items in enumerate(planned):
             numbers = [item.number for item in items]
-            found["margin"][row, : len(items)], found["pair"][row, : len(items)] = source.margins_E[numbers], 1
+            arrays["margin"][row, : len(items)], arrays["pair"][row, : len(items)] = source.margins_E[numbers], 1
             if source.reference_Ex2 is not None:
-                found["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
-        return found
+                arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
+        return arrays
 
     def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
         if item.replay:
@@ -259,29 +260,34 @@ def make(
     def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
         read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
-        found, counts = coded.build(read, tokenizer, **options, **seen)
+        encoded, counts = coded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
-        return found, counts
+        return encoded, counts
 
-    found, counts = build(data.path, "data.path", what, see=see)
-    if not len(found):
+    whole, counts = build(data.path, "data.path", what, see=see)
+    if not len(whole):
         why = _why(counts, notes, sizes.seq_len)
         raise ConfigError(f"{data.path}: none of its {counts.read:,} {what} can be trained on: {why}")
     if settings.val_path:
-        train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}")
+        train, (val, _) = whole, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
-        out_E = coded.held_out(found.keys_E, data.val_fraction)
-        train, val = found.take(~out_E), found.take(out_E)
+        out_E = coded.held_out(whole.keys_E, data.val_fraction)
+        train, val = whole.take(~out_E), whole.take(out_E)
         if not len(val):
-            why = f"there is one {what[:-1]}" if len(found) == 1 else f"all {what} are asked the same"
+            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"
             say(f"none of the {what} is held out, since {why}: name others by examples.val_path to see what is learnt")
     for line in notes.lines():
         say(line)
     if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
         share = 0.0
-    pieces = _pieces(replay, share, train, sizes) if share else None
-    texts = _texts(tokenizer, train, pieces, notes.as_before())
+    counted, pieces, verifier = {"examples": int(train.lengths().sum())}, None, Verifier(pathlib.Path())
+    if share:
+        tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
+        pieces, verifier = replays.Pieces(replay, tokens, sizes.seed), replay.verifier
+        counted |= replay.token_counts()
+    sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
+    texts = Texts(tokenizer, sha256, counted, verifier, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
 
 
@@ -289,15 +295,3 @@ def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
     if not counts.read:
         return "it has none"
     return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
-
-
-def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
-    tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
-    return replays.Pieces(replay, tokens, sizes.seed)
-
-
-def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None, as_before: str) -> Texts:
-    counts = {"examples": int(train.lengths().sum())} | (pieces.text.token_counts() if pieces else {})
-    verifier = getattr(pieces and pieces.text, "verifier", None) or Verifier(pathlib.Path())
-    sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
-    return Texts(tokenizer, sha256, counts, verifier, as_before)

@@ -16,13 +16,13 @@ def passes(order: Rows, steps: int) -> dict[str, float]:
     last = order.switch()
     stretches = [(order.mixture, steps if last is None else min(steps, last))]
     stretches += [(final.mixture, steps - stretches[0][1])] if final else []
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for mixture, length in stretches:
         trained = length * order.batch_size * order.seq_len
         for name, share in drawn_mixture(mixture, list(tokens)).items():
             if tokens[name]:
-                found[name] = found.get(name, 0.0) + trained * float(share) / tokens[name]
-    return found
+                times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
+    return times
 
 
 def words(order: Rows, steps: int) -> str:

@@ -49,15 +49,15 @@ def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
     round_keys = _round_keys(key)
-    out = positions.astype(np.uint64)
-    todo = np.arange(out.size)
+    images = positions.astype(np.uint64)
+    todo = np.arange(images.size)
     while todo.size:
-        left, right = out[todo] >> half, out[todo] & mask
+        left, right = images[todo] >> half, images[todo] & mask
         for round_key in round_keys:
             left, right = right, left ^ (_mix(right + round_key) & mask)
-        out[todo] = (left << half) | right
-        todo = todo[out[todo] >= n]
-    return out.astype(np.int64)
+        images[todo] = (left << half) | right
+        todo = todo[images[todo] >= n]
+    return images.astype(np.int64)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -101,8 +101,28 @@ class Tokenizer:
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `coder.Coder`."""
-        return encode_cut(self, texts, cuts)
+        """See `coder.Coder`.
+
+        The ids in front of a cut are those of the parts before, and of the beginning of the part that it is in: text between
+        control tokens is encoded by itself.
+        """
+        split = controls_of(self).split
+        parts_of = [split(text) for text in texts]
+        heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
+        plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
+        plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
+        coded = self.encode_batch([part.replace(GUARD, "") for part in plain])
+        ids_of = dict(zip(plain, coded, strict=True))
+        controls = {piece: np.asarray([i], np.int32) for piece, i in self.controls.items()}
+        coded_texts = []
+        for parts, heads in zip(parts_of, heads_of, strict=True):
+            ids = [(controls if number % 2 else ids_of)[part] for number, part in enumerate(parts)]
+            before, at = [0, *itertools.accumulate(map(len, ids))], []
+            for number, head in heads:
+                own = ids_of[head]
+                at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
+            coded_texts.append((np.concatenate(ids), np.asarray(at, np.int64)))
+        return coded_texts
 
     @functools.cached_property
     def controls(self) -> dict[str, int]:
@@ -148,10 +168,10 @@ class Tokenizer:
                 parts.append(part)
                 owners.append(owner)
         coded = iter(self._encode_all([part for part in parts if part is not None]))
-        out: list[list[int]] = [[] for _ in texts]
+        ids_of_text: list[list[int]] = [[] for _ in texts]
         for part, owner in zip(parts, owners, strict=True):
-            out[owner] += next(coded) if part is not None else self._space_ids
-        return [np.asarray(ids, np.int32) for ids in out]
+            ids_of_text[owner] += next(coded) if part is not None else self._space_ids
+        return [np.asarray(ids, np.int32) for ids in ids_of_text]
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
         threads = cgroups.threads() if len(texts) > _FEW else 1
@@ -231,30 +251,6 @@ def encode_marked(tokenizer, text: str) -> list[int]:
     for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
     return ids
-
-
-def encode_cut(tokenizer, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns what `coder.Coder.encode_cut` does, for a tokenizer that encodes the text between control tokens by itself.
-
-    So the ids in front of a cut are those of the parts before, and of the beginning of the part that it is in.
-    """
-    split = controls_of(tokenizer).split
-    parts_of = [split(text) for text in texts]
-    heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
-    plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
-    plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
-    coded = tokenizer.encode_batch([part.replace(GUARD, "") for part in plain])
-    ids_of = dict(zip(plain, coded, strict=True))
-    controls = {piece: np.asarray([i], np.int32) for piece, i in tokenizer.controls.items()}
-    found = []
-    for parts, heads in zip(parts_of, heads_of, strict=True):
-        ids = [(controls if number % 2 else ids_of)[part] for number, part in enumerate(parts)]
-        before, at = [0, *itertools.accumulate(map(len, ids))], []
-        for number, head in heads:
-            own = ids_of[head]
-            at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
-        found.append((np.concatenate(ids), np.asarray(at, np.int64)))
-    return found
 
 
 def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:

@@ -158,10 +158,10 @@ class Verifier:
             if entry["file"] in self._sound:
                 continue
             with contextlib.suppress(OSError):
-                found = self._hash_slowly(entry, stop)
-                if found == entry["sha256"]:
+                sha256 = self._hash_slowly(entry, stop)
+                if sha256 == entry["sha256"]:
                     self._sound.add(entry["file"])
-                elif found:
+                elif sha256:
                     self.damage = self.damaged(entry)
                     return
 
