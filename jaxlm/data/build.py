@@ -172,11 +172,8 @@ def _recipe(
     extra: Mapping[str, str],
     built: Mapping[str, str],
 ) -> dict[str, str]:
-    """Returns what decides the bytes, apart from the texts, all as strings. Weights may change freely and are left out.
-
-    With `signed`, names and sizes of the sources' files are part of it. What is gone here counts as it does in `built`,
-    because finished data is often carried to another machine without its sources.
-    """
+    """What decides the bytes but the texts, as strings: no weights; if `signed`, the names and sizes of the sources' files."""
+    # What is gone here counts as it does in `built`: finished data is carried to other machines without its sources.
     version = built.get("version")
     recipe = {"version": version if version in _READ else str(_VERSION)}
     for field in dataclasses.fields(settings):
@@ -256,7 +253,6 @@ class _Documents:
         return len(self._shuffle)
 
     def close(self) -> None:
-        """Frees memory and disk."""
         self._shuffle.close()
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
@@ -313,10 +309,7 @@ def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSet
 
 
 def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
-    """Yields texts to train the tokenizer on.
-
-    Each source's share of the sample, in shuffled order, without held-out documents.
-    """
+    """Texts to train the tokenizer on: each source's share of the sample, shuffled, without held-out documents."""
     for name, share in shares.items():
         left = int(share * settings.tokenizer_sample_bytes)
         for _, raw, held_out in documents[name]:

@@ -91,7 +91,6 @@ TEMPLATE = (
 
 
 def speaks(tokenizer: Coder) -> bool:
-    """True if the vocabulary has all tokens of the template."""
     return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
 
 
@@ -415,7 +414,6 @@ def ids(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools =
 
 
 def all_ids(tokenizer: Coder, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of many conversations that `render` wrote, as `ids` does."""
     return [of_text.tolist() for of_text, _ in conversations(tokenizer, texts, [()] * len(texts))]
 
 
@@ -428,10 +426,7 @@ def guarded(tokenizer: Coder, text: str) -> str:
 
 @functools.cache
 def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
-    """A function that renders a template as transformers does (utils/chat_template_utils.py).
-
-    If `mark`, _BEGINS and _ENDS stand around what `{% generation %}` holds.
-    """
+    """A function that renders a template as transformers does (utils/chat_template_utils.py), with _BEGINS, _ENDS if `mark`."""
 
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` writes what is in it."""

@@ -265,10 +265,7 @@ class _Fit:
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
-    """(a chat without its oldest turns, how many these are): the fewest that may take away `over` tokens.
-
-    None if there is one turn.
-    """
+    """(a chat without the fewest oldest turns that may take away `over` tokens, how many these are); None of one turn."""
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
     # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.

@@ -105,7 +105,6 @@ class Prompted:
         return getattr(self.__dict__["_made"][0], name)
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """See `Coder`."""
         return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
 
 

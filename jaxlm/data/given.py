@@ -71,10 +71,7 @@ def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
 
 
 def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], shipped: bool) -> bool:
-    """True if the config made this data, perhaps with other settings, or gives weights to its sources.
-
-    A shipped config is nobody's own recipe: it made the data only if a source has the same path.
-    """
+    """True if the config made this data, or weighs its sources; a shipped one made it only if a source has the same path."""
     data, prepared = config.data, config.prepare.sources
     paths = {"text": data.path} if data.path else {name: source["path"] for name, source in data.sources.items()}
     if paths and not any(paths.values()):  # weights alone

@@ -116,15 +116,12 @@ class HfTokenizer:
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
     def token_bytes(self) -> np.ndarray:
-        """See `coder.Coder`."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
     def piece_bytes(self) -> list[bytes]:
-        """See `coder.Coder`."""
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """See `coder.Coder`."""
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
     def id_of(self, piece: str) -> int:
@@ -156,7 +153,6 @@ class HfSentencePiece(Tokenizer):
         return super()._split(text)
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """See `coder.Coder`."""
         raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
@@ -263,7 +259,6 @@ def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, 
 
 
 def json_line(content: dict) -> bytes:
-    """Returns the content of `IDS`."""
     return (json.dumps(content) + "\n").encode()
 
 

@@ -104,10 +104,7 @@ def make_sized(config: Config, say: Say) -> Config:
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
 ) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
-    """Makes or opens the documents of `jaxlm prepare`. Returns (sources, their reader, what identifies them in a recipe).
-
-    None if there are no such documents and `prepare.sources` is empty.
-    """
+    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, more of the recipe); None without any."""
     root = pathlib.Path(data.dir)
     if not prepare.sources and (root / MANIFEST).is_file():
         return None

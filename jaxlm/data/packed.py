@@ -62,11 +62,9 @@ class Texts:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the tokenizer's vocabulary."""
         return self.encoder.vocab_size
 
     def tokenizer(self) -> Coder:
-        """Returns the tokenizer."""
         return self.encoder
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
@@ -100,12 +98,10 @@ class Packed(Order):
 
     @property
     def batch_size(self) -> int:
-        """B, the rows of a batch."""
         return self.sizes.batch_size
 
     @property
     def pairs(self) -> bool:
-        """True if the examples are pairs."""
         return self.train.sides == 2
 
     @functools.cached_property
@@ -156,7 +152,6 @@ class Packed(Order):
             yield self._stacked(planned, self.val, ends)
 
     def held_out_batches(self, batch_size: int, examples: int | None = None) -> int:
-        """Returns how many batches `held_out` yields."""
         return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
@@ -281,14 +276,17 @@ def make(
         say(line)
     if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
         share = 0.0
-    counted, pieces, verifier = {"examples": int(train.lengths().sum())}, None, Verifier(pathlib.Path())
-    if share:
-        tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
-        pieces, verifier = replays.Pieces(replay, tokens, sizes.seed), replay.verifier
-        counted |= replay.token_counts()
+    pieces = _pieces(replay, share, train, sizes) if share else None
+    counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})
+    verifier = replay.verifier if pieces else Verifier(pathlib.Path())
     sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
     texts = Texts(tokenizer, sha256, counted, verifier, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
+
+
+def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
+    tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
+    return replays.Pieces(replay, tokens, sizes.seed)
 
 
 def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:

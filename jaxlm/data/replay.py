@@ -63,16 +63,13 @@ class FileText:
         self._tokenizer, self._splits = tokenizer, {"train": train, "val": val}
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """See `Text`."""
         return {NAME: len(self._splits[split])}
 
     def stream(self, source: str, split: str = "train") -> Stream:
-        """See `Text`."""
         assert source == NAME
         return _Held(self._splits[split])
 
     def token_bytes(self) -> np.ndarray:
-        """See `Text`."""
         return self._tokenizer.token_bytes()
 
 

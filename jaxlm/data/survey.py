@@ -114,7 +114,6 @@ class Survey:
         self._found.setdefault(what, Finding(what)).add(place or str(one.place))
 
     def findings(self) -> list[Finding]:
-        """Returns what is wrong, the most frequent first."""
         return sorted(self._found.values(), key=lambda finding: (-finding.examples, finding.what))
 
     def figures(self) -> dict[str, typing.Any]:
@@ -144,7 +143,6 @@ class Survey:
         return lines
 
     def write(self, folder: pathlib.Path) -> None:
-        """Writes TEXT and JSON into a folder."""
         files.write_atomically(folder / TEXT, "".join(line + "\n" for line in self.lines()).encode())
         files.write_atomically(folder / JSON, (json.dumps(self.figures(), indent=1) + "\n").encode())
 

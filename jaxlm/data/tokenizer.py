@@ -97,7 +97,6 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_marked(self, text: str) -> list[int]:
-        """See `coder.Coder`."""
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -178,10 +177,7 @@ class Tokenizer:
         return self._sp.encode(texts, out_type=int, num_threads=threads)
 
     def _split(self, text: str) -> Iterator[str | None]:
-        """Yields parts to be encoded one by one.
-
-        None stands for a literal U+2581, which SentencePiece takes for a space.
-        """
+        """Yields parts to be encoded one by one; None for a literal U+2581, which SentencePiece takes for a space."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()
         for i, section in enumerate(text.split(_SPACE) if _SPACE in text else (text,)):

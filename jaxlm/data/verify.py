@@ -39,7 +39,6 @@ def mend(root: pathlib.Path) -> str:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """Returns the sha256 of a file's bytes, in hex."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -106,7 +105,6 @@ class Verifier:
         self._sound.add(entry["file"])
 
     def damaged(self, entry: Entry, why: str = "its sha256 is not that in the manifest") -> DamagedData:
-        """Returns the error for a file."""
         return DamagedData(f"{self._root / str(entry['file'])} is damaged ({why}): {mend(self._root)}")
 
     def content(self, entry: Entry) -> bytes:
@@ -148,7 +146,6 @@ class Verifier:
         threading.Thread(target=self._background, args=job, name="verify-data", daemon=True).start()
 
     def end(self) -> None:
-        """Ends the background's work."""
         self._stop.set()
 
     def _background(self, entries: list[Entry], stop: threading.Event) -> None:
