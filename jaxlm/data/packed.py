@@ -279,9 +279,12 @@ def make(
     pieces = _pieces(replay, share, train, sizes) if share else None
     counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})
     verifier = replay.verifier if pieces else Verifier(pathlib.Path())
-    sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
-    texts = Texts(tokenizer, sha256, counted, verifier, notes.as_before())
+    texts = Texts(tokenizer, _hash(train, tokenizer), counted, verifier, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
+
+
+def _hash(train: Coded, tokenizer: Coder) -> str:
+    return hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
 
 
 def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
