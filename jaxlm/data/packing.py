@@ -77,6 +77,7 @@ class Plan:
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
         self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        # Where a batch begins follows from all batches before it. The loader's threads ask for several at once.
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
 
@@ -104,7 +105,9 @@ class Plan:
             item = self._next(examples, pieces, counted)
             length = self._replay.tokens if item.replay else self._lengths[item.number]
             row = _place(length, room, slots)
-            if row is None:
+            if (
+                row is None
+            ):  # what did not fit begins the next batch: nothing overtakes it, so no example waits for ever
                 return rows, _At(examples, pieces, counted)
             rows[row].append(item)
             if item.replay:
@@ -115,6 +118,7 @@ class Plan:
     def _next(self, examples: int, pieces: int, counted: int) -> Item:
         """The next example or, as soon as too few targets are of replay, the next piece."""
         replay = self._replay
+        # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
         if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
             return Item(pieces, replay=True)
         epoch, position = divmod(examples, len(self._lengths))
