@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -348,6 +349,12 @@ def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathli
             if not place.is_relative_to(base):
                 break
             yield place, older
+
+
+@functools.cache
+def threads() -> int:
+    """Returns how many threads make batches, or encode texts: one a core of this process, at most four."""
+    return min(4, cores())
 
 
 def cores(root: pathlib.Path = ROOT) -> int:

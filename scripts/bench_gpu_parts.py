@@ -69,8 +69,8 @@ def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[s
     """Packed documents through the product's loader, from shards made here."""
     tokens = max(2_000_000, 40 * config.train.batch_size * config.train.seq_len)
     data = bench_loader.make_data(folder, tokens, config.model.vocab_size)
-    order = rows.Order(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
-    return loader.TrainLoader(order, prefetch=8)
+    order = rows.Rows(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
+    return loader.TrainLoader(order)
 
 
 def times(side: bench_step.Side, steps: int, seconds: float) -> tuple[float, list[float], int]:

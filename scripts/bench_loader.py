@@ -45,7 +45,7 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
 
 def measure(data: shards.DataDir, seconds: float, **options) -> float:
     """Tokens a second of a TrainLoader with these options, after ten batches of warm-up."""
-    order = rows.Order(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
+    order = rows.Rows(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
     with loader.TrainLoader(order, **options) as batches:
         for _ in range(10):
             next(batches)
@@ -62,7 +62,6 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--num-threads", type=int, default=2)
-    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64_000_000)
@@ -74,7 +73,7 @@ def main() -> None:
         args.seconds, args.repeats, args.tokens, args.batch_size = 0.05, 1, 1, 4
     with tempfile.TemporaryDirectory() as folder:
         data = shards.open_data(args.data) if args.data else make_data(pathlib.Path(folder), args.tokens, 32005)
-        options = {name: getattr(args, name) for name in ("seq_len", "batch_size", "num_threads", "num_workers")}
+        options = {name: getattr(args, name) for name in ("seq_len", "batch_size", "num_threads")}
         rates = [measure(data, args.seconds, **options) for _ in range(args.repeats)]
     if args.json:
         print(json.dumps({**options, "tokens_per_second": rates}))

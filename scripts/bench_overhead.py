@@ -150,10 +150,9 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         values = {"loss": 1.0, "skipped": 0.0, "skipped_in_a_row": 0.0, **{f"grad_norm/{i}": 1.0 for i in range(24)}}
         return dataclasses.replace(state, step=state.step + 1), {k: Metric(v, last) for k, v in values.items()}
 
-    t, d = config.train, config.data
-    options = {"num_threads": d.num_threads, "prefetch": d.prefetch}
-    order = rows.Order(data, data.mixture, 0, t.seq_len, t.batch_size)
-    batches = loader.TrainLoader(order, **options)
+    t = config.train
+    order = rows.Rows(data, data.mixture, 0, t.seq_len, t.batch_size)
+    batches = loader.TrainLoader(order)
     saver = Saver(folder / "checkpoints", config.checkpoint, last=lambda: last)
     writer = loggers.Writer(folder, config.log, {})
     spent = clock_lib.Clock()

@@ -31,7 +31,7 @@ from bench_recipe_runs import Fields, Run
 
 from jaxlm import config_files
 from jaxlm.config import ConfigError, resolve
-from jaxlm.data import loader, rows, shards
+from jaxlm.data import rows, shards
 
 NANOCHAT = "nanochat"  # in place of the Trainer's own arguments
 PEERS: dict[str, typing.Any] = {
@@ -148,14 +148,12 @@ def _rows(data: shards.DataDir, seed: int, steps: int) -> typing.Any:
     """The rows of our batches in their order, with one more token each: as many targets as ours, since the model shifts."""
     import torch
 
-    source = loader.BatchSource(
-        rows.Order(data, data.mixture, seed, arms_lib.SEQ_LEN, arms_lib.BATCH), np.arange(arms_lib.BATCH), 0
-    )
+    order = rows.Rows(data, data.mixture, seed, arms_lib.SEQ_LEN, arms_lib.BATCH)
 
     class Rows(torch.utils.data.IterableDataset):
         def __iter__(self) -> typing.Iterator[dict]:
             for step in range(steps):
-                batch = source[step]
+                batch = order.batch(step)
                 for tokens, targets in zip(batch["tokens"], batch["targets"], strict=True):
                     ids = np.append(tokens, targets[-1]).astype(np.int64)
                     yield {"input_ids": ids, "labels": ids}
@@ -171,7 +169,7 @@ def held_out(model: typing.Any, data: shards.DataDir) -> Fields:
     losses, bits = {}, {}
     for source in data.mixture:
         nll, tokens, size = 0.0, 0, 0
-        for held in loader.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
+        for held in rows.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
             ids, targets = (
                 torch.from_numpy(held.batch[name]).long().to(model.device) for name in ("tokens", "targets")
             )

@@ -240,7 +240,7 @@ def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[byt
 
 def about(data: shards.DataDir, weights: Mapping[str, float], seq_len: int, tokens: int) -> Fields:
     """Returns what is told of the data: its digest, tokens to train on and held out, and the epochs of a budget by source."""
-    order = rows.Order(data, weights, 0, seq_len, 1)
+    order = rows.Rows(data, weights, 0, seq_len, 1)
     epochs = passes.passes(order, tokens // seq_len)
     return {
         "data": data.sha256[:12],

@@ -338,3 +338,29 @@ def test_config_files_are_found_by_path_and_by_name(tmp_path, monkeypatch):
     own.write_text("def get_config():\n    return {}\n")
     with pytest.raises(ConfigError, match="must return an ml_collections ConfigDict"):
         config_files.load(str(own))
+
+
+GONE = ("num_threads", "num_workers", "prefetch", "block_tokens")
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_of_the_loader_that_is_gone_is_refused_with_what_replaces_it(key, tmp_path):
+    with pytest.raises(ConfigError, match=rf"^config.data.{key} is gone: .*(thread|ahead|shards).*; leave it out$"):
+        resolve(f"data.{key}=2")
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from jaxlm.configs import base\n\n\n"
+        f"def get_config():\n    c = base.get_config()\n    c.data.{key} = 2\n    return c\n"
+    )
+    with pytest.raises(ConfigError, match=f"^config.data.{key} is gone"):
+        config.resolve(config_files.load(str(path)))
+
+
+def test_a_run_that_has_these_keys_opens_as_before(tmp_path):
+    saved = json.loads(config.to_json(resolve("data.dir=d")))
+    saved["data"] |= {"num_threads": 7, "num_workers": 2, "prefetch": 3, "block_tokens": 64}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    c = config.resolve(config_files.of_run(tmp_path, []))
+    assert c == dataclasses.replace(resolve("data.dir=d"), workdir=str(tmp_path))
+    with pytest.raises(ConfigError, match="is gone"):
+        config_files.of_run(tmp_path, ["data.prefetch=3"])

@@ -189,12 +189,12 @@ def test_a_wheel_carries_the_configs_and_prompts(tmp_path):
 
 
 @pytest.mark.faults
-def test_killed_and_resumed_is_bit_identical_with_other_loader_threads(place, uninterrupted):
+def test_killed_and_resumed_is_bit_identical(place, uninterrupted):
     step = random.randint(5, STEPS - 4)
     with subprocess.Popen(command(place, "killed"), env=environment(), stderr=subprocess.DEVNULL) as process:
         wait_for_step(place, "killed", step, process)
         process.kill()
-    message = train(place, "killed", data__num_threads=1, data__prefetch=2)
+    message = train(place, "killed")
     assert "resuming at step" in message, f"killed at {step}"
     assert results(place, "killed") == uninterrupted
 

@@ -210,3 +210,12 @@ def test_linen_is_imported_in_models_only():
         "a.py",
         "b.py",
     }
+
+
+def test_what_does_not_train_does_not_load_the_loader():
+    """It imports Grain, which takes a second without JAX. `plan`, `doctor` and `tune` are of training."""
+    verbs = ("sample", "chat", "serve", "eval", "export", "report", "diff", "compare", "trace", "tokenize", "prepare")
+    code = f"import sys\nfrom jaxlm.programs import {', '.join(verbs)}\n"
+    code += "print(sorted({'grain', 'jaxlm.data.loader', 'jaxlm.data.ahead'} & sys.modules.keys()))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.stdout == "[]\n", found.stderr

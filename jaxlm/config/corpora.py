@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxlm.config.annotations import BelowOne, NotNegative, Size, above, at_least, key, within, written
+from jaxlm.config.annotations import BelowOne, NotNegative, above, at_least, key, within, written
 from jaxlm.config.stages import StagesConfig
 
 
@@ -42,12 +42,6 @@ class DataConfig:
     seed: Annotated[int, within(-1, 2**32 - 1)] = key(
         -1, "chooses the held-out documents and trains the tokenizer; -1 = as in the manifest, 0 for new data"
     )
-    block_tokens: Size = key(8192, "tokens per ArrayRecord record")
-    num_threads: Annotated[int, at_least(1, most=1024)] = key(4, "of the loader; batches do not depend on it")
-    num_workers: Annotated[int, at_least(0, most=1024)] = key(
-        0, "processes of the loader; 0 = threads only; batches do not depend on it"
-    )
-    prefetch: Annotated[int, at_least(1, most=65_536)] = key(8, "batches made ahead of the step")
     timeout_s: Annotated[float, at_least(1, most=7 * 86_400)] = key(
         300.0, "a batch that takes longer than this is an error, not a silent wait"
     )

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ml_collections import config_dict
 
@@ -17,6 +17,13 @@ from jaxlm.config.schema import Config, ConfigError, EvalConfig
 
 _BATCHES = "eval.max_batches"
 _INSTEAD = ("eval.max_mb", "eval.max_examples")
+# Keys that are gone, and what is in their place. No batch and no token depends on them, so that stored ones are left out.
+_GONE = {
+    "data.num_threads": "one thread a core makes batches and encodes texts, at most four",
+    "data.num_workers": "batches are made in threads, one a core, at most four",
+    "data.prefetch": "eight batches are made ahead",
+    "data.block_tokens": "a record of new shards holds 8,192 tokens; those of others are read as they are",
+}
 # Stages of `prepare` that went, with the defaults of their settings. Finished documents that one of them made stay good.
 STAGES: dict[str, dict[str, object]] = {
     "perplexity": {
@@ -57,7 +64,11 @@ def check_stages(prepare: PrepareConfig) -> None:
 
 
 def admit(config: config_dict.ConfigDict, key: str) -> None:
-    """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of."""
+    """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of.
+
+    Raises ConfigError if the key is gone.
+    """
+    _refuse([key])
     for name in STAGES:
         if key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages:
             with config.unlocked():
@@ -73,12 +84,33 @@ def admit(config: config_dict.ConfigDict, key: str) -> None:
                 del config.eval["max_batches"]
 
 
+def _refuse(keys: Iterable[str]) -> None:
+    for key in keys:
+        if key in _GONE:
+            raise ConfigError(f"config.{key} is gone: {_GONE[key]}; leave it out")
+
+
+def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    """Returns what a run's config.json holds without the keys and the untouched stages that are gone."""
+    sections = {name: dict(keys) if isinstance(keys, dict) else keys for name, keys in config.items()}
+    for section, _, key in (name.partition(".") for name in _GONE):
+        if isinstance(sections.get(section), dict):
+            sections[section].pop(key, None)
+    if isinstance(prepare := sections.get("prepare"), dict) and isinstance(prepare.get("stages"), dict):
+        prepare["stages"] = {name: keys for name, keys in prepare["stages"].items() if keys != STAGES.get(name)}
+    return sections
+
+
 def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing.Any]:
     """Returns a whole config, as a dict, in today's keys.
 
     Args:
       microbatch: the rows of a microbatch that a machine chose, where the config leaves them open; 0 = train.batch_size.
+
+    Raises:
+      ConfigError: it has a key that is gone.
     """
+    _refuse(f"{section}.{key}" for section, keys in config.items() if isinstance(keys, dict) for key in keys)
     evaluation = config.get("eval")
     if not isinstance(evaluation, dict) or "max_batches" not in evaluation:
         return config
@@ -98,7 +130,7 @@ def read_run(saved: dict[str, typing.Any], whole: dict[str, typing.Any], folder:
     """
     if "seed" not in saved.get("data", {}):
         whole = whole | {"data": whole["data"] | {"seed": whole["seed"]}}
-    return read(whole, _microbatch(folder))
+    return read(known(whole), _microbatch(folder))
 
 
 def ladder_keys(evaluation: EvalConfig) -> dict[str, int]:

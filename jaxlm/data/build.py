@@ -38,7 +38,6 @@ _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
 _VERSION = 3  # raise it when the same settings begin to give other bytes
 _READ = ("2", "3")  # versions of finished data that is used as it is. 2: EOS behind each document instead of in front
-_THREADS = 2  # that encode
 
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
@@ -173,17 +172,15 @@ def _recipe(
     extra: Mapping[str, str],
     built: Mapping[str, str],
 ) -> dict[str, str]:
-    """Returns what decides the bytes, apart from the texts, all as strings. Weights may change freely and are left out.
-
-    With `signed`, names and sizes of the sources' files are part of it. What is gone here counts as it does in `built`,
-    because finished data is often carried to another machine without its sources.
-    """
+    """What decides the bytes but the texts, as strings: no weights; if `signed`, the names and sizes of the sources' files."""
+    # What is gone here counts as it does in `built`: finished data is carried to other machines without its sources.
     version = built.get("version")
     recipe = {"version": version if version in _READ else str(_VERSION)}
     for field in dataclasses.fields(settings):
         if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
     recipe["vocab_size"] = str(settings.vocab_size or built.get("vocab_size", 0))
+    recipe["block_tokens"] = built.get("block_tokens", str(settings.block_tokens))  # changes no token
     recipe["seed"] = str(settings.seed) if settings.seed >= 0 else built.get("seed", "0")
     kind = "" if settings.tokenizer_model == "bpe" else f"{settings.tokenizer_model} "
     recipe["tokenizer"] = f"{kind}trained on these sources"
@@ -235,32 +232,27 @@ class _Documents:
         key = f"jaxlm/{settings.seed}".encode()
         self._shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
         self._limit = int(settings.val_fraction * 2**64)
-        low = first = None
-        varied = some_out = some_in = False
+        lowest, highest = 1 << 64, -1
         for doc_id, text in documents:
             # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
             raw = text.encode()
             content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
             self._shuffle.add(doc_id, text, content)
-            some_out, some_in = some_out or content < self._limit, some_in or content >= self._limit
-            first = content if first is None else first
-            low = content if low is None else min(low, content)
-            varied = varied or content != first
-        if not len(self._shuffle):
+            lowest, highest = min(lowest, content), max(highest, content)
+        if highest < 0:
             raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
-        if not varied:
+        if lowest == highest:
             raise ConfigError(
                 f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
                 "jsonl, so that one can be held out"
             )
-        if not (some_out and some_in):  # at least one, and not all
-            self._limit = low + 1
+        if not lowest < self._limit <= highest:  # at least one, and not all
+            self._limit = lowest + 1
 
     def __len__(self) -> int:
         return len(self._shuffle)
 
     def close(self) -> None:
-        """Frees memory and disk."""
         self._shuffle.close()
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
@@ -317,10 +309,7 @@ def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSet
 
 
 def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
-    """Yields texts to train the tokenizer on.
-
-    Each source's share of the sample, in shuffled order, without held-out documents.
-    """
+    """Texts to train the tokenizer on: each source's share of the sample, shuffled, without held-out documents."""
     for name, share in shares.items():
         left = int(share * settings.tokenizer_sample_bytes)
         for _, raw, held_out in documents[name]:
@@ -375,7 +364,7 @@ def _write_source(
     }
     done, held_out_text = 0, hashlib.sha256()
     for batch in _batches(documents):
-        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch], _THREADS)
+        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch])
         for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
             writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
             if held_out:

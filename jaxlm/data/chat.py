@@ -91,7 +91,6 @@ TEMPLATE = (
 
 
 def speaks(tokenizer: Coder) -> bool:
-    """True if the vocabulary has all tokens of the template."""
     return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
 
 
@@ -152,23 +151,23 @@ def own_rows(tokenizer: Coder) -> tuple[str, ...]:
 
 def template(tokenizer: Coder) -> str:
     """Returns the Jinja template in which the model reads conversations. Raises ConfigError if it has none."""
-    found = TEMPLATE if ours(tokenizer) and speaks(tokenizer) else _source(tokenizer)
-    if not found:
+    source = TEMPLATE if ours(tokenizer) and speaks(tokenizer) else _source(tokenizer)
+    if not source:
         raise ConfigError("this model has no chat template: ask it plain text (eval.chat_template=False)")
-    return found
+    return source
 
 
 def _source(tokenizer: Coder) -> str:
     """The template in the files beside a tokenizer; "" if there is none."""
     try:
-        found = tokenizer.files.get(JINJA, b"").decode() or settings(tokenizer).get("chat_template")
-        if isinstance(found, list):
-            found = next((one["template"] for one in found if one["name"] == "default"), None)
-        if found and not isinstance(found, str):
-            raise TypeError(f"it is a {type(found).__name__}")
+        source = tokenizer.files.get(JINJA, b"").decode() or settings(tokenizer).get("chat_template")
+        if isinstance(source, list):
+            source = next((one["template"] for one in source if one["name"] == "default"), None)
+        if source and not isinstance(source, str):
+            raise TypeError(f"it is a {type(source).__name__}")
     except files.MANGLED as error:
         raise ConfigError(f"the model's chat template is damaged ({error!r:.200}): copy it again") from None
-    return found or ""
+    return source or ""
 
 
 def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> str:
@@ -414,9 +413,8 @@ def ids(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools =
     return conversation(tokenizer, render(tokenizer, messages, reply, tools))
 
 
-def all_ids(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
-    """Returns the ids of many conversations that `render` wrote, as `ids` does, encoded in `num_threads` threads."""
-    return [found.tolist() for found, _ in conversations(tokenizer, texts, [()] * len(texts), num_threads)]
+def all_ids(tokenizer: Coder, texts: Sequence[str]) -> list[list[int]]:
+    return [of_text.tolist() for of_text, _ in conversations(tokenizer, texts, [()] * len(texts))]
 
 
 def guarded(tokenizer: Coder, text: str) -> str:
@@ -428,10 +426,7 @@ def guarded(tokenizer: Coder, text: str) -> str:
 
 @functools.cache
 def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
-    """A function that renders a template as transformers does (utils/chat_template_utils.py).
-
-    If `mark`, _BEGINS and _ENDS stand around what `{% generation %}` holds.
-    """
+    """A function that renders a template as transformers does (utils/chat_template_utils.py), with _BEGINS, _ENDS if `mark`."""
 
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` writes what is in it."""
@@ -544,8 +539,8 @@ def _id(tokenizer: Coder, token: str) -> int | None:
 
 def settings(tokenizer: Coder) -> dict[str, typing.Any]:
     """Returns what the files beside a tokenizer from elsewhere say of it; of a token its text. Raises ConfigError."""
-    found: dict[str, typing.Any] = {}
+    merged: dict[str, typing.Any] = {}
     for name in _SETTINGS:
-        said = settings_of(tokenizer.files, name).items()
-        found |= {k: v.get("content") if isinstance(v, dict) else v for k, v in said if v is not None}
-    return found
+        content = settings_of(tokenizer.files, name).items()
+        merged |= {k: v.get("content") if isinstance(v, dict) else v for k, v in content if v is not None}
+    return merged

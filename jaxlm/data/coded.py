@@ -79,10 +79,10 @@ class Coded:
 
     def sha256(self) -> str:
         """Returns a hash of all that decides what is learnt, in hex."""
-        found = hashlib.sha256(f"{self.sides}".encode())
+        digest = hashlib.sha256(f"{self.sides}".encode())
         for array in (self.ids_N, self.kinds_N, self.starts_S1, self.margins_E):
-            found.update(np.ascontiguousarray(array).view(np.uint8).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 @dataclasses.dataclass
@@ -132,7 +132,6 @@ def build(
     tokenizer: Coder,
     *,
     seq_len: int,
-    num_threads: int,
     closed: bool = False,
     see: See = lambda one, sides: None,
     notes: Notes | None = None,
@@ -141,7 +140,6 @@ def build(
 
     Args:
       seq_len: T, the most tokens that an example may take.
-      num_threads: of the tokenizer.
       closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
       see: called with each example and its segments, before it is cut or left out.
       notes: where is noted which examples are left out since they can't be masked (see `masks.masked`).
@@ -151,7 +149,7 @@ def build(
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
-    fit = _Fit(tokenizer, seq_len, num_threads, closed, counts, notes)
+    fit = _Fit(tokenizer, seq_len, closed, counts, notes)
     while chunk := tuple(itertools.islice(examples, CHUNK)):
         counts.read += len(chunk)
         rows = fit.masked(chunk)
@@ -194,7 +192,6 @@ class _Fit:
 
     tokenizer: Coder
     seq_len: int
-    num_threads: int
     closed: bool
     counts: Counts
     notes: Notes
@@ -203,7 +200,7 @@ class _Fit:
         """Returns a row of each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
         chats = [one for of in segments for one in of]
-        flat = masks.masked(self.tokenizer, chats, self.num_threads, self.notes.ignore)
+        flat = masks.masked(self.tokenizer, chats, self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]
@@ -240,9 +237,9 @@ class _Fit:
                     fitted[number] = row._replace(one=rows[number].one)
                     met |= {("cut", id(row.of))} if lost[number] else set()
                     self.counts.turns_cut += lost[number]
-                elif isinstance(row.one, Chat) and (found := _shorter(row.one, row.sides[0], over)):
-                    shorter[number] = found[0]
-                    lost[number] += found[1]
+                elif isinstance(row.one, Chat) and (shortened := _shorter(row.one, row.sides[0], over)):
+                    shorter[number] = shortened[0]
+                    lost[number] += shortened[1]
                 else:
                     met.add(("too_long", id(row.of)))
             left = dict(zip(shorter, self.masked([*shorter.values()]) if shorter else (), strict=True))
@@ -268,10 +265,7 @@ class _Fit:
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
-    """(a chat without its oldest turns, how many these are): the fewest that may take away `over` tokens.
-
-    None if there is one turn.
-    """
+    """(a chat without the fewest oldest turns that may take away `over` tokens, how many these are); None of one turn."""
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
     # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.
@@ -318,11 +312,11 @@ def content_key(one: Example) -> bytes:
 
 
 def _hash(messages: Iterable[Message]) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for message in messages:
         more = {key: value for key, value in message.items() if key not in ("role", "content", "weight")}
         parts = [json.dumps(more, sort_keys=True, default=str)] if more else []
         for part in (message["role"], message["content"], *parts):
             raw = part.encode("utf-8", "replace")
-            found.update(len(raw).to_bytes(8, "little") + raw)
-    return found.digest()
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.digest()

@@ -51,16 +51,14 @@ class Coder(typing.Protocol):
         `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
         """
 
-    def encode_cut(
-        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns for each text (what `encode_marked` does, int32[n]; how many ids stand in front of each of its cuts, int64).
 
         A cut is a place in its text, in characters; `cuts` has those of each text in order. Its number is -1 if the text in
         front of it alone has other ids.
         """
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, as `encode` does, int32[n] each."""
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
@@ -107,7 +105,6 @@ class Prompted:
         return getattr(self.__dict__["_made"][0], name)
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """See `Coder`."""
         return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
 
 

@@ -279,11 +279,7 @@ def _from_pairs(row: Row) -> _Said:
 
 
 def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Messages]:
-    """A side of a pair as (what stands in front of the question, the question and what follows).
-
-    As messages or a transcript it may be the whole conversation: the prompt, perhaps with a system's message or earlier turns
-    before it.
-    """
+    """A side of a pair, perhaps a whole conversation, as (what is in front of the question, the question and what follows)."""
     if isinstance(value, str) and not prompt:
         raise Unfit("a pair of texts needs a prompt")
     answer = _answer(value, row)

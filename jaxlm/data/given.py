@@ -60,21 +60,18 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
 
 def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     """(file, source) -> the path that the source was read from, for MANIFEST and PREPARED in a folder; {} if none is there."""
-    found = {}
+    paths = {}
     for file in (MANIFEST, PREPARED):
         try:
             content = files.json_of(files.read_soon(folder / file))
-            found |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
+            paths |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
         except (OSError, files.NoAnswer, *files.MANGLED):
             continue  # who opens it says what is wrong
-    return found
+    return paths
 
 
 def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], shipped: bool) -> bool:
-    """True if the config made this data, perhaps with other settings, or gives weights to its sources.
-
-    A shipped config is nobody's own recipe: it made the data only if a source has the same path.
-    """
+    """True if the config made this data, or weighs its sources; a shipped one made it only if a source has the same path."""
     data, prepared = config.data, config.prepare.sources
     paths = {"text": data.path} if data.path else {name: source["path"] for name, source in data.sources.items()}
     if paths and not any(paths.values()):  # weights alone
@@ -140,8 +137,8 @@ def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
         return False
-    found = config_files.find(word) if word else None
-    return found is not None and found.kind == "config" and _is_shipped(found.path)
+    place = config_files.find(word) if word else None
+    return place is not None and place.kind == "config" and _is_shipped(place.path)
 
 
 def _is_shipped(file: pathlib.Path) -> bool:
@@ -156,11 +153,11 @@ def _is_readme(folder: pathlib.Path) -> bool:
 
 def _check_texts(path: str, say: Callable[[str], None]) -> None:
     """Raises ConfigError if a folder or file holds mostly what `jaxlm prepare` reads and training does not."""
-    found = _suffixes(files.expanded(path))
-    raw = {suffix: count for suffix, count in found.items() if not _is_plain(suffix)}
+    suffixes = _suffixes(files.expanded(path))
+    raw = {suffix: count for suffix, count in suffixes.items() if not _is_plain(suffix)}
     if not raw:
         return
-    plain = sum(found.values()) - sum(raw.values())
+    plain = sum(suffixes.values()) - sum(raw.values())
     if plain < sum(raw.values()):
         raise ConfigError(
             f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {shlex.quote(path)} --out=DATA"
@@ -170,12 +167,12 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
     """How many files of each kind of text, plain or raw, there are in a folder, or the file itself."""
-    found = collections.Counter(
+    suffixes = collections.Counter(
         _suffix(name)
         for name in ([path.name] if path.is_file() else (n for _, _, names in os.walk(path) for n in names))
     )
-    del found[""]
-    return found
+    del suffixes[""]
+    return suffixes
 
 
 def _suffix(name: str) -> str:
@@ -197,14 +194,13 @@ def training(word: str, overrides: Sequence[str]) -> str:
 
     A recipe in configs/data is of data alone; the first shipped config that trains in the same folder takes its place.
     """
-    given = list(overrides)
-    found = config_files.find(word)
+    place = config_files.find(word)
     recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
-    if found.path.resolve() in recipes:
+    if place.path.resolve() in recipes:
         folder = config_files.load(word).data.dir
         word = next((n for n in config_files.shipped_configs() if config_files.load(n).data.dir == folder), word)
-        given = [override for override in overrides if override.startswith("data.dir=")]
-    return shlex.join(["jaxlm", "train", word, *(f"--config.{override}" for override in given)])
+        overrides = [override for override in overrides if override.startswith("data.dir=")]
+    return shlex.join(["jaxlm", "train", word, *(f"--config.{override}" for override in overrides)])
 
 
 def _maker(data_dir: str) -> str:

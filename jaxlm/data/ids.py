@@ -29,18 +29,18 @@ def opened(tokenizer: Coder, ids: Sequence[int]) -> list[int]:
 
 
 def conversations(
-    tokenizer: Coder, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
+    tokenizer: Coder, texts: Sequence[str], cuts: Sequence[Sequence[int]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns for each text (what `conversation` does, int32[n]; how many ids stand in front of each of its cuts, int64).
 
     Args:
       cuts: places in each text, in characters. One that is inside what an id stands for gives -1.
     """
-    found = []
-    for ids, at in tokenizer.encode_cut(texts, cuts, num_threads):
+    whole = []
+    for ids, at in tokenizer.encode_cut(texts, cuts):
         front = _missing(tokenizer, ids.tolist())
-        found.append((np.concatenate([np.asarray(front, np.int32), ids]), np.where(at < 0, at, at + len(front))))
-    return found
+        whole.append((np.concatenate([np.asarray(front, np.int32), ids]), np.where(at < 0, at, at + len(front))))
+    return whole
 
 
 def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:
@@ -50,8 +50,8 @@ def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:
     return opening[: len(opening) - there]
 
 
-def training_documents(tokenizer: Coder, texts: list[str], num_threads: int) -> list[np.ndarray]:
-    """Returns the ids of each document as shards hold it, int32[n] each, encoded in `num_threads` threads.
+def training_documents(tokenizer: Coder, texts: list[str]) -> list[np.ndarray]:
+    """Returns the ids of each document as shards hold it, int32[n] each.
 
     That is `document` if the text begins with the separator, as ours do. Else the separator comes in front. A tokenizer
     whose separator is not EOS (BOS, mostly) gets EOS at the end of each document, so that the model learns to stop.
@@ -60,4 +60,4 @@ def training_documents(tokenizer: Coder, texts: list[str], num_threads: int) -> 
     front = opening if opening[:1] == (separator,) else (separator, *opening)
     back = () if separator == tokenizer.eos_id else (tokenizer.eos_id,)
     front, back = np.asarray(front, np.int32), np.asarray(back, np.int32)
-    return [np.concatenate([front, ids, back]) for ids in tokenizer.encode_batch(texts, num_threads)]
+    return [np.concatenate([front, ids, back]) for ids in tokenizer.encode_batch(texts)]

@@ -60,11 +60,8 @@ class HfTokenizer:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
-    def encode_cut(
-        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int = 2
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """See `coder.Coder`."""
-        del num_threads
         behind = [self._behind_controls(text) for text in texts]
         heads = [
             [text[:cut] for cut in cuts_ if cut not in ends]
@@ -102,15 +99,14 @@ class HfTokenizer:
         plain = [_sound("" if GUARD in text else text) for text in texts]
         coded = self._marking.encode_batch_fast(plain, add_special_tokens=False)
         ids = (encode_marked(self, text) if GUARD in text else one.ids for text, one in zip(texts, coded, strict=True))
-        return [np.asarray(found, np.int32) for found in ids]
+        return [np.asarray(of_text, np.int32) for of_text in ids]
 
     @functools.cached_property
     def _marking(self) -> typing.Any:
         return _open(self.files[JSON])[0]
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""
-        del num_threads
         coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in coded]
 
@@ -120,23 +116,20 @@ class HfTokenizer:
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
     def token_bytes(self) -> np.ndarray:
-        """See `coder.Coder`."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
     def piece_bytes(self) -> list[bytes]:
-        """See `coder.Coder`."""
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """See `coder.Coder`."""
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
     def id_of(self, piece: str) -> int:
         """See `coder.Coder`."""
-        found = self._tokenizer.token_to_id(piece)
-        if found is None:
+        number = self._tokenizer.token_to_id(piece)
+        if number is None:
             raise ConfigError(f"the tokenizer has no token {piece}")
-        return found
+        return number
 
 
 class HfSentencePiece(Tokenizer):
@@ -160,7 +153,6 @@ class HfSentencePiece(Tokenizer):
         return super()._split(text)
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """See `coder.Coder`."""
         raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
@@ -188,10 +180,10 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
 
     def find(kind: str) -> int | None:
         token = named.get(f"{kind}_token")
-        found = id_of(token["content"] if isinstance(token, dict) else token) if token else None
-        given = beside.get(f"{kind}_token_id")
-        given = given[0] if isinstance(given, list) and given else given
-        return found if found is not None else given if type(given) is int else None
+        own = id_of(token["content"] if isinstance(token, dict) else token) if token else None
+        other = beside.get(f"{kind}_token_id")
+        other = other[0] if isinstance(other, list) and other else other
+        return own if own is not None else other if type(other) is int else None
 
     eos, bos = find("eos"), find("bos")
     if eos is None:
@@ -255,19 +247,18 @@ def with_controls(content: bytes, pieces: Iterable[str]) -> bytes:
 
 def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int, tuple[int, ...]]:
     """(EOS, BOS, opening, separator, ends) of `IDS`; no ends in one that was written before 28 November 2026."""
-    found = settings_of(files, IDS)
-    opening = tuple(found["opening"])
-    for i in (found["eos_id"], *opening, found["bos_id"] or 0):
+    stored = settings_of(files, IDS)
+    opening = tuple(stored["opening"])
+    for i in (stored["eos_id"], *opening, stored["bos_id"] or 0):
         if type(i) is not int or not 0 <= i < vocab_size:
             raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
-    if not all(isinstance(piece, str) for piece in found.get("rows", [])):
-        raise ConfigError(f"{IDS} is damaged (rows={found['rows']!r:.60}): copy it again")
-    ends = tuple(i for i in found.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
-    return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"], ends
+    if not all(isinstance(piece, str) for piece in stored.get("rows", [])):
+        raise ConfigError(f"{IDS} is damaged (rows={stored['rows']!r:.60}): copy it again")
+    ends = tuple(i for i in stored.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
+    return stored["eos_id"], stored["bos_id"], opening, opening[0] if opening else stored["eos_id"], ends
 
 
 def json_line(content: dict) -> bytes:
-    """Returns the content of `IDS`."""
     return (json.dumps(content) + "\n").encode()
 
 
@@ -347,8 +338,8 @@ def _single_bytes(spec: dict) -> Iterator[int]:
 
 
 def _with_spaces(piece: str) -> bytes:
-    if found := _BYTE.fullmatch(piece):
-        return bytes([int(found[1], 16)])
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
     return piece.replace(_SPACE, " ").encode()
 
 

@@ -1,109 +1,138 @@
-"""Delivers batches to the train loop, and held-out rows to evaluation.
+"""Delivers the batches of an order to the train loop. Grain indexes and slices them; they are read ahead in threads of ours.
 
-`ahead` runs the threads, the worker processes and the read-ahead. Only `rows.RowPlan` decides which rows a batch holds,
-so the numbers of threads, workers, hosts and restarts never change a batch. The step is the only state of an iterator.
+Item i of `dataset` is what step i + 1 trains on, so the step is the only state of an iterator. Lane j of n reads the items
+start + j, start + j + n, ... in order, and the reader takes from one lane after the other. So the order of batches does not
+depend on who is fast, nor on the number of threads, hosts and restarts.
 
-Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
+A read from a disk that hangs can't be interrupted. So nothing here waits for a thread without a limit, and the threads are
+daemons. Grain's own are joined when Python ends: one hung read would hold every process that does not end by `os._exit`. After
+an error they would also go on behind the item that failed; here `next` is never called again.
+
+Shapes: B batch, b rows of it that this process needs, T tokens.
 """
 
-import dataclasses
-import math
+import contextlib
+import itertools
 import queue
+import threading
+import time
 import typing
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
+import grain
 import numpy as np
 
-from jaxlm.config import ConfigError, DataConfig, EvalConfig, RunError
-from jaxlm.data import ahead, rows, shards
-from jaxlm.data.verify import Entry
+from jaxlm import files
+from jaxlm.config import ConfigError, RunError
+from jaxlm.data.order import Order
+from jaxlm.data.verify import Verifier
 
-_CHUNK = 65_536  # tokens read at a time, to count their bytes
-_FIRST_STEPS = 16  # the background verifies the shards of this many steps before all others
-
-
-class Batched(typing.Protocol):
-    """What decides the batches: `rows.Order`, `packed.Packed`. Its `data` has a `verifier` of its files."""
-
-    data: typing.Any
-    batch_size: int
+_AHEAD = 8  # batches
+_ENDLESS = 1 << 62  # no order ends
+_IN_OUR_THREAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
-class BatchSource:
-    """Gives random access to batches: item i is this process's part of the batch of step `start_step` + i.
+class _Source:
+    """An order as Grain reads it: some rows of each of its batches."""
+
+    def __init__(self, order: Order, rows: Sequence[int] | None):
+        self._order, self._rows = order, rows
+
+    def __len__(self) -> int:
+        return _ENDLESS
+
+    def __getitem__(self, item: int) -> typing.Any:
+        return self._order.batch(item, self._rows)
+
+
+def dataset(order: Order, rows: Sequence[int] | None = None) -> grain.MapDataset:
+    """Returns the batches of an order, or these rows of each. Item i is what step i + 1 trains on."""
+    return grain.MapDataset.source(_Source(order, rows))
+
+
+class Ahead:
+    """Reads the items of a dataset from `start` on, ahead of their use, in daemon threads.
 
     Args:
-      order: decides which row is in which slot of which batch.
-      row_indices: the slots of the batch that this process makes.
-      start_step: the step of item 0.
+      num_threads, prefetch: how many threads, and how many items ahead, all together (at least one a thread).
     """
 
-    def __init__(self, order: rows.Order, row_indices: np.ndarray, start_step: int):
-        self._plan, self._seq_len, self._start = order.plan(), order.seq_len, start_step
-        self._separator_id, self._verifier, plan = order.data.separator_id, order.data.verifier, self._plan
-        self._slots = np.asarray(row_indices, np.int64).reshape(-1)
-        if self._slots.size and not (self._slots.min() >= 0 and self._slots.max() < plan.batch_size):
-            raise ValueError(
-                f"row_indices must lie in [0, {plan.batch_size}), got {self._slots.min()}..{self._slots.max()}"
-            )
-        self._streams = [order.data.stream(name) for name in plan.names]
+    def __init__(self, items: grain.MapDataset, start: int, num_threads: int, prefetch: int):
+        self._lanes = [queue.Queue(maxsize=-(-prefetch // num_threads)) for _ in range(num_threads)]
+        self._turns = itertools.cycle(self._lanes)
+        self._lane = next(self._turns)
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._fill, args=(lane, items[start + j :: num_threads]), daemon=True)
+            for j, lane in enumerate(self._lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
-        source, _, row = self._plan.locate(self._start + int(i), self._slots)
-        T = self._seq_len
-        rows_bxT1 = np.empty((self._slots.size, T + 1), np.int32)
-        for out_T1, k, r in zip(rows_bxT1, source.tolist(), row.tolist(), strict=True):
-            out_T1[:] = self._streams[k].read(r * T, r * T + T + 1)
-        return rows.make_batch(rows_bxT1, self._separator_id)
+    def _fill(self, lane: queue.Queue, items: grain.MapDataset) -> None:
+        try:
+            for item in items.to_iter_dataset(_IN_OUR_THREAD):
+                lane.put(item)
+                if self._closed.is_set():
+                    return
+        except Exception as error:
+            lane.put(error)
 
-    def waits_for(self) -> str:
-        """Returns the file that is being read, and since when; "" if none is."""
-        return self._verifier.oldest_read()
+    def get(self, timeout: float) -> typing.Any:
+        """Returns the next item. Raises what its lane raised, or queue.Empty after `timeout` seconds."""
+        item = self._lane.get(timeout=timeout)
+        if isinstance(item, Exception):
+            raise item
+        self._lane = next(self._turns)
+        return item
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Ends the threads. One that hangs in a read is left behind after `timeout` seconds; it ends with the process."""
+        self._closed.set()
+        end = time.monotonic() + timeout
+        for lane, thread in zip(self._lanes, self._threads, strict=True):
+            while thread.is_alive() and time.monotonic() < end:
+                with contextlib.suppress(queue.Empty):
+                    lane.get_nowait()  # the thread may wait for room
+                thread.join(0.02)
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
-    """Yields the batches of steps start_step, start_step + 1, ... for ever. Close it, or use it in a `with`.
+    """Yields the batches of steps start_step + 1, start_step + 2, ... for ever. Close it, or use it in a `with`.
 
     Args:
       order: decides which row is in which slot of which batch.
-      source: makes the source of batches of (order, row_indices, start_step).
       row_indices: the indices of the rows (of B) that this process yields, in this order; all by default.
-      start_step: the step of the first batch, from 0.
-      num_threads: the number of threads that make batches (in each process).
-      num_workers: the number of worker processes. With 0 this process makes the batches, fast enough for millions of
-        tokens a second.
-      prefetch: the number of batches made ahead (in each process).
+      start_step: how many batches come before the first one.
+      num_threads: the number of threads that make batches; 0 = one a core, at most four.
+      prefetch: the number of batches made ahead.
       stall_seconds: the seconds to wait for a batch before RunError is raised (a dead disk blocks a read for ever).
 
     Yields:
-      The dict that `rows.make_batch` returns, with arrays [b, T].
+      The batches of the order, with arrays [b, T].
 
     Raises:
-      RunError: a file can't be read (after three tries), a worker died, or a batch took too long.
+      RunError: a file can't be read (after three tries), or a batch took too long.
       DamagedData: a shard is not the one in the manifest.
     """
 
     def __init__(
         self,
-        order: Batched,
+        order: Order,
         *,
-        source: Callable[[Batched, np.ndarray, int], ahead.Source] = BatchSource,
-        row_indices: np.ndarray | None = None,
+        row_indices: Sequence[int] | np.ndarray | None = None,
         start_step: int = 0,
-        num_threads: int = 2,
-        num_workers: int = 0,
-        prefetch: int = 4,
+        num_threads: int = 0,
+        prefetch: int = _AHEAD,
         stall_seconds: float = 600.0,
     ):
-        slots = np.arange(order.batch_size) if row_indices is None else row_indices
-        made, num_threads, prefetch = source(order, slots, start_step), max(1, num_threads), max(1, prefetch)
-        if num_workers:
-            self._items = ahead.Workers(made, num_workers, num_threads, prefetch)
-        else:
-            self._items = ahead.Threads(made, num_threads, prefetch)
-        self.step = start_step
-        self._verifier, self.stall_seconds = order.data.verifier, stall_seconds
+        size = order.plan.batch_size  # in this thread, so that a wrong mixture is an error here
+        rows = None if row_indices is None else np.asarray(row_indices).tolist()
+        if rows and not 0 <= min(rows) <= max(rows) < size:
+            raise ValueError(f"row_indices must lie in [0, {size}), got {min(rows)}..{max(rows)}")
+        self.step, self.stall_seconds, self._verifier = start_step, stall_seconds, order.data.verifier
+        self._items = Ahead(dataset(order, rows), start_step, num_threads or files.threads(), prefetch)
         self._failed: Exception | None = None
         # Also at exit, if nobody closed it: a thread in the middle of a read must not meet a finalised interpreter.
         self._close = weakref.finalize(self, _close, self._items, self._verifier)
@@ -135,11 +164,11 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         return error
 
     def waits_for(self) -> str:
-        """Returns what the next batch waits for: the worker process and the file that is read; "" if nothing is known."""
-        return self._items.waits_for()
+        """Returns the file that is being read, and since when; "" if none is."""
+        return self._verifier.oldest_read()
 
     def close(self) -> None:
-        """Stops threads and workers, within seconds whatever hangs. A second call does nothing."""
+        """Stops the threads, within a second whatever hangs. A second call does nothing."""
         self._close()
 
     def __enter__(self) -> "TrainLoader":
@@ -149,118 +178,6 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         self.close()
 
 
-def _close(items: ahead.Threads | ahead.Workers, verifier: shards.Verifier) -> None:
+def _close(items: Ahead, verifier: Verifier) -> None:
     verifier.end()
     items.close()
-
-
-def open_train(
-    order: Batched,
-    config: DataConfig,
-    *,
-    row_indices: np.ndarray,
-    start_step: int,
-    verify: bool = False,
-    source: Callable[[Batched, np.ndarray, int], ahead.Source] = BatchSource,
-) -> TrainLoader:
-    """Returns the loader with the threads, workers, read-ahead and timeout of `config.data`.
-
-    Args:
-      row_indices, start_step, source: as for `TrainLoader`.
-      verify: True to compare all shards with the manifest in the background, those of the first steps first. If one is
-        damaged, the next batch raises DamagedData. With several processes one of them is enough; all of them check the
-        shards that they read.
-    """
-    loader = TrainLoader(
-        order,
-        source=source,
-        row_indices=row_indices,
-        start_step=start_step,
-        num_threads=config.num_threads,
-        num_workers=config.num_workers,
-        prefetch=config.prefetch,
-        stall_seconds=config.timeout_s,
-    )
-    if verify:
-        order.data.verifier.begin(_shards(order, start_step))
-    return loader
-
-
-def _shards(order: rows.Order, start_step: int) -> list[Entry]:
-    """Returns the shards of the run, each once, those that the first steps read first, and the held-out ones last."""
-    plan, found = order.plan(), {}
-    streams = [order.data.stream(name) for name in plan.names]
-    for step in range(start_step, start_step + _FIRST_STEPS):
-        source, _, row = plan.locate(step, np.arange(order.batch_size))
-        for k, r in zip(source.tolist(), row.tolist(), strict=True):
-            shard = streams[k].shard(r * order.seq_len)
-            found[shard["file"]] = shard
-    for split in shards.SPLITS:
-        for name in plan.names:
-            found |= {s["file"]: s for s in order.data.entry(name, split)["shards"] if s["file"] not in found}
-    return list(found.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class ValidationBatch:
-    """A batch of held-out rows.
-
-    Attributes:
-      batch: the dict that `rows.make_batch` returns, with weight 0 on padding.
-      target_tokens: the number of targets with weight.
-      target_bytes: the number of raw UTF-8 bytes of those targets.
-    """
-
-    batch: dict[str, np.ndarray]
-    target_tokens: int
-    target_bytes: int
-
-
-def count_targets(data: shards.DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
-    """Returns how many of a source's held-out tokens an evaluation measures: those that begin in its first `eval.max_mb`.
-
-    A run that keeps `eval.older_batches` measures the targets of so many rows of `seq_len`.
-    """
-    stream, length = data.stream(source, "val"), data.token_bytes()
-    total = max(0, stream.tokens - 1)
-    if config.older_batches:
-        return min(total, math.prod(config.older_batches) * seq_len or total)
-    left = max(1, round(config.max_mb * 1e6)) if config.max_mb else 0
-    for first in range(1, total + 1 if left else 0, _CHUNK):
-        bytes_C = length[stream.read(first, min(first + _CHUNK, total + 1))]
-        before_C = np.cumsum(bytes_C, dtype=np.int64) - bytes_C
-        if before_C[-1] >= left:
-            return first - 1 + int(np.searchsorted(before_C, left))
-        left -= int(bytes_C.sum())
-        if left <= 0:
-            return first - 1 + len(bytes_C)
-    return total
-
-
-def validation_rows(
-    data: shards.DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
-) -> Iterator[ValidationBatch]:
-    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
-
-    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
-    row is padded with the separator, at weight 0. Yields nothing if there is no target.
-    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
-
-    Args:
-      data: an open data directory.
-      source: the name of one of its sources.
-      targets: how many tokens, from the second on (see `count_targets`); None for all.
-    """
-    stream, length = data.stream(source, "val"), data.token_bytes()
-    targets = max(0, stream.tokens - 1) if targets is None else targets
-    total = -(-targets // seq_len)
-    for first in range(0, total, batch_size):
-        rows_BxT1 = np.full((batch_size, seq_len + 1), data.separator_id, np.int32)
-        weights_BxT = np.zeros((batch_size, seq_len), np.float32)
-        for b, row in enumerate(range(first, min(total, first + batch_size))):
-            tokens = stream.read(row * seq_len, min(targets, (row + 1) * seq_len) + 1)
-            rows_BxT1[b, : len(tokens)] = tokens
-            weights_BxT[b, : len(tokens) - 1] = 1
-        batch = {**rows.make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
-        counted = batch["targets"][weights_BxT > 0]
-        yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))

@@ -54,7 +54,7 @@ INSIDE = Unmasked()
 Side = Masked | Unmasked
 
 
-def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int, ignore: Collection[str] = ()) -> list[Side]:
+def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
     """Returns the ids and masks of conversations.
 
     Args:
@@ -67,7 +67,7 @@ def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int, ignore: Co
     written = [_written(writer, one, ignore) for one in chats]
     fit = [text for text in written if isinstance(text, chat.Written)]
     cuts = [[*(cut for span in text.spans for cut in span[1:]), *_begins(text)] for text in fit]
-    coded = iter(ids.conversations(tokenizer, [text.text for text in fit], cuts, num_threads))
+    coded = iter(ids.conversations(tokenizer, [text.text for text in fit], cuts))
     controls = frozenset(tokenizer.controls.values())
     return [
         text if isinstance(text, Unmasked) else _masked(text, one.trained(), *next(coded), controls)

@@ -9,13 +9,12 @@ from jaxlm.console import Say
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build, vocabulary
-from jaxlm.data.mixture import final_of, weights_of
-from jaxlm.data.rows import Order
+from jaxlm.data.mixture import Windows, final_of, weights_of
+from jaxlm.data.rows import Rows
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
-from jaxlm.data.windows import Windows
 
 
-def open_order(config: Config, passed_over: Windows = ()) -> Order:
+def open_order(config: Config, passed_over: Windows = ()) -> Rows:
     """Opens `data.dir`. Returns the order in which a run of this config reads it.
 
     Args:
@@ -26,7 +25,7 @@ def open_order(config: Config, passed_over: Windows = ()) -> Order:
     """
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     final = final_of(config, final_weights(mixture, config.data.final.weights))
-    return Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
+    return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
 
 
 def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
@@ -77,8 +76,8 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     if any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
         read, extra = None, {}
-    elif found := _prepared(data, prepare, engine, say):
-        sources, read, extra = found
+    elif prepared := _prepared(data, prepare, engine, say):
+        sources, read, extra = prepared
     else:
         return
     settings = build.BuildSettings(
@@ -86,7 +85,6 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
         chat_tokens=d.chat_tokens,
         seed=d.seed,
         val_fraction=d.val_fraction,
-        block_tokens=d.block_tokens,
         max_source_bytes=d.max_bytes or None,
         tfds_dir=d.tfds_dir or None,
         tokenizer_path=d.tokenizer or None,
@@ -106,10 +104,7 @@ def make_sized(config: Config, say: Say) -> Config:
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
 ) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
-    """Makes or opens the documents of `jaxlm prepare`. Returns (sources, their reader, what identifies them in a recipe).
-
-    None if there are no such documents and `prepare.sources` is empty.
-    """
+    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, more of the recipe); None without any."""
     root = pathlib.Path(data.dir)
     if not prepare.sources and (root / MANIFEST).is_file():
         return None

@@ -29,7 +29,7 @@ def runs(
     Returns:
       int32[tokens] for each text; 0 where a run is shorter than `SEED`.
     """
-    found = Found(texts)
+    search = Found(texts)
     counts, done = data.token_counts(), 0
     whole = sum(counts.values())
     for source, tokens in counts.items():
@@ -37,10 +37,10 @@ def runs(
         end = tokens * most // whole if 0 < most < whole else tokens
         for start in range(0, end, _CHUNK):
             stop = min(start + _CHUNK, end)
-            found.look(stream.read(start, min(stop + found.longest, end)))
+            search.look(stream.read(start, min(stop + search.longest, end)))
             tell(done + stop)
         done += end
-    return found.runs
+    return search.runs
 
 
 class Found:
@@ -108,11 +108,11 @@ def _hashes(ids: np.ndarray) -> np.ndarray:
     """Returns a hash of the SEED tokens from each place on, uint64[tokens - SEED + 1]."""
     if len(ids) < SEED:
         return np.empty(0, np.uint64)
-    found, width, factor = np.asarray(ids).astype(np.uint64) + np.uint64(1), 1, _MIX
+    hashes, width, factor = np.asarray(ids).astype(np.uint64) + np.uint64(1), 1, _MIX
     while width < SEED:
-        found = found[:-width] * factor + found[width:]
+        hashes = hashes[:-width] * factor + hashes[width:]
         width, factor = 2 * width, np.multiply(factor, factor)
-    return found
+    return hashes
 
 
 def _slots(hashes: np.ndarray) -> np.ndarray:

@@ -5,9 +5,9 @@ counted from 1. Only the assistant's tokens and the token that ends an answer ha
 a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
 
     packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
-    loader.open_train(packed, config.data, row_indices=local, start_step=done, source=Source)     # step by step
-    packed.batch(step)                                                                            # or any one of them
-    packed.held_out(rows)                                                                         # what is held out, once each
+    loader.TrainLoader(packed, row_indices=local, start_step=done)     # step by step
+    packed.batch(item)                                                 # or any one of them
+    packed.held_out(rows)                                              # what is held out, once each
 
 Legend: B rows, b rows of them, T tokens, P pairs in a row.
 """
@@ -15,7 +15,6 @@ Legend: B rows, b rows of them, T tokens, P pairs in a row.
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +26,9 @@ from jaxlm.data import coded, coder, examples, masks, packing, records, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
 from jaxlm.data.coder import Coder
+from jaxlm.data.mixture import Windows
+from jaxlm.data.order import Order
 from jaxlm.data.verify import Verifier
-from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 Batch = dict[str, np.ndarray]
 _PLANNED = 256  # batches from which the number of passes is estimated
@@ -62,11 +62,9 @@ class Texts:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the tokenizer's vocabulary."""
         return self.encoder.vocab_size
 
     def tokenizer(self) -> Coder:
-        """Returns the tokenizer."""
         return self.encoder
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
@@ -75,8 +73,8 @@ class Texts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
-    """The examples of a run and the order in which it trains on them; implements `programs.task.Data`.
+class Packed(Order):
+    """The examples of a run and the order in which it trains on them.
 
     Attributes:
       data: the tokenizer, and how much there is.
@@ -86,7 +84,7 @@ class Packed:
       sizes: the seed, T and B.
       replay: the pretraining text between the examples; None for none.
       replay_share: its share of the targets that count.
-      passed_over: windows of batches to pass over, (first, last) from 1.
+      passed_over: see `Order`.
     """
 
     data: Texts
@@ -98,59 +96,39 @@ class Packed:
     replay_share: float = 0.0
     passed_over: Windows = ()
 
-    def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
-
     @property
     def batch_size(self) -> int:
-        """B, the rows of a batch."""
         return self.sizes.batch_size
 
     @property
     def pairs(self) -> bool:
-        """True if the examples are pairs."""
         return self.train.sides == 2
 
     @functools.cached_property
     def plan(self) -> packing.Plan:
         """The map from batches to rows of examples."""
-        seed, seq_len, batch_size = self.sizes
         replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
-        most = packing.pairs_in_row(seq_len) if self.pairs else 0
-        sizes = {"seed": seed, "seq_len": seq_len, "batch_size": batch_size, "most": most, "replay": replay}
-        return packing.Plan(self.train.lengths(), self.train.counted(), **sizes)
+        options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
+        return packing.Plan(self.train.lengths(), self.train.counted(), **options)
 
-    def passing_over(self, windows: Windows) -> "Packed":
-        """Returns the same data without the batches in these windows, and with all others."""
-        other = dataclasses.replace(self, passed_over=tuple(windows))
-        other.__dict__["plan"] = self.plan  # where batches begin does not depend on it
-        return other
+    @property
+    def _most(self) -> int:
+        """The most examples in a row; 0 for any number."""
+        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
-    def batch_number(self, step: int) -> int:
-        """Returns the number of the batch that a step trains on, both from 1; 0 for step 0."""
-        return batch_number(step, self.passed_over)
-
-    def fingerprint(self) -> dict[str, str]:
-        """Returns what decides the batches as strings, as `rows.Order.fingerprint` does; "sha256" is a hash of the others."""
-        seed, seq_len, batch_size = map(str, self.sizes)
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data", "replay", "seed", "seq_len", "batch_size"."""
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
-        parts = {"data": self.data.sha256, "replay": text, "seed": seed, "seq_len": seq_len, "batch_size": batch_size}
-        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+        sizes = {name: str(size) for name, size in self.sizes._asdict().items()}
+        return {"data": self.data.sha256, "replay": text, **sizes}
 
-    def batch(self, step: int, row_indices: Sequence[int] | np.ndarray | None = None) -> Batch:
-        """Returns the batch of a step, or some of its rows.
+    def made(self, number: int, rows: Sequence[int] | None) -> Batch:
+        """See `Order`. Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T].
 
-        Args:
-          step: the step, from 0.
-          row_indices: which of its B rows; all by default.
-
-        Returns:
-          `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T]. Of pairs also
-          `margin` and `pair` (1 where there is one), float32[b, P].
+        Of pairs also `margin` and `pair` (1 where there is one), float32[b, P].
         """
-        planned = self.plan.rows(batch_number(int(step) + 1, self.passed_over) - 1)
-        chosen = range(self.batch_size) if row_indices is None else np.asarray(row_indices).tolist()
-        return self._stacked([planned[row] for row in chosen], self.train)
+        planned = self.plan.rows(number)
+        return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
 
     def count_held_out(self, config: EvalConfig) -> int:
         """Returns how many of the held-out examples an evaluation measures: the first `eval.max_examples`.
@@ -174,7 +152,6 @@ class Packed:
             yield self._stacked(planned, self.val, ends)
 
     def held_out_batches(self, batch_size: int, examples: int | None = None) -> int:
-        """Returns how many batches `held_out` yields."""
         return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
@@ -195,23 +172,21 @@ class Packed:
         Args:
           train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
         """
-        splits = {"train": train_Ex2, "val": val_Ex2}
-        judged = {name: dataclasses.replace(getattr(self, name), reference_Ex2=x) for name, x in splits.items()}
-        other = dataclasses.replace(self, **judged)
-        other.__dict__["plan"] = self.plan
-        return other
+        splits = (self.train, train_Ex2), (self.val, val_Ex2)
+        train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
+        return dataclasses.replace(self, train=train, val=val)
 
     def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
-        most = packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
-        return packing.once(source.lengths()[:examples], seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
+        sizes = {"seq_len": self.sizes.seq_len, "batch_size": batch_size, "most": self._most}
+        return packing.once(source.lengths()[:examples], **sizes)
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
         planned = min(steps, _PLANNED)
         used = self.plan.used(planned)
         many, pieces = (number * steps / max(1, planned) for number in used)
-        found = {"examples": many / len(self.train)}
-        return found | (self.replay.passes(round(pieces)) if self.replay else {})
+        times = {"examples": many / len(self.train)}
+        return times | (self.replay.passes(round(pieces)) if self.replay else {})
 
     def places(self, step: int) -> list[str]:
         """Returns where the examples in the batch of a step stand, "FILE:LINE", for the log. `step` counts from 1."""
@@ -220,10 +195,8 @@ class Packed:
 
     def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
         """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
-        packed = []
-        for items in planned:
-            groups = [self._group(item, source, ends) for item in items]
-            packed.append(rows.pack(groups, self.sizes.seq_len, 1)[0])
+        groups = ([self._group(item, source, ends) for item in items] for items in planned)
+        packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
         if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
@@ -232,35 +205,21 @@ class Packed:
     def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
         """What a batch of pairs has beside its tokens."""
         shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
-        found = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
+        arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
-            found["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
+            arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
         for row, items in enumerate(planned):
             numbers = [item.number for item in items]
-            found["margin"][row, : len(items)], found["pair"][row, : len(items)] = source.margins_E[numbers], 1
+            arrays["margin"][row, : len(items)], arrays["pair"][row, : len(items)] = source.margins_E[numbers], 1
             if source.reference_Ex2 is not None:
-                found["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
-        return found
+                arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
+        return arrays
 
     def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
         if item.replay:
             return self.replay.segments(item.number)
         weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
         return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
-
-
-class Source:
-    """Gives random access to batches, as `loader.BatchSource` does: item i is of the batch of step `start_step` + i."""
-
-    def __init__(self, packed: Packed, row_indices: np.ndarray, start_step: int):
-        self._packed, self._rows, self._start = packed, np.asarray(row_indices, np.int64).reshape(-1), start_step
-
-    def __getitem__(self, i: int) -> Batch:
-        return self._packed.batch(self._start + int(i), self._rows)
-
-    def waits_for(self) -> str:
-        """Returns the file that is being read, and since when; "" if none is."""
-        return self._packed.data.verifier.oldest_read()
 
 
 def make(
@@ -291,41 +250,41 @@ def make(
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
     """
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
-    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads, "closed": closed, "notes": notes}
+    options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}
 
     def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
         read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
-        found, counts = coded.build(read, tokenizer, **options, **seen)
+        encoded, counts = coded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
-        return found, counts
+        return encoded, counts
 
-    found, counts = build(data.path, "data.path", what, see=see)
-    if not len(found):
+    whole, counts = build(data.path, "data.path", what, see=see)
+    if not len(whole):
         why = _why(counts, notes, sizes.seq_len)
         raise ConfigError(f"{data.path}: none of its {counts.read:,} {what} can be trained on: {why}")
     if settings.val_path:
-        train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}")
+        train, (val, _) = whole, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
-        out_E = coded.held_out(found.keys_E, data.val_fraction)
-        train, val = found.take(~out_E), found.take(out_E)
+        out_E = coded.held_out(whole.keys_E, data.val_fraction)
+        train, val = whole.take(~out_E), whole.take(out_E)
         if not len(val):
-            why = f"there is one {what[:-1]}" if len(found) == 1 else f"all {what} are asked the same"
+            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"
             say(f"none of the {what} is held out, since {why}: name others by examples.val_path to see what is learnt")
     for line in notes.lines():
         say(line)
     if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
         share = 0.0
     pieces = _pieces(replay, share, train, sizes) if share else None
-    texts = _texts(tokenizer, train, pieces, notes.as_before())
+    counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})
+    verifier = replay.verifier if pieces else Verifier(pathlib.Path())
+    texts = Texts(tokenizer, _hash(train, tokenizer), counted, verifier, notes.as_before())
     return Packed(texts, train, val, counts, sizes, pieces, share)
 
 
-def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
-    if not counts.read:
-        return "it has none"
-    return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
+def _hash(train: Coded, tokenizer: Coder) -> str:
+    return hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
 
 
 def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
@@ -333,8 +292,7 @@ def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> r
     return replays.Pieces(replay, tokens, sizes.seed)
 
 
-def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None, as_before: str) -> Texts:
-    counts = {"examples": int(train.lengths().sum())} | (pieces.text.token_counts() if pieces else {})
-    verifier = getattr(pieces and pieces.text, "verifier", None) or Verifier(pathlib.Path())
-    sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
-    return Texts(tokenizer, sha256, counts, verifier, as_before)
+def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
+    if not counts.read:
+        return "it has none"
+    return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"

@@ -76,14 +76,10 @@ class Plan:
         replay: Replay | None = None,
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
-        self._seq_len, self._batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        # Where a batch begins follows from all batches before it. The loader's threads ask for several at once.
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
-
-    def __reduce__(self):
-        named = {"seed": self._seed, "seq_len": self._seq_len, "batch_size": self._batch_size}
-        named |= {"most": self._most, "replay": self._replay}
-        return functools.partial(Plan, np.asarray(self._lengths), np.asarray(self._counted), **named), ()
 
     def rows(self, batch: int) -> list[list[Item]]:
         """Returns what is in each row of a batch, which counts from 0. The first time it plans all batches before it."""
@@ -102,14 +98,16 @@ class Plan:
     def _fill(self, at: _At) -> tuple[list[list[Item]], _At]:
         """(the rows of the batch that begins at a place, where the next one begins)."""
         examples, pieces, counted = at
-        rows: list[list[Item]] = [[] for _ in range(self._batch_size)]
-        room = [self._seq_len] * self._batch_size
-        slots = [self._most] * self._batch_size
+        rows: list[list[Item]] = [[] for _ in range(self.batch_size)]
+        room = [self._seq_len] * self.batch_size
+        slots = [self._most] * self.batch_size
         while True:
             item = self._next(examples, pieces, counted)
             length = self._replay.tokens if item.replay else self._lengths[item.number]
             row = _place(length, room, slots)
-            if row is None:
+            if (
+                row is None
+            ):  # what did not fit begins the next batch: nothing overtakes it, so no example waits for ever
                 return rows, _At(examples, pieces, counted)
             rows[row].append(item)
             if item.replay:
@@ -120,6 +118,7 @@ class Plan:
     def _next(self, examples: int, pieces: int, counted: int) -> Item:
         """The next example or, as soon as too few targets are of replay, the next piece."""
         replay = self._replay
+        # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
         if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
             return Item(pieces, replay=True)
         epoch, position = divmod(examples, len(self._lengths))

@@ -4,28 +4,28 @@ import fractions
 from collections.abc import Mapping
 
 from jaxlm.data.mixture import drawn_mixture, rounding
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 
 # Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST = 4
 
 
-def passes(order: Order, steps: int) -> dict[str, float]:
+def passes(order: Rows, steps: int) -> dict[str, float]:
     """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if a mixture is wrong."""
     tokens, final = order.data.token_counts(), order.final
     last = order.switch()
     stretches = [(order.mixture, steps if last is None else min(steps, last))]
     stretches += [(final.mixture, steps - stretches[0][1])] if final else []
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for mixture, length in stretches:
         trained = length * order.batch_size * order.seq_len
         for name, share in drawn_mixture(mixture, list(tokens)).items():
             if tokens[name]:
-                found[name] = found.get(name, 0.0) + trained * float(share) / tokens[name]
-    return found
+                times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
+    return times
 
 
-def words(order: Order, steps: int) -> str:
+def words(order: Rows, steps: int) -> str:
     """Returns both mixtures of a run of `steps` steps for the user; "" if it has one.
 
     "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4"
@@ -38,7 +38,7 @@ def words(order: Order, steps: int) -> str:
     return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"
 
 
-def rounded(order: Order) -> list[str]:
+def rounded(order: Rows) -> list[str]:
     """Returns a line for each mixture of a run that draws a source with a share more than 1% off its weight."""
     names, mixtures = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
     return [line for line in (rounding(mixture, names) for mixture in mixtures) if line]

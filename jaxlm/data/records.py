@@ -262,7 +262,6 @@ def _role(name: typing.Any, row: Row) -> str:
 
 
 def message_of(role: str, content: str) -> Message:
-    """Returns a message."""
     return {"role": role, "content": content}
 
 

@@ -18,6 +18,7 @@ from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import ids, mixture, rows, shards
 from jaxlm.data.coder import Coder
 from jaxlm.data.manifest import MANIFEST
+from jaxlm.data.verify import Verifier
 
 _LEAST = 128  # tokens of a piece, if a row has so many: fewer say little of what comes next
 _MOST_BYTES = 64 << 20  # of text files, which are held in memory
@@ -40,6 +41,7 @@ class Text(typing.Protocol):
     mixture: Mapping[str, float]
     separator_id: int
     sha256: str
+    verifier: Verifier  # of its files
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
         """Returns source -> the number of its tokens in the split."""
@@ -57,19 +59,17 @@ class FileText:
     def __init__(self, tokenizer: Coder, train: np.ndarray, val: np.ndarray):
         self.mixture, self.separator_id = {NAME: 1.0}, tokenizer.separator_id
         self.sha256 = hashlib.sha256(train.tobytes() + b"/" + val.tobytes()).hexdigest()
+        self.verifier = Verifier(pathlib.Path())  # of no files: they are read already
         self._tokenizer, self._splits = tokenizer, {"train": train, "val": val}
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """See `Text`."""
         return {NAME: len(self._splits[split])}
 
     def stream(self, source: str, split: str = "train") -> Stream:
-        """See `Text`."""
         assert source == NAME
         return _Held(self._splits[split])
 
     def token_bytes(self) -> np.ndarray:
-        """See `Text`."""
         return self._tokenizer.token_bytes()
 
 
@@ -83,7 +83,7 @@ class _Held:
         return self._ids_N[start:stop]
 
 
-def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float, num_threads: int) -> Text:
+def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:
     """Opens pretraining text: a data directory, or a file, folder or glob of texts (.txt, .jsonl, .parquet).
 
     Of text files at most 64 MB are read. `val_fraction` of their documents, by a hash of their content, are held out.
@@ -102,19 +102,19 @@ def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float
                 f"the data in {path} is of another tokenizer: set replay.path to its text, or replay.share=0 for none"
             )
         return data
-    return _of_files(path, tokenizer, text_key, val_fraction, num_threads)
+    return _of_files(path, tokenizer, text_key, val_fraction)
 
 
-def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float, num_threads: int) -> FileText:
+def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -> FileText:
     documents = iterate_documents(path, text_key=text_key, tfds_dir=None, max_bytes=_MOST_BYTES, stats=SourceStats())
     splits: tuple[list, list] = ([], [])
     waiting: list[str] = []
     limit = int(val_fraction * 2**64)
 
     def encode() -> None:
-        for text, found in zip(waiting, ids.training_documents(tokenizer, waiting, num_threads), strict=True):
+        for text, document in zip(waiting, ids.training_documents(tokenizer, waiting), strict=True):
             key = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
-            splits[key < limit].append(found)
+            splits[key < limit].append(document)
         waiting.clear()
 
     for _, text in documents:
@@ -141,17 +141,17 @@ class Pieces:
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens
-        self._plan = rows.plan_rows(text.token_counts(), text.mixture, seed=seed, seq_len=tokens, batch_size=1)
-        self._streams = [text.stream(name) for name in self._plan.names]
+        self._order = rows.Rows(text, text.mixture, seed, seq_len=tokens, batch_size=1)
+        self._plan = self._order.plan
 
     def segments(self, number: int) -> list[rows.Segment]:
         """Returns the texts of the `number`-th piece, which begin where a document does; they take `tokens` tokens in all."""
         source, _, row = self._plan.locate(number, np.zeros(1, np.int64))
         first = int(row[0]) * self.tokens
-        found = np.asarray(self._streams[int(source[0])].read(first, first + self.tokens + 1), np.int32)
-        starts = np.flatnonzero(found[:-1] == self.text.separator_id)
+        tokens_T1 = np.asarray(self._order.streams[int(source[0])].read(first, first + self.tokens + 1), np.int32)
+        starts = np.flatnonzero(tokens_T1[:-1] == self.text.separator_id)
         bounds = [0, *starts[starts > 0].tolist(), self.tokens]
-        parts = (found[start : stop + 1] for start, stop in itertools.pairwise(bounds))
+        parts = (tokens_T1[start : stop + 1] for start, stop in itertools.pairwise(bounds))
         return [rows.Segment(part, np.ones(len(part) - 1, np.float32)) for part in parts]
 
     def passes(self, pieces: int) -> dict[str, float]:

@@ -1,9 +1,7 @@
-"""Decides which row is in which slot of which batch, and makes batches of rows. Pure functions.
+"""Decides which row is in which slot of which batch, and makes batches of rows.
 
-The batch of step s is a pure function of (seed, manifest, mixtures, s). Slot b of step s is the global slot g = s *
-batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
-permutation, which differs for each epoch, maps k to a row. Both take O(1) time and do not depend on hosts, threads and
-workers. Batches that a run passes over (spoiled ones) are left out before that: step s then has the s-th batch of the rest.
+Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the
+number k of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
 
 Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
 
@@ -14,20 +12,29 @@ import dataclasses
 import fractions
 import functools
 import hashlib
-import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.data import mixture as mixture_lib
-from jaxlm.data.mixture import Final, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
-from jaxlm.data.shards import DataDir
-from jaxlm.data.windows import Windows, batch_number, merge_windows
+from jaxlm.data.mixture import (
+    Final,
+    Windows,
+    count_draws,
+    cycle_ranks,
+    mixture_cycle,
+    normalise_mixture,
+)
+from jaxlm.data.order import Order
+from jaxlm.data.shards import SPLITS, DataDir, TokenStream
+from jaxlm.data.verify import Entry
 
 _ROUNDS = 6
+_FIRST_ITEMS = 16  # whose shards are verified before all others
+_CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
@@ -42,15 +49,15 @@ def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
     round_keys = _round_keys(key)
-    out = positions.astype(np.uint64)
-    todo = np.arange(out.size)
+    images = positions.astype(np.uint64)
+    todo = np.arange(images.size)
     while todo.size:
-        left, right = out[todo] >> half, out[todo] & mask
+        left, right = images[todo] >> half, images[todo] & mask
         for round_key in round_keys:
             left, right = right, left ^ (_mix(right + round_key) & mask)
-        out[todo] = (left << half) | right
-        todo = todo[out[todo] >= n]
-    return out.astype(np.int64)
+        images[todo] = (left << half) | right
+        todo = todo[images[todo] >= n]
+    return images.astype(np.int64)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -75,7 +82,6 @@ class RowPlan:
       shares: the share of each source in the first mixture, from `normalise_mixture`.
       row_counts: the number of rows of each source.
       batch_size: the number of slots of a batch.
-      passed_over: the batches that no step trains on, from `merge_windows`.
       final_shares: the share of each source in the final mixture; () if there is none.
       final_begins: the number of the last batch before the final mixture.
     """
@@ -85,12 +91,11 @@ class RowPlan:
     shares: tuple[fractions.Fraction, ...]
     row_counts: tuple[int, ...]
     batch_size: int
-    passed_over: Windows = ()
     final_shares: tuple[fractions.Fraction, ...] = ()
     final_begins: int = 0
 
-    def locate(self, step: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which rows are in these slots of the batch of `step`, which counts from 0.
+    def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns which rows are in these slots of the batch of this number, which counts from 0.
 
         Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
         mixture the draws of a source go on where those of the first mixture end.
@@ -102,14 +107,13 @@ class RowPlan:
           (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
           from 0, the row's index in the source.
         """
-        before = batch_number(int(step) + 1, self.passed_over) - 1  # batches in front of this one
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
-        if self.final_shares and before >= self.final_begins:
+        if self.final_shares and number >= self.final_begins:
             shares, first = self.final_shares, self.final_begins
             drawn = count_draws(self.shares, first * self.batch_size)
         cycle = mixture_cycle(shares)
         rank, per_cycle = cycle_ranks(shares)
-        slot = np.int64((before - first) * self.batch_size) + np.asarray(slots, np.int64)
+        slot = np.int64((int(number) - first) * self.batch_size) + np.asarray(slots, np.int64)
         turn, place = np.divmod(slot, cycle.size)
         source = cycle[place].astype(np.int64)
         draw = drawn[source] + turn * per_cycle[source] + rank[place]
@@ -138,6 +142,8 @@ def plan_rows(
 ) -> RowPlan:
     """Returns the row plan for sources with these numbers of training tokens.
 
+    What is passed over may decide where a final mixture begins (see `Final`), and nothing else.
+
     Raises ConfigError if a mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
@@ -159,15 +165,14 @@ def plan_rows(
         shares=tuple(first.get(name, fractions.Fraction(0)) for name in names),
         row_counts=tuple(count_rows(token_counts[name], seq_len) for name in names),
         batch_size=int(batch_size),
-        passed_over=passed_over,
         final_shares=tuple(last.get(name, fractions.Fraction(0)) for name in names) if final else (),
         final_begins=final.begins(passed_over) if final else 0,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
-    """Everything that decides the batches of a run.
+class Rows(Order):
+    """The order of a run that trains on all tokens of shards.
 
     Attributes:
       data: the open data directory.
@@ -175,8 +180,7 @@ class Order:
       seed: the seed of the order of rows.
       seq_len: T, the number of tokens in a row.
       batch_size: B, the number of rows of the global batch.
-      passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
-        its last step change no batch before it.
+      passed_over: see `Order`.
       final: the mixture of the last batches; None if `mixture` is that of all.
     """
 
@@ -188,36 +192,48 @@ class Order:
     passed_over: Windows = ()
     final: Final | None = None
 
-    def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
-
+    @functools.cached_property
     def plan(self) -> RowPlan:
-        """Returns the map from slots to rows. Raises ConfigError as `plan_rows` does."""
+        """The map from slots to rows. Raises ConfigError as `plan_rows` does."""
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
         mixtures = {"mixture": self.mixture, "final": self.final}
-        return plan_rows(self.data.token_counts("train"), **mixtures, **sizes, passed_over=self.passed_over)
+        return plan_rows(self.data.token_counts(), **mixtures, **sizes, passed_over=self.passed_over)
 
-    def passing_over(self, windows: Windows) -> "Order":
-        """Returns the same order without the batches in these windows, and with all others."""
-        return dataclasses.replace(self, passed_over=tuple(windows))
+    @functools.cached_property
+    def streams(self) -> list[TokenStream]:
+        """The tokens of each of the plan's sources."""
+        return [self.data.stream(name) for name in self.plan.names]
 
-    def batch_number(self, step: int) -> int:
-        """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over."""
-        return batch_number(step, self.passed_over)
+    def made(self, number: int, rows: Sequence[int] | None) -> dict[str, np.ndarray]:
+        """See `Order`: the dict that `make_batch` returns."""
+        source, _, row = self.plan.locate(number, np.arange(self.batch_size) if rows is None else rows)
+        rows_BxT1 = np.empty((len(row), self.seq_len + 1), np.int32)
+        for row_T1, k, first in zip(rows_BxT1, source.tolist(), (row * self.seq_len).tolist(), strict=True):
+            row_T1[:] = self.streams[k].read(first, first + self.seq_len + 1)
+        return make_batch(rows_BxT1, self.data.separator_id)
+
+    def shards(self, item: int) -> list[Entry]:
+        """Returns all shards of the sources, each once: those of the first items from `item` on first, held-out text last."""
+        entries = {}
+        for number in (self.batch_number(step) - 1 for step in range(item + 1, item + 1 + _FIRST_ITEMS)):
+            source, _, row = self.plan.locate(number, np.arange(self.batch_size))
+            for k, r in zip(source.tolist(), row.tolist(), strict=True):
+                shard = self.streams[k].shard(r * self.seq_len)
+                entries[shard["file"]] = shard
+        for split in SPLITS:
+            for name in self.plan.names:
+                for shard in self.data.entry(name, split)["shards"]:
+                    entries.setdefault(shard["file"], shard)
+        return list(entries.values())
 
     def switch(self) -> int | None:
         """Returns the last step before the final mixture; None if there is none."""
         return self.final.switch(self.passed_over) if self.final else None
 
-    def fingerprint(self) -> dict[str, str]:
-        """Returns the order as strings for a checkpoint: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
-
-        "data" is the manifest's hash; "sha256" is the hash of the others. A final mixture adds its own.
-        `check_fingerprint` compares them when a run resumes. What is passed over is no part of it, because it may grow
-        when a run is rolled back.
-        """
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data" (the manifest's hash), "mixture" and the sizes; a final mixture adds its own."""
         names = sorted(self.data.sources)
-        parts = {
+        return {
             "data": self.data.sha256,
             "mixture": mixture_lib.words(normalise_mixture(self.mixture, names)),
             "seed": str(self.seed),
@@ -225,50 +241,6 @@ class Order:
             "batch_size": str(self.batch_size),
             **(self.final.fingerprint(names) if self.final else {}),
         }
-        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
-
-
-_FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
-
-
-def check_fingerprint(
-    saved: Mapping[str, str],
-    current: Mapping[str, str],
-    done: int = 0,
-    passed_over: Sequence[Sequence[int]] = (),
-    *,
-    branch: bool = False,
-) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
-
-    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of its
-    batches was trained on. A branch may have another one, under the same condition.
-
-    Args:
-      done: how many steps were done when it saved.
-      passed_over: the windows of batches that it passed over.
-      branch: True if this run branches from the run that saved.
-    """
-    what = {key: key for key in current if key != "sha256" and not key.startswith("final")}
-    changed = [key for key in what if saved.get(key) != current[key]]
-    if not changed and not branch:
-        what = _FINAL
-        changed = [key for key in _FINAL if saved.get(key) != current.get(key)]
-    if changed:
-        told = ((what[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
-        differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in told)
-        raise ConfigError(
-            f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
-        )
-    windows = merge_windows(passed_over)
-    was, now = (mixture_lib.begins(each, windows) for each in (saved, current))
-    moved = was != now or saved.get("final") != current.get("final")
-    if moved and min(was, now) < batch_number(done, windows):
-        began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
-        raise ConfigError(
-            f"data.final can't change at step {done:,}: it begins {begins}, and in the run so far {began}; set "
-            "data.final back, and optim.schedule_steps to the steps that its share is of"
-        )
 
 
 def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:
@@ -372,3 +344,68 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
             f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it"
         )
     return length
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationBatch:
+    """A batch of held-out rows.
+
+    Attributes:
+      batch: the dict that `make_batch` returns, with weight 0 on padding.
+      target_tokens: the number of targets with weight.
+      target_bytes: the number of raw UTF-8 bytes of those targets.
+    """
+
+    batch: dict[str, np.ndarray]
+    target_tokens: int
+    target_bytes: int
+
+
+def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
+    """Returns how many of a source's held-out tokens an evaluation measures: those that begin in its first `eval.max_mb`.
+
+    A run that keeps `eval.older_batches` measures the targets of so many rows of `seq_len`.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    total = max(0, stream.tokens - 1)
+    if config.older_batches:
+        return min(total, math.prod(config.older_batches) * seq_len or total)
+    left = max(1, round(config.max_mb * 1e6)) if config.max_mb else 0
+    for first in range(1, total + 1 if left else 0, _CHUNK):
+        bytes_C = length[stream.read(first, min(first + _CHUNK, total + 1))]
+        before_C = np.cumsum(bytes_C, dtype=np.int64) - bytes_C
+        if before_C[-1] >= left:
+            return first - 1 + int(np.searchsorted(before_C, left))
+        left -= int(bytes_C.sum())
+        if left <= 0:
+            return first - 1 + len(bytes_C)
+    return total
+
+
+def validation_rows(
+    data: DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
+) -> Iterator[ValidationBatch]:
+    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
+
+    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
+    row is padded with the separator, at weight 0. Yields nothing if there is no target.
+    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
+
+    Args:
+      data: an open data directory.
+      source: the name of one of its sources.
+      targets: how many tokens, from the second on (see `count_targets`); None for all.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    targets = max(0, stream.tokens - 1) if targets is None else targets
+    total = -(-targets // seq_len)
+    for first in range(0, total, batch_size):
+        rows_BxT1 = np.full((batch_size, seq_len + 1), data.separator_id, np.int32)
+        weights_BxT = np.zeros((batch_size, seq_len), np.float32)
+        for b, row in enumerate(range(first, min(total, first + batch_size))):
+            tokens = stream.read(row * seq_len, min(targets, (row + 1) * seq_len) + 1)
+            rows_BxT1[b, : len(tokens)] = tokens
+            weights_BxT[b, : len(tokens) - 1] = 1
+        batch = {**make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
+        counted = batch["targets"][weights_BxT > 0]
+        yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))

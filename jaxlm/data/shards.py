@@ -155,7 +155,7 @@ class _Shard:
 
 
 class TokenStream:
-    """Reads one split of one source at any place. Thread-safe, and cheap to pickle for a worker process."""
+    """Reads one split of one source at any place. Thread-safe."""
 
     def __init__(
         self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str, verifier: Verifier
@@ -301,13 +301,13 @@ class DataDir:
         index = pq.ParquetFile(self.path / entry["file"])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
         wanted = range(max(0, bisect.bisect_right(groups, start) - 1), bisect.bisect_left(groups, stop))
-        found: list[Document] = []
+        documents: list[Document] = []
         for group in wanted:
             rows = index.read_row_group(group).to_pydict()
             for at, tokens, n_bytes, doc_id in zip(*(rows[name] for name in _INDEX_SCHEMA.names), strict=True):
                 if at < stop and at + tokens > start:
-                    found.append(Document(doc_id, at, tokens, n_bytes))
-        return found
+                    documents.append(Document(doc_id, at, tokens, n_bytes))
+        return documents
 
     def held_out_texts(self) -> dict[str, str]:
         """Returns source -> the sha256 of its held-out text, as `manifest.add_text` has it; "" if tokens don't give it back.
@@ -317,9 +317,9 @@ class DataDir:
         if manifests.HELD_OUT in self.manifest:
             return self.manifest[manifests.HELD_OUT]
         path = self.path / f"{manifests.HELD_OUT}.json"
-        kept = files.json_there(path)
-        if kept.get("manifest") == self.sha256 and isinstance(kept.get("texts"), dict):
-            return kept["texts"]
+        stored = files.json_there(path)
+        if stored.get("manifest") == self.sha256 and isinstance(stored.get("texts"), dict):
+            return stored["texts"]
         texts = {source: self._held_out_text(source) for source in self.sources}
         with contextlib.suppress(OSError):  # a disk that is only read
             files.write_atomically(path, json.dumps({"manifest": self.sha256, "texts": texts}).encode())
@@ -368,10 +368,10 @@ def _check_tokenizer(data: DataDir) -> None:
     coder = data.tokenizer()
     stated = (data.vocab_size, data.eos_id, data.separator_id, data.manifest["dtype"])
     data.token_bytes()
-    if (found := (coder.vocab_size, coder.eos_id, coder.separator_id, token_dtype(coder.vocab_size))) != stated:
+    if (actual := (coder.vocab_size, coder.eos_id, coder.separator_id, token_dtype(coder.vocab_size))) != stated:
         raise ConfigError(
             f"{data.path / MANIFEST} is damaged: its vocab_size, eos_id, separator_id, dtype are {stated}, those of "
-            f"its tokenizer {found}; copy it again or rebuild the data directory"
+            f"its tokenizer {actual}; copy it again or rebuild the data directory"
         )
 
 

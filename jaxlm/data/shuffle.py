@@ -92,7 +92,6 @@ class Shuffle:
             inner.close()
 
     def close(self) -> None:
-        """Drops all documents and removes the folder."""
         self._buckets = [bytearray() for _ in self._buckets]
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -114,37 +114,35 @@ class Survey:
         self._found.setdefault(what, Finding(what)).add(place or str(one.place))
 
     def findings(self) -> list[Finding]:
-        """Returns what is wrong, the most frequent first."""
         return sorted(self._found.values(), key=lambda finding: (-finding.examples, finding.what))
 
     def figures(self) -> dict[str, typing.Any]:
         """Returns what the examples are like, as JSON has it. Lengths: in tokens, at 5%, 50%, 95% and 100% of the examples."""
         lengths = (np.quantile(tokens or [0], _QUANTILES) for tokens in (self._asked, self._said))
         asked, said = (quantiles.round().astype(int).tolist() for quantiles in lengths)
-        found = {"examples": self._examples, "pairs": self._pairs, "answers": self._answers}
-        found |= {"asked_alike": self._examples - len(self._asks), "prompt_tokens": asked, "answer_tokens": said}
+        figures = {"examples": self._examples, "pairs": self._pairs, "answers": self._answers}
+        figures |= {"asked_alike": self._examples - len(self._asks), "prompt_tokens": asked, "answer_tokens": said}
         if self._pairs:
-            found["chosen_is_shorter"] = self._shorter / self._pairs
-        return found | {"findings": [dataclasses.asdict(finding) for finding in self.findings()]}
+            figures["chosen_is_shorter"] = self._shorter / self._pairs
+        return figures | {"findings": [dataclasses.asdict(finding) for finding in self.findings()]}
 
     def lines(self) -> list[str]:
         """Returns the same for people, a few lines."""
         figures = self.figures()
         what = f"{self._pairs:,} pairs" if self._pairs else f"{self._examples:,} chats, {self._answers:,} answers"
-        found = [f"{what}; {figures['asked_alike']:,} are asked what another one is asked"]
+        lines = [f"{what}; {figures['asked_alike']:,} are asked what another one is asked"]
         for name, key in (("asked", "prompt_tokens"), ("answered", "answer_tokens")):
             low, half, high, most = figures[key]
-            found.append(f"{name} in {half:,} tokens ({low:,} to {high:,} in 90% of them, {most:,} at most)")
+            lines.append(f"{name} in {half:,} tokens ({low:,} to {high:,} in 90% of them, {most:,} at most)")
         if self._pairs:
-            found.append(f"the chosen answer is the shorter one in {share(self._shorter, self._pairs)} of the pairs")
+            lines.append(f"the chosen answer is the shorter one in {share(self._shorter, self._pairs)} of the pairs")
         for finding in self.findings():
             more = ["..."] if finding.examples > len(finding.places) else []
             places = ", ".join([*map(_short, finding.places), *more])
-            found.append(f"{finding.what}: {finding.examples:,} ({share(finding.examples, self._examples)}): {places}")
-        return found
+            lines.append(f"{finding.what}: {finding.examples:,} ({share(finding.examples, self._examples)}): {places}")
+        return lines
 
     def write(self, folder: pathlib.Path) -> None:
-        """Writes TEXT and JSON into a folder."""
         files.write_atomically(folder / TEXT, "".join(line + "\n" for line in self.lines()).encode())
         files.write_atomically(folder / JSON, (json.dumps(self.figures(), indent=1) + "\n").encode())
 
@@ -218,6 +216,6 @@ def _leak(leaks: Decontaminate, one: Example) -> str:
     sides = (one.prompt + one.chosen, one.rejected) if isinstance(one, Pair) else (one.messages,)
     for messages in sides:
         text = "\n\n".join(message["content"] for message in messages)
-        if found := leaks.apply(Document(text, str(one.place)), collections.Counter()):
-            return found.reason.removeprefix("contains ")
+        if removal := leaks.apply(Document(text, str(one.place)), collections.Counter()):
+            return removal.reason.removeprefix("contains ")
     return ""

@@ -40,9 +40,9 @@ class Text:
         if self.stopped is not None:
             return ""
         text = self._held + new
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.stopped = min(found)
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            _, at, self.stopped = min(ends)
             self._held = ""
             return text[:at]
         held = 0 if whole else self._unsure(text)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import sentencepiece as spm
 
+from jaxlm import files
 from jaxlm.child import Child, Died
 from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
 
@@ -29,6 +30,7 @@ _MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_se
 _LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
 _PIECE_CHARS = 1 << 17
 _LINES = 1000  # that a message to the process that trains holds
+_FEW = 64  # texts or words that are encoded before threads have started
 _THREADS = 2  # fixed: the number is written into the model's bytes
 # What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
 _WORDS = re.compile(f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
@@ -89,25 +91,42 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without BOS and EOS and never with a control id. Lone surrogates become '?'."""
-        return self.encode_batch([text], num_threads=1)[0].tolist()
+        return self.encode_batch([text])[0].tolist()
 
     def encode_marked(self, text: str) -> list[int]:
-        """See `coder.Coder`."""
         return encode_marked(self, text)
 
-    def encode_cut(
-        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int = 2
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `coder.Coder`."""
-        return encode_cut(self, texts, cuts, num_threads)
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `coder.Coder`.
+
+        The ids in front of a cut are those of the parts before, and of the beginning of the part that it is in: text between
+        control tokens is encoded by itself.
+        """
+        split = controls_of(self).split
+        parts_of = [split(text) for text in texts]
+        heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
+        plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
+        plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
+        coded = self.encode_batch([part.replace(GUARD, "") for part in plain])
+        ids_of = dict(zip(plain, coded, strict=True))
+        controls = {piece: np.asarray([i], np.int32) for piece, i in self.controls.items()}
+        coded_texts = []
+        for parts, heads in zip(parts_of, heads_of, strict=True):
+            ids = [(controls if number % 2 else ids_of)[part] for number, part in enumerate(parts)]
+            before, at = [0, *itertools.accumulate(map(len, ids))], []
+            for number, head in heads:
+                own = ids_of[head]
+                at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
+            coded_texts.append((np.concatenate(ids), np.asarray(at, np.int64)))
+        return coded_texts
 
     @functools.cached_property
     def controls(self) -> dict[str, int]:
         """The control tokens, piece -> id."""
         return {self._sp.id_to_piece(i): i for i in range(self.vocab_size) if self._sp.is_control(i)}
 
-    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
-        """Returns the ids of each text, as `encode` does, int32[n] each. Encodes new words in `num_threads` threads.
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, as `encode` does, int32[n] each.
 
         If no piece reaches across words (true for all models that `train_tokenizer` trains), encodes each word once and
         remembers its ids. For BPE this only saves time, since merges never cross words. A unigram model adds scores in
@@ -115,17 +134,17 @@ class Tokenizer:
         the same way.
         """
         if not self.by_word:
-            return self._encode_whole(texts, num_threads)
+            return self._encode_whole(texts)
         texts = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
         split = [_WORDS.findall(text) for text in texts]
-        words = self._learn(set().union(*split), num_threads)
+        words = self._learn(set().union(*split))
         return [np.frombuffer(bytearray().join(map(words.__getitem__, parts)), np.int32) for parts in split]
 
-    def _learn(self, seen: set[str], num_threads: int) -> Mapping[str, bytes]:
+    def _learn(self, seen: set[str]) -> Mapping[str, bytes]:
         """Returns word -> int32 ids, for at least the words in `seen`."""
         words = self._words  # other threads may put a new one in its place, but never take anything out of this one
         new = [word for word in seen if word not in words]
-        for word, ids in zip(new, self._sp.encode(new, out_type=int, num_threads=num_threads), strict=True):
+        for word, ids in zip(new, self._encode_all(new), strict=True):
             words[word] = np.asarray(ids, np.int32).tobytes()
         self._word_chars += sum(map(len, new)) + 40 * len(new)
         if self._word_chars > _CACHE_CHARS:
@@ -137,25 +156,25 @@ class Tokenizer:
         self._words = {_SPACE: np.asarray(self._space_ids, np.int32).tobytes()}
         self._word_chars = 0
 
-    def _encode_whole(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
+    def _encode_whole(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encodes whole texts, for models made elsewhere; cuts the longest texts at newlines."""
         parts, owners = [], []
         for owner, text in enumerate(texts):
             for part in self._split(text):
                 parts.append(part)
                 owners.append(owner)
-        coded = self._sp.encode([p for p in parts if p is not None], out_type=int, num_threads=num_threads)
-        coded = iter(coded)
-        out: list[list[int]] = [[] for _ in texts]
+        coded = iter(self._encode_all([part for part in parts if part is not None]))
+        ids_of_text: list[list[int]] = [[] for _ in texts]
         for part, owner in zip(parts, owners, strict=True):
-            out[owner] += next(coded) if part is not None else self._space_ids
-        return [np.asarray(ids, np.int32) for ids in out]
+            ids_of_text[owner] += next(coded) if part is not None else self._space_ids
+        return [np.asarray(ids, np.int32) for ids in ids_of_text]
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        threads = files.threads() if len(texts) > _FEW else 1
+        return self._sp.encode(texts, out_type=int, num_threads=threads)
 
     def _split(self, text: str) -> Iterator[str | None]:
-        """Yields parts to be encoded one by one.
-
-        None stands for a literal U+2581, which SentencePiece takes for a space.
-        """
+        """Yields parts to be encoded one by one; None for a literal U+2581, which SentencePiece takes for a space."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()
         for i, section in enumerate(text.split(_SPACE) if _SPACE in text else (text,)):
@@ -225,32 +244,6 @@ def encode_marked(tokenizer, text: str) -> list[int]:
     for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
     return ids
-
-
-def encode_cut(
-    tokenizer, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns what `coder.Coder.encode_cut` does, for a tokenizer that encodes the text between control tokens by itself.
-
-    So the ids in front of a cut are those of the parts before, and of the beginning of the part that it is in.
-    """
-    split = controls_of(tokenizer).split
-    parts_of = [split(text) for text in texts]
-    heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
-    plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
-    plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
-    coded = tokenizer.encode_batch([part.replace(GUARD, "") for part in plain], num_threads)
-    ids_of = dict(zip(plain, coded, strict=True))
-    controls = {piece: np.asarray([i], np.int32) for piece, i in tokenizer.controls.items()}
-    found = []
-    for parts, heads in zip(parts_of, heads_of, strict=True):
-        ids = [(controls if number % 2 else ids_of)[part] for number, part in enumerate(parts)]
-        before, at = [0, *itertools.accumulate(map(len, ids))], []
-        for number, head in heads:
-            own = ids_of[head]
-            at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
-        found.append((np.concatenate(ids), np.asarray(at, np.int64)))
-    return found
 
 
 def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:

@@ -62,10 +62,7 @@ def fit(
 
 
 def _kinds(tokenizer: Coder) -> dict[str, np.ndarray]:
-    """Returns bool[V] each.
-
-    Ids that are bytes of characters without a piece, single letters, white space, learned pieces.
-    """
+    """Which ids are bytes of characters without a piece, single letters, white space, learned pieces: bool[V] each."""
     raw, is_byte = tokenizer.piece_bytes(), np.zeros(tokenizer.vocab_size, bool)
     is_byte[tokenizer.byte_ids()] = True
     text = [piece.decode("utf-8", "replace") for piece in raw]

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxlm.data import rows
+from jaxlm.data.rows import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,34 +44,32 @@ class TracedRow:
     documents: tuple[TracedDocument, ...]
 
 
-def documents(order: rows.Order, step: int) -> list[str]:
+def documents(order: Rows, step: int) -> list[str]:
     """Returns the ids of the documents in the batch of `step`, counted from 1."""
     traced = describe_batch(order, step - 1, snippet_chars=0)
     return [document.doc_id for row in traced for document in row.documents]
 
 
-def describe_batch(order: rows.Order, step: int, snippet_chars: int = 200) -> list[TracedRow]:
-    """Returns the rows of the batch of `step`, in the loader's order, with the documents that they hold.
+def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> list[TracedRow]:
+    """Returns the rows of the batch of step `item` + 1, in the loader's order, with the documents that they hold.
 
-    Needs no model and no state: a batch follows from the order and the step.
+    Needs no model and no state: a batch follows from the order and the item.
 
     Args:
       order: the order of the run's rows.
       snippet_chars: the most characters of each document's text to return.
     """
-    plan, data, seq_len = order.plan(), order.data, order.seq_len
-    located = zip(*(array.tolist() for array in plan.locate(step, np.arange(order.batch_size))), strict=True)
-    coder = data.tokenizer()
-    streams = {name: data.stream(name) for name in plan.names}
+    data, seq_len, coder = order.data, order.seq_len, order.data.tokenizer()
+    located = order.plan.locate(order.batch_number(item + 1) - 1, np.arange(order.batch_size))
     traced = []
-    for slot, (source, epoch, row) in enumerate(located):
-        name, start = plan.names[source], row * seq_len
+    for slot, (source, epoch, row) in enumerate(zip(*(array.tolist() for array in located), strict=True)):
+        name, start = order.plan.names[source], row * seq_len
         stop = start + seq_len + 1
         documents = []
         for document in data.documents(name, "train", start, stop):
             first, end = max(start, document.start), min(stop, document.start + document.tokens)
             # No character takes more than four tokens, one for each of its bytes.
-            text = coder.decode(streams[name].read(first, min(end, first + 4 * snippet_chars)))
+            text = coder.decode(order.streams[source].read(first, min(end, first + 4 * snippet_chars)))
             documents.append(TracedDocument(document.doc_id, first - document.start, end - first, text[:snippet_chars]))
         traced.append(TracedRow(slot, name, epoch, row, tuple(documents)))
     return traced

@@ -39,13 +39,12 @@ def mend(root: pathlib.Path) -> str:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """Returns the sha256 of a file's bytes, in hex."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 class Verifier:
-    """Verifies each file of one data directory once. Thread-safe; a copy in another process begins anew.
+    """Verifies each file of one data directory once. Thread-safe.
 
     Attributes:
       damage: what the background found, to be raised before the next batch is used; None while all is well.
@@ -59,9 +58,6 @@ class Verifier:
         self._spent = 0.0
         self._reads: dict[int, tuple[str, float]] = {}  # thread -> the file that it reads, since when
         self._stop = threading.Event()
-
-    def __reduce__(self):
-        return Verifier, (self._root,)
 
     def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
         """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.
@@ -109,7 +105,6 @@ class Verifier:
         self._sound.add(entry["file"])
 
     def damaged(self, entry: Entry, why: str = "its sha256 is not that in the manifest") -> DamagedData:
-        """Returns the error for a file."""
         return DamagedData(f"{self._root / str(entry['file'])} is damaged ({why}): {mend(self._root)}")
 
     def content(self, entry: Entry) -> bytes:
@@ -151,7 +146,6 @@ class Verifier:
         threading.Thread(target=self._background, args=job, name="verify-data", daemon=True).start()
 
     def end(self) -> None:
-        """Ends the background's work."""
         self._stop.set()
 
     def _background(self, entries: list[Entry], stop: threading.Event) -> None:
@@ -161,10 +155,10 @@ class Verifier:
             if entry["file"] in self._sound:
                 continue
             with contextlib.suppress(OSError):
-                found = self._hash_slowly(entry, stop)
-                if found == entry["sha256"]:
+                sha256 = self._hash_slowly(entry, stop)
+                if sha256 == entry["sha256"]:
                     self._sound.add(entry["file"])
-                elif found:
+                elif sha256:
                     self.damage = self.damaged(entry)
                     return
 

@@ -28,14 +28,15 @@ def train(
     say(
         f"vocabulary: {size:,} ids for {megabytes(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
     )
+    kinds = {"chat_tokens": chat_tokens, "model_type": model_type}
     try:
-        return train_tokenizer(sample(), vocab_size=size, chat_tokens=chat_tokens, model_type=model_type)
+        return train_tokenizer(sample(), vocab_size=size, **kinds)
     except VocabularyTooLarge as error:
         if not error.largest:
             raise
         size = error.largest
     say(f"vocabulary: {size:,} ids, the most that this text supports")
-    return train_tokenizer(sample(), vocab_size=size, chat_tokens=chat_tokens, model_type=model_type)
+    return train_tokenizer(sample(), vocab_size=size, **kinds)
 
 
 def with_size(config: Config, vocab_size: int) -> Config:

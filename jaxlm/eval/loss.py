@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from jaxlm import processes, sharding
 from jaxlm.config import EvalConfig
-from jaxlm.data import loader
 from jaxlm.data.packed import Packed
 from jaxlm.data.replay import Text
+from jaxlm.data.rows import count_targets, validation_rows
 from jaxlm.data.shards import DataDir
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base, dpo
@@ -77,13 +77,13 @@ def make(
     """
     nll_of = jax.jit(summed_nll(model, tile, sum_axis(config)), out_shardings=sharding.replicated(mesh))
     size = sharding.padded_rows(mesh, config.batch_size)
-    targets = {source: loader.count_targets(data, source, config, seq_len) for source in mixture}
+    targets = {source: count_targets(data, source, config, seq_len) for source in mixture}
     total = sum(-(-count // (size * seq_len)) for count in targets.values())
 
     def evaluate_source(variables: Variables, source: str, done: Callable[[], None]) -> dict[str, float]:
         sums, tokens, n_bytes = [], 0, 0
         sizes = {"seq_len": seq_len, "batch_size": size, "targets": targets[source]}
-        for held_out in loader.validation_rows(data, source, **sizes):
+        for held_out in validation_rows(data, source, **sizes):
             sums.append(nll_of(variables, _placed(held_out.batch, mesh)))
             tokens += held_out.target_tokens
             n_bytes += held_out.target_bytes

@@ -45,7 +45,7 @@ import numpy as np
 from jaxlm import files
 from jaxlm.config import Config, ConfigError, checks, older, with_keys
 from jaxlm.console import Say, hours, say
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 from jaxlm.plan import here, rungs
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.fit import with_changes
@@ -69,7 +69,7 @@ class Asked:
     hours: float | None = None
 
 
-def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
+def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
 
     Args:
@@ -130,7 +130,7 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
     return {"runs": runs, "sizes": sizes, "budgets": budgets, "machine": machine, "hours": spent}, climbed
 
 
-def _new(config: Config, order: Order, name: str) -> Ladder:
+def _new(config: Config, order: Rows, name: str) -> Ladder:
     """What a new ladder says of its target and of the text that all losses are of."""
     m, e = config.model, config.eval
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
 from jaxlm.console import human
 from jaxlm.data import passes
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 from jaxlm.plan import flops, interval, recipe
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.params import count_params
@@ -187,7 +187,7 @@ def _alone(c: Config) -> Config:
     )
 
 
-def held_out_tokens(config: Config, order: Order) -> int:
+def held_out_tokens(config: Config, order: Rows) -> int:
     """Returns about how many tokens of held-out text each run is measured on. Raises ConfigError if there are none."""
     e, entries = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
     if not sum(entry["tokens"] for entry in entries):
@@ -200,7 +200,7 @@ def held_out_tokens(config: Config, order: Order) -> int:
     return sum(round(min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1)) * entry["tokens"]) for entry in entries)
 
 
-def check_data(order: Order, climbed: Sequence[Rung]) -> str:
+def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     """Returns how often the largest run reads sources more than once, in words; "" if it reads each less than that.
 
     Raises:
@@ -279,7 +279,7 @@ def limit(config: Config, speeds: Mapping[int, float]) -> float:
     return max(HOURS, SHARE * tokens(config) / speed / 3600)
 
 
-def same(config: Config, order: Order) -> dict[str, typing.Any]:
+def same(config: Config, order: Rows) -> dict[str, typing.Any]:
     """Returns key -> value of all that decides the losses of a config's ladder on its data."""
     parts = {
         "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},

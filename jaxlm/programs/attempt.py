@@ -6,7 +6,7 @@ import pathlib
 
 from jaxlm import processes
 from jaxlm.config import Config
-from jaxlm.data.rows import check_fingerprint
+from jaxlm.data.order import check_fingerprint
 from jaxlm.objectives.base import Variables
 from jaxlm.plan import admission
 from jaxlm.processes import from_first, say, together

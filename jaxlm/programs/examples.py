@@ -52,12 +52,12 @@ def base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
     if not path:
         say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
         return None
-    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction, "num_threads": d.num_threads}
+    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction}
     return replay.open_text(path, speaker, **keys)
 
 
 def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
-    given = batches_lib.read(ready.data, ready.config.data, ready.parts, done, source=packed.Source)
+    given = batches_lib.read(ready.data, ready.config.data, ready.parts, done)
     together(given.fill)
     return given

@@ -27,7 +27,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
         )
-    first = {"origin": first_weights, "passes": passes.passes, "switch": rows.Order.switch}
+    first = {"origin": first_weights, "passes": passes.passes, "switch": rows.Rows.switch}
     return training.run(config, Task(lm.make, data, batches, held_out, **first, documents=trace.documents))
 
 
@@ -41,7 +41,7 @@ def first_weights(config: Config) -> origin.Origin | None:
     return origin.begin(config, readers.READERS)
 
 
-def data(config: Config) -> rows.Order:
+def data(config: Config) -> rows.Rows:
     """Returns the shards in `data.dir` and the order in which training reads them.
 
     Builds the shards first if they are missing.

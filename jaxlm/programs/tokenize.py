@@ -108,10 +108,7 @@ def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
 
 
 def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
-    """Up to 32 MB of text, shared among the sources by weight.
-
-    It comes from finished shards; without them from the first prepared documents, or the first of the sources themselves.
-    """
+    """Up to 32 MB, shared among the sources by weight: of finished shards, else of the sources, else of prepared documents."""
     d, root = config.data, pathlib.Path(config.data.dir)
     prepared = {name: files for name, files in documents.find(root).items() if files}
     paths = {name: source.path for name, source in d.sources.items() if source.path}

@@ -140,7 +140,7 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             make_data(config.data, config.prepare, config.engine, vocabulary.required(config), say)
             order = open_order(config)
             local = sharding.local_rows(mesh, t.batch_size)
-            source = loader.TrainLoader(order, row_indices=local, num_threads=config.data.num_threads)
+            source = loader.TrainLoader(order, row_indices=local)
             stack.callback(source.close)
             found = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
         except ConfigError as error:

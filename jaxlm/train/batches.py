@@ -3,7 +3,6 @@
 import collections
 import logging
 import time
-import typing
 from collections.abc import Callable
 
 import jax
@@ -12,8 +11,8 @@ from jax.sharding import Mesh
 
 from jaxlm import sharding
 from jaxlm.config import DataConfig
-from jaxlm.data import loader
 from jaxlm.data.loader import TrainLoader
+from jaxlm.data.order import Order
 from jaxlm.objectives.base import Batch
 from jaxlm.processes import together
 from jaxlm.step.parts import Parts
@@ -76,23 +75,27 @@ class LoaderBatches:
                 self._error = error
 
     def waits_for(self) -> str:
-        """Returns what the next batch waits for (a worker process, the file that is read); "" if nothing is known."""
+        """Returns the file that the next batch waits for, and since when; "" if nothing is known."""
         return self._loader.waits_for()
 
     def close(self) -> None:
-        """Stops the loader's threads and workers. Never raises, so that it hides no error of the run."""
+        """Stops the loader's threads. Never raises, so that it hides no error of the run."""
         try:
             self._loader.close()
         except Exception:
             logging.exception("the loader was not closed")
 
 
-def read(data: typing.Any, config: DataConfig, made: Parts, done: int, **options) -> LoaderBatches:
+def read(order: Order, config: DataConfig, made: Parts, done: int, *, verify: bool = False) -> LoaderBatches:
     """Returns the loader's batches from step `done` + 1 on, this process's rows of them, with a reserve if there are several.
 
     Args:
-      data, options: as `data.loader.open_train` takes them.
+      verify: True to compare all shards with the manifest in the background, those of the first steps first. If one is
+        damaged, the next batch raises DamagedData. With several processes one of them is enough; all of them check the
+        shards that they read.
     """
-    local = sharding.local_rows(made.mesh, data.batch_size)
-    found = together(lambda: loader.open_train(data, config, row_indices=local, start_step=done, **options))
-    return LoaderBatches(found, made.mesh, made.batch(), _RESERVE if jax.process_count() > 1 else 0)
+    options = {"row_indices": sharding.local_rows(made.mesh, order.batch_size), "start_step": done}
+    loader = together(lambda: TrainLoader(order, **options, stall_seconds=config.timeout_s))
+    if verify:
+        order.data.verifier.begin(order.shards(done))
+    return LoaderBatches(loader, made.mesh, made.batch(), _RESERVE if jax.process_count() > 1 else 0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError, to_json
+from jaxlm.config import Config, ConfigError, older, to_json
 from jaxlm.redact import redact
 from jaxlm.train import held_out_texts, ledger, metrics
 
@@ -76,7 +76,7 @@ def _facts(config: dict, start: dict) -> dict[str, dict]:
     """What went into a start, kind -> name -> fact, without secrets and without what only says where the run lies."""
     hardware = start.get("hardware") or {}
     return {
-        "config": {name: key for name, key in _flat(redact(config)).items() if name not in _HERE},
+        "config": {name: key for name, key in _flat(redact(older.known(config))).items() if name not in _HERE},
         "code": start.get("git") or {},
         "data": {"manifest": start.get("manifest_sha256")},
         "packages": (start.get("packages") or {}) | {"python": start.get("python")},

@@ -21,7 +21,7 @@ from jaxlm import config_files, files, tree
 from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError
 from jaxlm.data import chat, coder, shards
 from jaxlm.data.manifest import MANIFEST
-from jaxlm.data.rows import check_fingerprint
+from jaxlm.data.order import check_fingerprint
 from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
 from jaxlm.step import optim

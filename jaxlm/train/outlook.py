@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import Config, StopConfig
-from jaxlm.data.mixture import Final, final_of
-from jaxlm.data.windows import merge_windows
+from jaxlm.data.mixture import Final, final_of, merge_windows
 from jaxlm.plan import forecast, futures
 from jaxlm.processes import from_first
 from jaxlm.report import run as page

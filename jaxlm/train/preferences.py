@@ -31,7 +31,6 @@ def of_dpo(config: Config, say: Say) -> list[Watch]:
 
 
 def of_reward(config: Config, say: Say) -> list[Watch]:
-    """Returns the watches of `objectives.reward`."""
     return [Pinned(math.log(2), ("score", "margin"), config.train.steps, say), OnlyLength(say), Swapped(say)]
 
 

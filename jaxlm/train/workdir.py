@@ -12,7 +12,7 @@ from jaxlm import config_files, files, processes, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
 from jaxlm.console import say
 from jaxlm.data.manifest import MANIFEST
-from jaxlm.data.rows import check_fingerprint
+from jaxlm.data.order import check_fingerprint
 from jaxlm.files import expanded, is_step, within
 from jaxlm.plan import accelerators, departures, recipe
 from jaxlm.processes import from_first

@@ -227,7 +227,7 @@ def test_ids_in_front_of_a_cut(folders, kind):
     texts = ["", "the cat sat", f"{control}the dog\n{control}ran", f"the {control[0]}{GUARD}{control[1:]} cat", "日本é"]
     ends = [[0, len(text), *(text.find(control, i) + len(control) for i in range(len(text)))] for text in texts]
     cuts = [sorted({*places, 2, 5} & {*range(len(text) + 1)}) for text, places in zip(texts, ends, strict=True)]
-    for text, places, (found, at) in zip(texts, cuts, c.encode_cut(texts, cuts, 1), strict=True):
+    for text, places, (found, at) in zip(texts, cuts, c.encode_cut(texts, cuts), strict=True):
         assert found.tolist() == c.encode_marked(text)
         heads = [c.encode_marked(text[:cut]) for cut in places]
         assert at.tolist() == [len(head) if found.tolist()[: len(head)] == head else -1 for head in heads]
@@ -258,6 +258,6 @@ def test_what_a_template_opened_is_not_opened_again(folders):
     for text in ("<s>the cat", "the cat"):
         assert ids.conversation(prompted, text)[:3] == [512, 513, bos]
         assert ids.conversation(prompted, text).count(bos) == 1
-        ((found, at),) = ids.conversations(prompted, [text], [[0, len(text)]], 1)
+        ((found, at),) = ids.conversations(prompted, [text], [[0, len(text)]])
         assert found.tolist() == ids.conversation(prompted, text)
         assert at.tolist() == [2 + (not text.startswith("<s>")), len(found)]

@@ -188,13 +188,13 @@ def from_examples(coder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(chat, "template", lambda _: "{{ messages[0].content }}\n\n" + answer)
     place = examples.Place("a", 1)
     talks = [({"role": "user", "content": text}, {"role": "assistant", "content": "x"}) for text in TEXTS]
-    found = masks.masked(coder, [examples.Chat(talk, place) for talk in talks], 1)
+    found = masks.masked(coder, [examples.Chat(talk, place) for talk in talks])
     return [one.ids[:-3].tolist() for one in found]
 
 
 def from_replayed_text(coder, data, tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text or "left out"}) + "\n" for text in TEXTS))
-    text = replay.open_text(str(tmp_path), coder, text_key="text", val_fraction=1e-9, num_threads=1)
+    text = replay.open_text(str(tmp_path), coder, text_key="text", val_fraction=1e-9)
     found = text.stream("replay").read(0, text.token_counts()["replay"])
     opens = found == text.separator_id
     return [row.tolist() for row in np.split(found, np.flatnonzero(opens[1:] & ~opens[:-1]) + 1)]
@@ -378,7 +378,7 @@ def test_what_opens_a_text_and_what_parts_documents_may_differ(data):
 
     def made(coder, **fields):
         vars(coder).update(fields)
-        (row,) = ids.training_documents(coder, ["sun"], 1)
+        (row,) = ids.training_documents(coder, ["sun"])
         assert row.dtype == np.int32
         return row.tolist(), ids.document(coder, "sun")
 

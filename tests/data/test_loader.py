@@ -1,18 +1,16 @@
-"""Batches are the same on any number of hosts, threads and processes and after any resume; failures are errors."""
+"""Batches are the same on any number of hosts and threads and after any resume; failures are errors."""
 
 import dataclasses
 import itertools
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 from faults import harness
 
@@ -21,6 +19,7 @@ from jaxlm import config_files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data import loader, rows, shards, verify
 from jaxlm.data.mixture import Final
+from jaxlm.data.order import check_fingerprint
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -28,7 +27,7 @@ OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
 
 def take(data, n, mixture=MIXTURE, **options):
     asked = {name: options.pop(name, value) for name, value in OPTIONS.items()}
-    with loader.TrainLoader(rows.Order(data, mixture, **asked), **options) as batches:
+    with loader.TrainLoader(rows.Rows(data, mixture, **asked), **options) as batches:
         return list(itertools.islice(batches, n))
 
 
@@ -53,10 +52,6 @@ def expected(data):
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
 def test_thread_count_changes_nothing(data, expected, num_threads):
     assert same(take(data, 30, num_threads=num_threads, prefetch=1 + num_threads), expected)
-
-
-def test_worker_processes_change_nothing(data, expected):
-    assert same(take(data, 30, num_workers=2), expected)
 
 
 def test_the_comparison_can_fail(data, expected):
@@ -86,6 +81,22 @@ def test_row_indices_in_any_order(data, expected):
 @pytest.mark.parametrize("step", [0, 1, 13, 29])
 def test_resuming_at_any_step_continues(data, expected, step):
     assert same(take(data, 30 - step, start_step=step, num_threads=3), expected[step:])
+
+
+def test_from_step_37_come_the_batches_of_step_37(data):
+    """Counted once: a source that began there, and was sliced from there as well, would give those of step 74."""
+    final = Final({"math": 60, "code": 40}, share=0.4, steps=64)  # from batch 39 on, which step 36 trains on
+    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (38, 38)], final=final)
+    with loader.TrainLoader(order) as batches:
+        whole = list(itertools.islice(batches, 44))
+    for options in ({}, {"num_threads": 3}, {"num_threads": 1, "prefetch": 1}):
+        with loader.TrainLoader(order, start_step=37, **options) as batches:
+            assert same(whole[37:], list(itertools.islice(batches, 7)))
+    plan = order.plan
+    for step, number in ((36, 39), (37, 40), (43, 46)):
+        source, _, row = plan.locate(number, np.arange(8))
+        read = [data.stream(plan.names[k]).read(r * 24, r * 24 + 25) for k, r in zip(source, row, strict=True)]
+        assert same([whole[step]], [rows.make_batch(np.stack(read), data.separator_id)])
 
 
 def test_a_far_step_is_reached_at_once(data):
@@ -124,7 +135,7 @@ def test_segments_hold_one_document_each(data):
 def test_held_out_rows_count_each_byte_once_and_each_end_but_the_last(data, seq_len):
     for source in MIXTURE:
         entry, separators = data.entry(source, "val"), 0
-        batches = list(loader.validation_rows(data, source, seq_len=seq_len, batch_size=3))
+        batches = list(rows.validation_rows(data, source, seq_len=seq_len, batch_size=3))
         for each in batches:
             separators += int((each.batch["targets"] == data.separator_id)[each.batch["weights"] > 0].sum())
         assert sum(each.target_bytes for each in batches) == entry["bytes"]
@@ -142,11 +153,10 @@ def shards_of(data, source):
     return sorted((data.path / "train" / source).glob("*.array_record"))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_damaged_shard_is_bad_input_that_names_it_again_and_again(copy, num_workers):
+def test_a_damaged_shard_is_bad_input_that_names_it_again_and_again(copy):
     for shard in shards_of(copy, "prose"):
         shard.write_bytes(b"\0" * shard.stat().st_size)
-    with loader.TrainLoader(rows.Order(copy, MIXTURE, **OPTIONS), num_workers=num_workers) as batches:
+    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS)) as batches:
         for _ in range(2):
             with pytest.raises(verify.DamagedData, match=r"prose/\d+.array_record is damaged .*copy it again"):
                 next(batches)
@@ -165,9 +175,9 @@ def test_a_sound_shard_in_the_place_of_another_is_noticed_before_its_first_recor
 
 
 def open_verified(data):
-    config = dataclasses.replace(config_lib.resolve(config_files.load("base", ["data.dir=d"])).data, timeout_s=30.0)
-    order = rows.Order(data, MIXTURE, **OPTIONS)
-    return loader.open_train(order, config, row_indices=np.arange(8), start_step=0, verify=True)
+    order = rows.Rows(data, MIXTURE, **OPTIONS)
+    data.verifier.begin(order.shards(0))
+    return loader.TrainLoader(order, stall_seconds=30.0)
 
 
 def test_damage_that_the_background_finds_ends_the_run_at_the_next_batch(copy, data, expected):
@@ -183,9 +193,8 @@ def test_damage_that_the_background_finds_ends_the_run_at_the_next_batch(copy, d
         assert same([next(batches) for _ in range(30)], expected)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy, expected, num_workers):
-    with loader.TrainLoader(rows.Order(copy, MIXTURE, **OPTIONS), num_workers=num_workers, prefetch=1) as batches:
+def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy, expected):
+    with loader.TrainLoader(rows.Rows(copy, MIXTURE, **OPTIONS), prefetch=1) as batches:
         before = [next(batches) for _ in range(2)]
         away = copy.path.with_name("away")
         (copy.path / "train").rename(away)
@@ -193,28 +202,23 @@ def test_a_read_that_fails_once_is_tried_again_and_the_batches_are_the_same(copy
         assert same(before + [next(batches) for _ in range(28)], expected)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.faults)])
-def test_a_read_that_fails_three_times_names_the_shard_and_the_same_command_may_do_better(
-    copy, num_workers, monkeypatch
-):
+def test_a_read_that_fails_three_times_names_the_shard_and_the_same_command_may_do_better(copy, monkeypatch):
     monkeypatch.setattr(verify, "RETRY_SECONDS", (0.01, 0.01))
-    order = rows.Order(copy, {"prose": 1}, **OPTIONS)
+    order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
     shutil.rmtree(copy.path / "train")
-    with loader.TrainLoader(order, num_workers=num_workers) as batches:
+    with loader.TrainLoader(order) as batches:
         for _ in range(2):
             with pytest.raises(RunError, match=r"failed at step 0: cannot read record \d+ of .*prose/\d+.array_record"):
                 next(batches)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.faults)])
-def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(copy, num_workers):
+def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(copy):
     for shard in shards_of(copy, "prose"):
         shard.unlink()
         os.mkfifo(shard)  # whoever opens it waits for ever
-    stall = 0.3 if num_workers == 0 else 4.0
-    order = rows.Order(copy, {"prose": 1}, **OPTIONS)
-    batches = loader.TrainLoader(order, num_workers=num_workers, stall_seconds=stall)
-    with pytest.raises(RunError, match=rf"no batch within {stall:g} s .*{copy.path}/train/prose/\d+.array_record, for"):
+    order = rows.Rows(copy, {"prose": 1}, **OPTIONS)
+    batches = loader.TrainLoader(order, stall_seconds=0.3)
+    with pytest.raises(RunError, match=rf"no batch within 0.3 s .*{copy.path}/train/prose/\d+.array_record, for"):
         next(batches)
     assert "prose" in batches.waits_for()
     began = time.monotonic()
@@ -222,62 +226,13 @@ def test_a_hung_read_is_an_error_that_names_the_shard_and_close_does_not_wait(co
     assert time.monotonic() - began < 4
 
 
-def workers_of(process):
-    return [p for p in process.children(recursive=True) if "ahead.serve" in " ".join(p.cmdline())]
-
-
-def test_a_killed_worker_is_named_and_close_leaves_none(data):
-    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=60)
-    next(batches)
-    workers = workers_of(psutil.Process())
-    assert len(workers) == 2
-    workers[0].kill()
-    words = rf"failed at step \d+: worker process \d of 2 of the loader \(pid {workers[0].pid}\) was ended by SIGKILL"
-    with pytest.raises(RunError, match=words):
-        list(itertools.islice(batches, 50))
-    batches.close()
-    assert not psutil.wait_procs(workers, timeout=5)[1]
-
-
-def test_a_worker_that_stands_still_is_named_and_close_leaves_none(data):
-    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=30)
-    next(batches)
-    workers, batches.stall_seconds = workers_of(psutil.Process()), 0.5
-    for worker in workers:
-        worker.suspend()
-    with pytest.raises(RunError, match=r"no batch within 0.5 s .*worker process \d of 2 of the loader \(pid \d+\)"):
-        list(itertools.islice(batches, 1000))
-    batches.close()
-    assert not psutil.wait_procs(workers, timeout=5)[1]
-
-
-def test_a_worker_that_dies_at_import_is_named_at_once(data, tmp_path, monkeypatch):
-    (tmp_path / "array_record.py").write_text("raise ImportError('broken installation')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2) as batches:
-        began = time.monotonic()
-        with pytest.raises(RunError, match=r"worker process 1 of 2 .* ended with exit code 1 before its first batch"):
-            next(batches)
-        assert time.monotonic() - began < 10
-
-
-def test_signals_to_the_group_do_not_end_workers(data, expected):
-    """Slurm sends SIGTERM, and a terminal ctrl-C, to all processes: the run still needs batches until it has saved."""
-    with loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1) as batches:
-        got = [next(batches), next(batches)]
-        for worker in workers_of(psutil.Process()):
-            worker.send_signal(signal.SIGTERM)
-            worker.send_signal(signal.SIGINT)
-        assert same(got + [next(batches) for _ in range(28)], expected)
-
-
 SCRIPT = """
 import itertools, sys
 from jaxlm.data import loader, rows, shards
-num_workers, then = int(sys.argv[2]), sys.argv[3]
+then = sys.argv[2]
 data = shards.open_data(sys.argv[1])
-order = rows.Order(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
-batches = loader.TrainLoader(order, num_workers=num_workers, stall_seconds=3)
+order = rows.Rows(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2)
+batches = loader.TrainLoader(order, stall_seconds=3)
 if then == "hang":
     import os, pathlib
     for shard in (data.path / "train" / "prose").glob("*.array_record"):
@@ -302,48 +257,34 @@ def start(tmp_path, data, *arguments):
     return subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": root})
 
 
-def test_workers_die_with_a_killed_parent(data, tmp_path):
-    with start(tmp_path, data, "1", "wait") as parent:
-        assert parent.stdout.readline() == b"ready\n"
-        workers = workers_of(psutil.Process(parent.pid))
-        assert workers
-        parent.kill()
-        assert not psutil.wait_procs(workers, timeout=20)[1]
-
-
 @pytest.mark.faults
-@pytest.mark.parametrize("num_workers", ["0", "2"])
 @pytest.mark.parametrize("then", ["close", "leave", "hang"])
-def test_a_process_with_a_loader_always_exits_and_leaves_no_worker(copy, tmp_path, num_workers, then):
-    with start(tmp_path, copy, num_workers, then) as process:
+def test_a_process_with_a_loader_always_exits(copy, tmp_path, then):
+    with start(tmp_path, copy, then) as process:
         line = process.stdout.readline()
-        workers = workers_of(psutil.Process(process.pid))
-        assert len(workers) == int(num_workers)
         assert (b"array_record" in line) == (then == "hang"), line
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.wait(timeout=15) == 0
-        assert not psutil.wait_procs(workers, timeout=5)[1]
 
 
 SUMS = """
 import hashlib, itertools, sys
 from jaxlm.data import loader, rows, shards, verify
 verify.RETRY_SECONDS = (0.01, 0.01)
-order = rows.Order(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
-with loader.TrainLoader(order, num_workers=int(sys.argv[2])) as batches:
+order = rows.Rows(shards.open_data(sys.argv[1]), {"prose": 1}, seed=0, seq_len=24, batch_size=8)
+with loader.TrainLoader(order) as batches:
     for batch in itertools.islice(batches, 100):
         print(hashlib.sha256(batch["tokens"].tobytes()).hexdigest())
 """
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("num_workers", ["0", "2"])
-def test_an_io_error_or_two_cost_no_batch(data, tmp_path, num_workers):
+def test_an_io_error_or_two_cost_no_batch(data, tmp_path):
     (tmp_path / "rules").write_text("read EIO /train/prose/00001 2\nread EIO /train/prose/00003 1\n")
 
     def run(**more):
-        command = [sys.executable, "-c", SUMS, str(data.path), num_workers]
+        command = [sys.executable, "-c", SUMS, str(data.path)]
         return subprocess.run(command, capture_output=True, text=True, env=os.environ | more, timeout=60)
 
     sound, shaken = run(), run(LD_PRELOAD=str(harness.shim()), FAULTS=str(tmp_path / "rules"))
@@ -353,7 +294,7 @@ def test_an_io_error_or_two_cost_no_batch(data, tmp_path, num_workers):
 
 
 def test_a_closed_loader_says_so(data):
-    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS))
+    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS))
     next(batches)
     assert batches.step == 1
     batches.close()
@@ -364,30 +305,30 @@ def test_a_closed_loader_says_so(data):
 
 def test_fingerprint_tells_what_changed(data):
     arguments = {"seed": 0, "seq_len": 16, "batch_size": 8}
-    saved = rows.Order(data, MIXTURE, **arguments).fingerprint()
-    scaled = rows.Order(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
+    saved = rows.Rows(data, MIXTURE, **arguments).fingerprint()
+    scaled = rows.Rows(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
     assert saved == scaled
-    rows.check_fingerprint(saved, scaled)
+    check_fingerprint(saved, scaled)
     for change in ({"seed": 1}, {"seq_len": 32}, {"batch_size": 4}):
-        now = rows.Order(data, MIXTURE, **(arguments | change)).fingerprint()
+        now = rows.Rows(data, MIXTURE, **(arguments | change)).fingerprint()
         key = next(iter(change))
         with pytest.raises(ConfigError, match=rf"{key} was {arguments[key]}, is {change[key]}; set them back"):
-            rows.check_fingerprint(saved, now)
+            check_fingerprint(saved, now)
         assert now["sha256"] != saved["sha256"]
     with pytest.raises(ConfigError, match="mixture was"):
-        rows.check_fingerprint(saved, rows.Order(data, {"prose": 1}, **arguments).fingerprint())
+        check_fingerprint(saved, rows.Rows(data, {"prose": 1}, **arguments).fingerprint())
 
 
-def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(data):
+def test_batches_over_the_switch_are_the_same_for_any_seek_and_threads(data):
     final = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
-    order, plain = rows.Order(data, MIXTURE, **OPTIONS, final=final), rows.Order(data, MIXTURE, **OPTIONS)
+    order, plain = rows.Rows(data, MIXTURE, **OPTIONS, final=final), rows.Rows(data, MIXTURE, **OPTIONS)
 
     def take(order, count, **options):
         with loader.TrainLoader(order, **options) as batches:
             return list(itertools.islice(batches, count))
 
     whole = take(order, 20)
-    for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_workers": 2})):
+    for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_threads": 7})):
         found = take(order, 20 - start, start_step=start, **options)
         assert same(whole[start:], found)
     slots = np.array([1, 4])  # of one of several hosts
@@ -401,7 +342,7 @@ def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(d
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])
 def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size):
     tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
-    batches = list(loader.validation_rows(data, "prose", seq_len=seq_len, batch_size=batch_size))
+    batches = list(rows.validation_rows(data, "prose", seq_len=seq_len, batch_size=batch_size))
     assert {b.batch["tokens"].shape for b in batches} == {(batch_size, seq_len)}
     targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
     inputs = np.concatenate([b.batch["tokens"][b.batch["weights"] > 0] for b in batches])
@@ -414,7 +355,7 @@ def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size)
 
 @pytest.mark.parametrize("chunk", [7, 65_536])
 def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(data, chunk, monkeypatch):
-    monkeypatch.setattr(loader, "_CHUNK", chunk)
+    monkeypatch.setattr(rows, "_CHUNK", chunk)
     settings = config_lib.resolve(config_files.load("base", ["data.path=x"])).eval
     tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
     bytes_N = data.token_bytes()[tokens[1:]]
@@ -422,10 +363,10 @@ def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(
     for limit in (1, 2, 50, 51, 52, int(bytes_N.sum()) - 1, int(bytes_N.sum()), 10**9, 0):
         limited = dataclasses.replace(settings, max_mb=limit / 1e6)
         want = int((begins_N < (limit or np.inf)).sum())
-        assert loader.count_targets(data, "prose", limited, 8) == want
-        batches = list(loader.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
+        assert rows.count_targets(data, "prose", limited, 8) == want
+        batches = list(rows.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
         targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
         assert np.array_equal(targets, tokens[1 : 1 + want])
     older = dataclasses.replace(settings, older_batches=(3, 2), max_mb=1e-6)
-    assert loader.count_targets(data, "prose", older, 8) == 48
-    assert loader.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1
+    assert rows.count_targets(data, "prose", older, 8) == 48
+    assert rows.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1

@@ -98,7 +98,7 @@ def two_mixtures(seq_len=16, batch_size=8, first=None, last=None, windows=(), **
     given = mixing.Final(last or {"prose": 40, "math": 40, "code": 20}, **({"share": 0.4, "steps": 50} | final))
     sizes = {"seed": 3, "seq_len": seq_len, "batch_size": batch_size}
     first = first or {"prose": 87, "math": 10, "code": 3}
-    return rows.plan_rows(tokens, first, **sizes, passed_over=rows.merge_windows(windows), final=given)
+    return rows.plan_rows(tokens, first, **sizes, passed_over=mixing.merge_windows(windows), final=given)
 
 
 def plain(p):
@@ -200,7 +200,7 @@ def test_a_golden_of_the_final_mixture():
 
 def test_it_begins_with_a_share_or_with_a_branch_whichever_comes_first():
     def begins(share, branch, windows=()):
-        return mixing.Final({"a": 1}, share, 50, branch).begins(rows.merge_windows(windows))
+        return mixing.Final({"a": 1}, share, 50, branch).begins(mixing.merge_windows(windows))
 
     assert begins(0.4, 0) == 30
     assert begins(0.0, 20) == 20
@@ -216,12 +216,12 @@ def test_it_begins_with_a_share_or_with_a_branch_whichever_comes_first():
 @pytest.mark.parametrize("branch", [0, 12])
 def test_what_is_passed_over_is_cut_out_of_the_same_batches(windows, branch):
     """Those that are left of the share's are the same; a branch has passed over nothing but what lies before or behind it."""
-    p = two_mixtures(windows=windows, branch=branch)
-    assert p.final_begins == (rows.batch_number(branch, p.passed_over) if branch else 30)
+    p, merged = two_mixtures(windows=windows, branch=branch), mixing.merge_windows(windows)
+    assert p.final_begins == (mixing.batch_number(branch, merged) if branch else 30)
     whole = two_mixtures() if not branch else two_mixtures(share=0.0, branch=p.final_begins)
     for step in range(60):
-        number = rows.batch_number(step + 1, p.passed_over)
-        for a, b in zip(p.locate(step, np.arange(8)), whole.locate(number - 1, np.arange(8)), strict=True):
+        number = mixing.batch_number(step + 1, merged)
+        for a, b in zip(p.locate(number - 1, np.arange(8)), whole.locate(number - 1, np.arange(8)), strict=True):
             assert np.array_equal(a, b)
 
 

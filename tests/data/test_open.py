@@ -55,7 +55,7 @@ def test_a_source_that_the_data_lacks_is_refused(data):
 
 
 def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
-    keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
+    keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1"]
     c, said = resolve(tmp_path, "data.seed=3", *keys), []
     make(c, said.append)
     assert any(line.startswith("wrote text: ") for line in said)
@@ -70,9 +70,21 @@ def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
         make(resolve(tmp_path, "data.seed=4", *keys), said.append)
 
 
+def test_shards_with_records_of_another_length_are_read_as_they_are(corpus, tmp_path):
+    """`data.block_tokens` of older versions: no token depends on it."""
+    c = resolve(tmp_path, f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1")
+    make(c, lambda line: None)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["recipe"]["block_tokens"] == "8192"
+    manifest["recipe"]["block_tokens"] = "64"
+    path.write_text(json.dumps(manifest))
+    make(c, lambda line: None)
+
+
 def test_the_seed_of_a_run_changes_nothing_of_its_data(corpus, tmp_path):
     """Else three seeds are measured on three texts, by three tokenizers."""
-    keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
+    keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1"]
     runs = {name: resolve(tmp_path / name, *keys, *more) for name, *more in (("a", "seed=3"), ("b", "seed=4"))}
     runs["c"] = resolve(tmp_path / "c", *keys, "data.seed=4")
     for c in runs.values():
@@ -129,7 +141,7 @@ def test_without_sources_nothing_is_made(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("key", ["num_workers", "num_threads", "prefetch", "timeout_s", "block_tokens", "max_bytes"])
-def test_sizes_of_the_loader_have_upper_bounds(key, tmp_path):
+@pytest.mark.parametrize("key", ["timeout_s", "max_bytes"])
+def test_sizes_have_upper_bounds(key, tmp_path):
     with pytest.raises(ConfigError, match=f"data.{key}=1.* must be at most"):
         resolve(tmp_path, f"data.{key}={10**21}")

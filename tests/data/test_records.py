@@ -383,7 +383,7 @@ def outcome(tmp_path, row, tokenizer):
     """(a hash of the ids, masks and margins that a row gives, all that is told of it)."""
     try:
         found, notes = read(tmp_path, row, pairs="chosen" in row)
-        made, counts = coded.build(found, tokenizer, seq_len=512, num_threads=1, notes=notes)
+        made, counts = coded.build(found, tokenizer, seq_len=512, notes=notes)
     except ConfigError as error:
         return None, str(error)
     return made.sha256(), " ".join(notes.lines() + counts.lines("rows", 512))

@@ -8,7 +8,7 @@ import tiny_chats
 import tiny_data
 
 from jaxlm.config import ConfigError
-from jaxlm.data import chat, loader, replay, rows
+from jaxlm.data import chat, replay, rows
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_pieces_are_rows_of_the_data(data):
 
 
 def test_a_data_directory_is_opened_if_its_ids_are_the_models(data):
-    options = {"text_key": "text", "val_fraction": 0.1, "num_threads": 1}
+    options = {"text_key": "text", "val_fraction": 0.1}
     for tokenizer in (data.tokenizer(), chat.grown(data.tokenizer())):
         assert replay.open_text(str(data.path), tokenizer, **options).sha256 == data.sha256
     with pytest.raises(ConfigError, match="is of another tokenizer: set replay"):
@@ -45,7 +45,7 @@ def test_text_files(tmp_path):
     texts = [f"one two {' three' * (i % 5)} {i}" for i in range(200)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in texts))
     tokenizer = tiny_chats.tokenizer()
-    text = replay.open_text(str(tmp_path), tokenizer, text_key="said", val_fraction=0.2, num_threads=1)
+    text = replay.open_text(str(tmp_path), tokenizer, text_key="said", val_fraction=0.2)
     seen = {}
     for split in ("train", "val"):
         stream = text.stream(replay.NAME, split)
@@ -54,13 +54,13 @@ def test_text_files(tmp_path):
         seen[split] = [tokenizer.decode(part) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eos_id))[1:]]
     assert sorted(seen["train"] + seen["val"]) == sorted(texts)
     assert 20 < len(seen["val"]) < 60
-    held_out = list(loader.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
+    held_out = list(rows.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
     assert sum(batch.target_bytes for batch in held_out) == sum(len(one.encode()) for one in seen["val"])
 
 
 def test_no_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    options = {"text_key": "text", "num_threads": 1}
+    options = {"text_key": "text"}
     tokenizer = tiny_chats.tokenizer()
     with pytest.raises(ConfigError, match="no such file or folder"):
         replay.open_text(str(tmp_path / "b"), tokenizer, val_fraction=0.1, **options)

@@ -8,6 +8,7 @@ import pytest
 from jaxlm.config import ConfigError
 from jaxlm.data import rows
 from jaxlm.data.mixture import Final
+from jaxlm.data.order import check_fingerprint
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 
@@ -192,18 +193,18 @@ OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
 FINAL = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
 
 
-def with_final(data, **changes) -> rows.Order:
-    return rows.Order(data, MIXTURE, **OPTIONS, final=dataclasses.replace(FINAL, **changes))
+def with_final(data, **changes) -> rows.Rows:
+    return rows.Rows(data, MIXTURE, **OPTIONS, final=dataclasses.replace(FINAL, **changes))
 
 
 def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(data):
-    plain, saved = rows.Order(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
+    plain, saved = rows.Rows(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
     assert [*plain] == ["data", "mixture", "seed", "seq_len", "batch_size", "sha256"]
     assert {key: saved[key] for key in saved.keys() - plain.keys()} == {
         "final": "code 2/5, math 3/5", "final_share": "0.4", "final_batch": "12",
     }  # fmt: skip
     assert saved["sha256"] != plain["sha256"]
-    rows.check_fingerprint(saved, dict(saved), 20)
+    check_fingerprint(saved, dict(saved), 20)
 
 
 @pytest.mark.parametrize(
@@ -220,35 +221,35 @@ def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(
     ],
 )
 def test_a_run_keeps_its_final_mixture_even_before_it_begins(data, was, now, message):
-    plain = rows.Order(data, MIXTURE, **OPTIONS)
+    plain = rows.Rows(data, MIXTURE, **OPTIONS)
     saved, current = ((plain if x is None else with_final(data, **x)).fingerprint() for x in (was, now))
     with pytest.raises(ConfigError, match=message) as error:
-        rows.check_fingerprint(saved, current, 3)
+        check_fingerprint(saved, current, 3)
     assert "\n" not in str(error.value)
-    rows.check_fingerprint(saved, current, 3, branch=True)  # a branch may take another one
+    check_fingerprint(saved, current, 3, branch=True)  # a branch may take another one
 
 
 def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
     """A share of 0.4: after batch 12 of 20, after batch 24 of 40."""
     saved, longer = with_final(data).fingerprint(), with_final(data, steps=40).fingerprint()
     for a, b in ((saved, longer), (longer, saved)):
-        rows.check_fingerprint(a, b, 12)
+        check_fingerprint(a, b, 12)
         with pytest.raises(
             ConfigError, match=r"data\.final can't change at step 13: it begins .* optim\.schedule_steps"
         ):
-            rows.check_fingerprint(a, b, 13)
+            check_fingerprint(a, b, 13)
     # Step 11 is batch 13 if two batches were passed over.
-    rows.check_fingerprint(saved, longer, 10, [[3, 4]])
+    check_fingerprint(saved, longer, 10, [[3, 4]])
     with pytest.raises(ConfigError, match="at step 11: it begins after batch 24, and in the run so far after batch 12"):
-        rows.check_fingerprint(saved, longer, 11, [[3, 4]])
+        check_fingerprint(saved, longer, 11, [[3, 4]])
 
 
 def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_that_has_begun(data):
-    plain, trunk = rows.Order(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
+    plain, trunk = rows.Rows(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
     other = {"mixture": {"prose": 1}, "share": 0.0}
 
     def check(saved, step, windows=(), **changes):
-        rows.check_fingerprint(saved, with_final(data, **changes).fingerprint(), step, windows, branch=True)
+        check_fingerprint(saved, with_final(data, **changes).fingerprint(), step, windows, branch=True)
 
     for step, windows in ((8, ()), (12, ()), (8, [[2, 3]])):
         for saved in (plain, trunk):
@@ -262,4 +263,4 @@ def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_
     ):
         check(plain, 15, branch=15)
     with pytest.raises(ConfigError, match="seed was"):
-        rows.check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)
+        check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)

@@ -139,11 +139,11 @@ def test_text_and_mask_are_those_of_transformers(kind, opened, left_out):
             assert not masks.text_of(chat.Writer(ours), one.messages, tools)
             continue
         assert masks.text_of(chat.Writer(ours), one.messages, tools) == text, name
-        (found,) = masks.masked(ours, [one], 1)
+        (found,) = masks.masked(ours, [one])
         while isinstance(found, masks.Unmasked) and found.keys:
             for key in found.keys:
                 one = Chat(without(one.messages, key), PLACE, tools=one.tools if key != "tools" else None)
-            (found,) = masks.masked(ours, [one], 1)
+            (found,) = masks.masked(ours, [one])
         if isinstance(found, masks.Unmasked):
             assert not name.endswith("_training"), (name, found)
             left_out.append(f"{name}, {kind}: {found.why}")

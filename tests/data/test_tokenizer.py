@@ -84,11 +84,9 @@ def test_sentencepiece_reads_the_model_alike(coder):
             assert coder._sp.decode(coder.encode(text)) == text
 
 
-def test_batch_equals_one_by_one_at_any_thread_count(coder):
+def test_batch_equals_one_by_one(coder):
     texts = HARD + random_texts(50)
-    for num_threads in (1, 3):
-        batch = coder.encode_batch(texts, num_threads=num_threads)
-        assert [ids.tolist() for ids in batch] == [coder.encode(text) for text in texts]
+    assert [ids.tolist() for ids in coder.encode_batch(texts)] == [coder.encode(text) for text in texts]
 
 
 def test_long_texts_are_cut_where_it_changes_nothing(coder, training_texts, monkeypatch):
@@ -151,7 +149,7 @@ def test_ids_in_front_of_a_cut(coder, training_texts):
     cuts = [
         [cut for cut in range(len(text) + 1) if text.rfind("<", 0, cut) <= text.rfind(">", 0, cut)] for text in texts
     ]
-    for text, places, (ids, at) in zip(texts, cuts, coder.encode_cut(texts, cuts, 1), strict=True):
+    for text, places, (ids, at) in zip(texts, cuts, coder.encode_cut(texts, cuts), strict=True):
         assert ids.tolist() == coder.encode_marked(text)
         heads = [coder.encode_marked(text[:cut]) for cut in places]
         assert at.tolist() == [len(head) if ids.tolist()[: len(head)] == head else -1 for head in heads]
@@ -253,10 +251,10 @@ def test_unigram_cuts_a_word_alike_in_any_text(unigram, training_texts):
 def test_remembered_words_change_nothing(coder, training_texts, monkeypatch):
     texts = HARD + random_texts(300) + training_texts
     first = [ids.tolist() for ids in coder.encode_batch(texts)]
-    whole = [ids.tolist() for ids in coder._encode_whole(texts, num_threads=1)]
+    whole = [ids.tolist() for ids in coder._encode_whole(texts)]
     assert first == whole
     monkeypatch.setattr(tokenizer, "_PIECE_CHARS", 100)  # long texts cut at newlines, as for models made elsewhere
-    assert [ids.tolist() for ids in coder._encode_whole(texts, num_threads=1)] == whole
+    assert [ids.tolist() for ids in coder._encode_whole(texts)] == whole
     monkeypatch.setattr(tokenizer, "_CACHE_CHARS", 1000)  # forgotten after nearly every text
     forgetful = tokenizer.Tokenizer(coder.model_bytes)
     assert [forgetful.encode(text) for text in texts] == whole

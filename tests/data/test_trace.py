@@ -17,10 +17,10 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
         for number, line in enumerate(open(source.spec), start=1)
     }
     coder = data.tokenizer()
-    with loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), start_step=3) as batches:
+    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
         for step in range(3, 23):
             batch = next(batches)
-            traced = trace.describe_batch(rows.Order(data, MIXTURE, **OPTIONS), step)
+            traced = trace.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step)
             assert [r.slot for r in traced] == list(range(8))
             for row in traced:
                 ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
@@ -34,7 +34,7 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
 
 def test_trace_knows_the_final_mixture(data):
     final = mixture.Final({"math": 3, "code": 1}, share=0.5, steps=12)
-    order, plain = rows.Order(data, MIXTURE, **OPTIONS, final=final), rows.Order(data, MIXTURE, **OPTIONS)
+    order, plain = rows.Rows(data, MIXTURE, **OPTIONS, final=final), rows.Rows(data, MIXTURE, **OPTIONS)
     coder = data.tokenizer()
     with loader.TrainLoader(order, start_step=4) as batches:
         for step in range(4, 9):
@@ -47,6 +47,6 @@ def test_trace_knows_the_final_mixture(data):
 
 
 def test_trace_of_another_step_differs_and_snippets_are_short(data):
-    a, b = (trace.describe_batch(rows.Order(data, MIXTURE, **OPTIONS), step, snippet_chars=7) for step in (3, 4))
+    a, b = (trace.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step, snippet_chars=7) for step in (3, 4))
     assert a != b
     assert max(len(d.text) for row in a for d in row.documents) == 7

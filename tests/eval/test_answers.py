@@ -28,7 +28,7 @@ def given(tmp_path_factory):
     keys = [f"data.path={path}", "data.val_fraction=0.4", "eval.max_mb=0", "eval.max_examples=0"]
     c = config.resolve(config_files.load("base", keys))
     made = packed.make(c.data, c.examples, tokenizer, pairs=False, sizes=packed.Sizes(0, TOKENS, ROWS))
-    text = replay.open_text(str(folder / "text.jsonl"), tokenizer, text_key="text", val_fraction=0.5, num_threads=1)
+    text = replay.open_text(str(folder / "text.jsonl"), tokenizer, text_key="text", val_fraction=0.5)
     model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size), "xla")
     return model, {"params": tiny.random_params(model)}, made, text, dataclasses.replace(c.eval, batch_size=ROWS)
 

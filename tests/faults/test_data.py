@@ -1,22 +1,14 @@
-"""The loader's processes, and shards that are damaged, missing, added, slow or not to be read."""
+"""Shards that are damaged, missing, added, slow or not to be read."""
 
 import json
 import pathlib
 import shutil
-import signal
 
-import psutil
 import pytest
-from faults.harness import Started, steps
+from faults.harness import steps
 
 pytestmark = pytest.mark.faults
-FEW = {"data__num_threads": 1, "data__prefetch": 1}
-
-
-def workers(run: Started) -> list[psutil.Process]:
-    """The loader's processes of a run."""
-    found = psutil.Process(run.process.pid).children(recursive=True)
-    return [process for process in found if "ahead" in " ".join(process.cmdline())]
+HELD = {"hold": 6, "few": True}  # so that the steps behind it are still to be read
 
 
 def other_data(place, name: str) -> pathlib.Path:
@@ -29,59 +21,9 @@ def shards(data: pathlib.Path, split: str = "train") -> list[pathlib.Path]:
     return sorted((data / split).rglob("*.array_record"))
 
 
-def test_a_run_with_workers_ends(place):
-    """And its workers with it: the batches are those of a run without."""
-    place.run("workers", data__num_workers=2)
-    place.assert_exact("workers")
-
-
-def test_a_worker_is_killed(place):
-    """Exit code 1, with the state saved; the same command goes on."""
-    run = place.start("killed", inside={"hold": 6}, data__num_workers=2, data__prefetch=1)
-    run.wait_for_saved(4)
-    workers(run)[0].kill()
-    run.go_on()
-    assert "was ended by SIGKILL" in run.end(1)
-    assert max(steps(run.folder)) >= 6
-    place.run("killed", data__num_workers=2)
-    place.assert_exact("killed")
-
-
-def test_workers_that_die_at_import(place):
-    """Exit code 1 with a line, not a wait for ever."""
-    said = place.run("import", code=1, inside={"workers": "die"}, data__num_workers=2)
-    assert "ended with exit code 7 before its first batch" in said
-    place.run("import", data__num_workers=2)
-    place.assert_exact("import")
-
-
-def test_the_run_is_killed_and_its_workers_end(place):
-    """Kill -9 leaves no process behind."""
-    run = place.start("orphans", inside={"hold": 6}, data__num_workers=2)
-    run.wait_for_saved(4)
-    left = workers(run)
-    run.kill()
-    assert len(left) == 2
-    assert not psutil.wait_procs(left, timeout=5)[1]
-    place.run("orphans", data__num_workers=1)
-    place.assert_exact("orphans")
-
-
-def test_a_worker_hangs_in_a_read(place):
-    """`data.timeout_s` passes: exit code 1, the state saved, and the line names the file. Stopped, as by a dead disk."""
-    run = place.start("stuck", inside={"hold": 6}, data__num_workers=2, data__prefetch=1, data__timeout_s=2)
-    run.wait_for_saved(4)
-    workers(run)[0].send_signal(signal.SIGSTOP)
-    run.go_on()
-    assert "no batch within 2 s (data.timeout_s): worker process 1 of 2" in run.end(1)
-    assert max(steps(run.folder)) >= 6
-    place.run("stuck")
-    place.assert_exact("stuck")
-
-
 def test_a_read_of_a_shard_hangs(place):
     """Exit code 1 after `data.timeout_s`, with the state saved, and the shard named."""
-    run = place.start("hang", rules=(), inside={"hold": 6}, data__timeout_s=2, **FEW)
+    run = place.start("hang", rules=(), inside=HELD, data__timeout_s=2)
     run.wait_for_saved(4)
     run.fault("read hang data/train")
     run.go_on()
@@ -96,7 +38,7 @@ def test_a_read_of_a_shard_hangs(place):
 @pytest.mark.parametrize("times", [2, 100])
 def test_eio_of_a_shard(place, times):
     """A read that fails twice is tried again, and nothing more; one that fails for good ends the run with the state saved."""
-    run = place.start(f"eio-{times}", rules=(), inside={"hold": 6}, **FEW)
+    run = place.start(f"eio-{times}", rules=(), inside=HELD)
     run.wait_for_saved(4)
     run.fault(f"read EIO data/train {times}")
     run.go_on()

@@ -13,7 +13,7 @@ def test_a_run_that_is_killed_before_and_after_the_switch_ends_as_one_that_was_n
     assert f"mixture: a 0.75, b 0.25 to step {SWITCH}, then b 0.909, a 0.0909\n" in said
     place.stopped("killed", SWITCH - 2, **FINAL)
     place.stopped("killed", SWITCH + 5, **FINAL)
-    place.run("killed", **FINAL, data__num_workers=2)
+    place.run("killed", **FINAL)
     place.assert_exact("killed", of="final")
     with pytest.raises(AssertionError):
         place.assert_exact("final")  # the comparison can fail: the run without a final mixture is another one

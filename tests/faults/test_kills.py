@@ -149,9 +149,9 @@ def test_another_process_in_the_same_folder_is_refused(place):
     place.assert_exact("shared")
 
 
-def test_resumed_with_other_threads_and_workers(place):
-    place.stopped("threads", 10, data__num_threads=1, data__prefetch=1)
-    goes_on(place, "threads", 8, data__num_workers=2)
+def test_resumed_with_other_threads(place):
+    place.stopped("threads", 10, inside={"few": True})
+    goes_on(place, "threads", 8)
 
 
 def test_the_comparison_can_fail(place):

@@ -101,8 +101,8 @@ def test_a_full_disk_of_one_of_two(place, process):
 
 def test_the_data_of_one_of_two_can_not_be_read(place):
     """Both stop at the same step with the state saved, and exit code 1 on both."""
-    options = {"data__prefetch": 1, "data__num_threads": 1}
-    started = place.several("eio2", rules={1: ()}, inside={0: {"hold": 6}, 1: {"hold": 6}}, **options)
+    held = {"hold": 6, "few": True}
+    started = place.several("eio2", rules={1: ()}, inside={0: held, 1: held})
     started[0].wait_for_saved(4)
     started[1].fault("read EIO data/train")
     for one in started:

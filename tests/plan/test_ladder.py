@@ -9,7 +9,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 from jaxlm.plan import here, ladder, ladder_text, rungs
 from jaxlm.plan.ladder import Asked
 from jaxlm.plan.scaling import Law
@@ -21,11 +21,11 @@ def resolve(*overrides: str) -> config.Config:
     return config.resolve(config_files.load("quickstart", ["workdir=w", *overrides]))
 
 
-def order(c: config.Config, sha256: str = "abc") -> Order:
+def order(c: config.Config, sha256: str = "abc") -> Rows:
     data = types.SimpleNamespace(
         path="DATA", sha256=sha256, entry=lambda source, split: {"tokens": 10_000}, vocab_size=4096
     )
-    return Order(data, {"web": 1.0}, c.seed, c.train.seq_len, c.train.batch_size)
+    return Rows(data, {"web": 1.0}, c.seed, c.train.seq_len, c.train.batch_size)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError, checks
-from jaxlm.data.rows import Order
+from jaxlm.data.rows import Rows
 from jaxlm.plan import recipe, rungs
 
 LADDER = pathlib.Path("ladder")
@@ -18,7 +18,7 @@ def resolve(name: str, *overrides: str) -> config.Config:
     return config.resolve(config_files.load(name, ["workdir=w", *overrides]))
 
 
-def order(c: config.Config, **tokens: int) -> Order:
+def order(c: config.Config, **tokens: int) -> Rows:
     """Data of which only the counts are there; a tenth of them is held out."""
     data = types.SimpleNamespace(
         path="DATA",
@@ -26,7 +26,7 @@ def order(c: config.Config, **tokens: int) -> Order:
         token_counts=lambda split="train": tokens,
         entry=lambda source, split: {"tokens": tokens[source] // 10, "bytes": 4 * (tokens[source] // 10)},
     )
-    return Order(data, {source: 1.0 for source in tokens}, c.seed, c.train.seq_len, c.train.batch_size)
+    return Rows(data, {source: 1.0 for source in tokens}, c.seed, c.train.seq_len, c.train.batch_size)
 
 
 def test_the_models_of_one_billion_keep_its_shape():

@@ -14,7 +14,7 @@ from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 # package -> (versions of it, what goes wrong and how to mend it)
 KNOWN_BAD = {
     "orbax-checkpoint": ("<0.12", "loses saves in silence: pip install -U orbax-checkpoint"),
-    "grain": ("<0.2.15", "lacks what the loader needs: pip install -U grain"),
+    "grain": ("<0.2.15", "is older than what the loader is tested with: pip install -U grain"),
     "numpy": ("<2", "is too old for jax and pyarrow built for 2: pip install -U numpy"),
 }
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")

@@ -7,17 +7,20 @@ asked.held_out(64)       # what is never trained on, always the same
 """
 
 import dataclasses
+import functools
 import hashlib
-import json
 import pathlib
+from collections.abc import Callable
 
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.console import Say
+from jaxlm.data import loader
 from jaxlm.data.coder import Coder
+from jaxlm.data.mixture import Windows
+from jaxlm.data.order import Order
 from jaxlm.data.packed import Texts
 from jaxlm.data.records import Notes
 from jaxlm.data.verify import Verifier
-from jaxlm.data.windows import Windows, batch_number, merge_windows
 from jaxlm.train.rewards import tasks
 from jaxlm.train.rewards.process import Failed, Processes
 from jaxlm.train.rewards.sources import Item, Made, Reader, Source
@@ -28,8 +31,8 @@ _KEPT = 4  # batches in memory: the same are asked for again, for the log
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompts:
-    """What a run asks, and in which order; implements `programs.task.Data`. Several sources are drawn from in turn.
+class Prompts(Order):
+    """What a run asks, and in which order. Several sources are drawn from in turn.
 
     Attributes:
       data: the tokenizer, and how much there is.
@@ -37,7 +40,7 @@ class Prompts:
       seed: of their order.
       count: the prompts of a step.
       room: the most tokens that a prompt has.
-      passed_over: windows of batches to pass over, (first, last) from 1.
+      passed_over: see `Order`.
     """
 
     data: Texts
@@ -46,41 +49,30 @@ class Prompts:
     count: int
     room: int
     passed_over: Windows = ()
-    _drawn: dict[int, list[Item]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
-    def __post_init__(self):
-        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data", "seed", "prompts"."""
+        return {"data": self.data.sha256, "seed": str(self.seed), "prompts": str(self.count)}
 
-    def fingerprint(self) -> dict[str, str]:
-        """Returns what decides which prompts are asked, as strings; "sha256" is a hash of the others."""
-        parts = {"data": self.data.sha256, "seed": str(self.seed), "prompts": str(self.count)}
-        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
-
-    def passing_over(self, windows: Windows) -> "Prompts":
-        """Returns the same prompts without the batches in these windows, and with all others."""
-        return dataclasses.replace(self, passed_over=tuple(windows))
-
-    def batch_number(self, step: int) -> int:
-        """Returns the number of the batch of a step, both from 1; 0 for step 0."""
-        return batch_number(step, self.passed_over)
-
-    def step(self, step: int) -> list[Item]:
-        """Returns the prompts of a step, counted from 1. Raises RunError if a task can't make them."""
-        number = self.batch_number(step)
-        if number not in self._drawn:
-            while len(self._drawn) >= _KEPT:
-                del self._drawn[next(iter(self._drawn))]
-            self._drawn[number] = self._batch(number)
-        return list(self._drawn[number])
-
-    def _batch(self, number: int) -> list[Item]:
-        draws = range((number - 1) * self.count, number * self.count)
-        kinds, found = len(self.sources), {}
+    def made(self, number: int, rows: None) -> list[Item]:
+        """See `Order`: all prompts of a batch. Raises RunError if a task can't make them."""
+        del rows
+        draws = range(number * self.count, (number + 1) * self.count)
+        kinds, items = len(self.sources), {}
         for kind, source in enumerate(self.sources):
             own = [draw for draw in draws if draw % kinds == kind]
             if own:
-                found |= dict(zip(own, source.draw([draw // kinds for draw in own]), strict=True))
-        return [found[draw] for draw in draws]
+                items |= dict(zip(own, source.draw([draw // kinds for draw in own]), strict=True))
+        return [items[draw] for draw in draws]
+
+    @functools.cached_property
+    def _asked(self) -> Callable[[int], list[Item]]:
+        """What draws an item; the newest are remembered. Nothing is read ahead: a judge answers one question at a time."""
+        return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
+
+    def step(self, step: int) -> list[Item]:
+        """Returns the prompts of a step, counted from 1."""
+        return list(self._asked(step - 1))
 
     def held_out(self, count: int) -> list[Item]:
         """Returns `count` prompts that are never trained on, fewer if there are fewer: the same ones each time."""
@@ -119,7 +111,7 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)
-    reader = Reader(tokenizer, room(config), config.seed, *held_out, d.num_threads, say, notes)
+    reader = Reader(tokenizer, room(config), config.seed, *held_out, say, notes)
     specs = tasks.parse(r.tasks)
     if not specs and not d.path:
         raise ConfigError(

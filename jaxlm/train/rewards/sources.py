@@ -126,7 +126,6 @@ class Reader(typing.NamedTuple):
       seed: of the orders.
       val_fraction: of the prompts, held out by a hash of what is asked.
       val_path: a file of held-out prompts; "" to take them from the others.
-      num_threads: of the tokenizer.
       say: called with a line about each thing that a user should know.
       notes: where is noted what is left out and what is not read, for `Notes.lines`.
     """
@@ -136,7 +135,6 @@ class Reader(typing.NamedTuple):
     seed: int
     val_fraction: float
     val_path: str
-    num_threads: int
     say: Callable[[str], object]
     notes: Notes
 
@@ -172,7 +170,7 @@ class Reader(typing.NamedTuple):
         found, long = [], 0
         while chunk := list(itertools.islice(read, coded.CHUNK)):
             rendered = [(asked, text) for asked in chunk if (text := self._rendered(asked)) is not None]
-            found_ids = chat.all_ids(self.tokenizer, [text for _, text in rendered], self.num_threads)
+            found_ids = chat.all_ids(self.tokenizer, [text for _, text in rendered])
             for (asked, _), ids in zip(rendered, found_ids, strict=True):
                 if len(ids) > self.room:
                     long += 1

@@ -7,7 +7,7 @@ INSIDE names a file of JSON, which may change while the run goes on:
                 that none is skipped, however fast the steps are
     spoil       [[first, last, kind], ...]: batches, by number in the order; "nan": the loss is NaN; "far": words that
                 the model has never seen, a spike
-    workers     "die": the loader's worker processes end when they import jaxlm.data.ahead
+    few         true: batches are made in one thread, one ahead
     unverified  true: nothing that was written is ever compared with what was saved, for the test of the tests
     held_out    "hangs": the measurement of the held-out loss waits; "EIO": it fails
     crash       the process is ended by SIGKILL when it asks for the batch of the step after this one
@@ -75,15 +75,11 @@ def stop_evaluations(module) -> None:
 
 
 def spoil_batches(module) -> None:
-    """`BatchSource` spoils the batches that `spoil` names."""
-    begin, give = module.BatchSource.__init__, module.BatchSource.__getitem__
+    """`Rows` spoils the batches that `spoil` names."""
+    give = module.Rows.batch
 
-    def kept(self, order, row_indices, start_step):
-        begin(self, order, row_indices, start_step)
-        self.number = lambda i: order.batch_number(start_step + i + 1)
-
-    def spoiled(self, i):
-        batch, number = give(self, i), self.number(i)
+    def spoiled(self, item, rows=None):
+        batch, number = give(self, item, rows), self.batch_number(item + 1)
         for first, last, kind in now("spoil"):
             if first <= number <= last:
                 if kind == "nan":
@@ -92,7 +88,12 @@ def spoil_batches(module) -> None:
                     batch["targets"] = batch["targets"] * 0 + 380
         return batch
 
-    module.BatchSource.__init__, module.BatchSource.__getitem__ = kept, spoiled
+    module.Rows.batch = spoiled
+
+
+def read_few_ahead(module) -> None:
+    """`TrainLoader` has one thread, which is one batch ahead."""
+    module.TrainLoader.__init__.__kwdefaults__ |= {"num_threads": 1, "prefetch": 1}
 
 
 def believe_all(module) -> None:
@@ -109,20 +110,14 @@ def believe_all(module) -> None:
         module.differing = lambda *args, **options: None
 
 
-PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.train.hooks": [stop_evaluations], "jaxlm.data.loader": []}
-
-
-def end_here(module) -> None:
-    """Ends a worker process of the loader; the run itself has imported more than that before."""
-    if "jaxlm.cli" not in sys.modules:
-        os._exit(7)
+PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.train.hooks": [stop_evaluations], "jaxlm.data.rows": []}
 
 
 if os.environ.get("INSIDE"):
-    if now("workers"):
-        PATCHES["jaxlm.data.ahead"] = [end_here]
+    if now("few"):
+        PATCHES["jaxlm.data.loader"] = [read_few_ahead]
     if now("spoil"):
-        PATCHES["jaxlm.data.loader"].append(spoil_batches)
+        PATCHES["jaxlm.data.rows"].append(spoil_batches)
     if now("unverified"):
         checkpoints = "jaxlm.train.checkpoints"
         for name in (f"{checkpoints}.verify", f"{checkpoints}.digest", f"{checkpoints}.meta", "jaxlm.data.verify"):

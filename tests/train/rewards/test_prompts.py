@@ -56,6 +56,14 @@ def test_what_a_step_asks_follows_from_its_number(make):
     assert made.passes(19) == {made.sources[0].name: pytest.approx(19 * 4 / size)}
 
 
+def test_from_step_38_come_the_prompts_of_step_38(make):
+    """As from the first step on: a resumed run begins there."""
+    made = make().passing_over(((2, 3), (38, 38)))
+    whole = places(made, range(1, 42))
+    assert places(make().passing_over(((2, 3), (38, 38))), range(38, 42)) == whole[37:]
+    assert whole[37:] == places(make(), range(41, 45))
+
+
 def test_batches_are_passed_over(make):
     made = make()
     other = made.passing_over(((2, 3), (6, 6)))
