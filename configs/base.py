@@ -123,9 +123,7 @@ def _posttraining(c: ConfigDict) -> None:
     )
 
     c.dpo = p = ConfigDict()  # preferences
-    p.loss = (
-        "sigmoid"  # sigmoid (arXiv:2305.18290), ipo, hinge, robust, sigmoid_norm, apo_zero; orpo, simpo: no reference
-    )
+    p.loss = "sigmoid"  # sigmoid (arXiv:2305.18290), ipo, robust; orpo and simpo: no reference
     p.beta = 0.1  # how strongly the policy is held to the reference; ipo's tau, simpo's scale, orpo's lambda
     p.label_smoothing = 0.0  # the share of labels taken to be swapped; robust, and sigmoid as cDPO
     p.margin = 0.0  # simpo: the target margin, gamma

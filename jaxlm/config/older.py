@@ -1,7 +1,7 @@
 """What keys of older versions meant. Every reader of a config file, a flag, a run's config.json or a ladder asks here.
 
 Until 26d2768, `eval.max_batches` batches of `eval.batch_size` rows limited the held-out text, 0 = all of it; and `seed` chose
-the held-out documents of the data, which `data.seed` does now.
+the held-out documents of the data, which `data.seed` does now. Until 506c14f, `dpo.loss` had three values more.
 """
 
 import dataclasses
@@ -12,14 +12,32 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm.config.schema import Config, EvalConfig
+from jaxlm.config.posttraining import DpoConfig
+from jaxlm.config.schema import Config, ConfigError, EvalConfig
 
+GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # values of runs that can be read, but not trained on
 _BATCHES = "eval.max_batches"
 _INSTEAD = ("eval.max_mb", "eval.max_examples")
 
 
-def admit(config: config_dict.ConfigDict, key: str) -> None:
-    """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of."""
+def check_trains(config: Config) -> None:
+    """Raises ConfigError if the config has a loss that there was: a run with it can be read, but not trained on."""
+    if config.program == "dpo":
+        _check_known("dpo.loss", config.dpo.loss)
+
+
+def _check_known(key: str, value: str) -> None:
+    if value in GONE.get(key, ()):
+        known = typing.get_args(typing.get_type_hints(DpoConfig)["loss"])
+        raise ConfigError(f"config.{key}={value} is no longer there: choose one of {', '.join(known)}")
+
+
+def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
+    """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of.
+
+    Raises ConfigError if the value is one that there was.
+    """
+    _check_known(key, value)
     if key not in (_BATCHES, *_INSTEAD):
         return
     with config.unlocked():

@@ -47,7 +47,7 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DpoConfig:
-    loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm", "apo_zero", "orpo", "simpo"]
+    loss: Literal["sigmoid", "ipo", "robust", "orpo", "simpo"]
     beta: Annotated[float, above(0)]
     label_smoothing: Annotated[float, within(0, 0.5)]
     margin: Annotated[float, at_least(0)]

@@ -10,7 +10,7 @@ import time
 import jax
 
 from jaxlm import console, processes
-from jaxlm.config import Config
+from jaxlm.config import Config, older
 from jaxlm.data import vocabulary
 from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
@@ -29,6 +29,7 @@ EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, lo
 
 def run(config: Config, task: Task) -> int:
     """Trains to `train.steps`; returns the exit code."""
+    older.check_trains(config)
     pulse = Pulse.of_parent()
     clock = Clock(pulse=pulse, since=books.begun())
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)

@@ -135,7 +135,7 @@ class OnlyLength(Told):
         which = "longer" if together > 0 else "shorter"
         return (
             f"the margin is little but length (correlation {together:.2f}): what is learnt is to prefer the {which} answer; "
-            "dpo.loss=sigmoid_norm or simpo compares by token, or balance the lengths in the data"
+            "dpo.loss=simpo compares by token, or balance the lengths in the data"
         )
 
 
