@@ -10,7 +10,7 @@ import jax
 
 from jaxlm.eval import benchmarks, samples
 from jaxlm.processes import from_first, say, together
-from jaxlm.programs.task import Ready, Task
+from jaxlm.programs.task import Kind, Ready
 from jaxlm.redact import redact
 from jaxlm.train import (
     announcement,
@@ -45,7 +45,7 @@ class Between:
       clock: the time of this attempt.
     """
 
-    task: Task
+    kind: Kind
     ready: Ready
     folder: pathlib.Path
     checkpointer: Checkpointer
@@ -64,8 +64,8 @@ class Between:
         c, folder, ends = self.ready.config, self.folder, self.bill.milestones
         model, data, mesh = self.ready.parts.model, self.ready.data.data, self.ready.parts.mesh
         sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
-        held_out = self.bill.checked(self.task.held_out(self.ready))
-        remark = self.task.remark(self.ready)
+        held_out = self.bill.checked(self.kind.held_out(self.ready))
+        remark = self.kind.remark(self.ready)
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
         rows = folder / "metrics.jsonl"
@@ -93,14 +93,14 @@ class Between:
         """Returns the watches, of which the first that ends the run counts."""
         c, data = self.ready.config, self.ready.data
         usd_per_hour = c.hardware.usd_per_hour
-        documents = functools.partial(self.task.documents, data)
+        documents = functools.partial(self.kind.documents, data)
         tell = stability.teller(self.folder / "spikes.jsonl", documents, data.batch_number, say)
         return [
             watches.SaveInFlight(self.checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
             stability.NonFinite(c.train.max_nonfinite_steps, c.stability, self.checkpointer.hold),
-            stability.Spikes(c.stability, tell, self.checkpointer.hold, self.task.switch(data)),
+            stability.Spikes(c.stability, tell, self.checkpointer.hold, self.kind.switch(data)),
             self.overfit,
-            *self.task.watches(self.ready),
+            *self.kind.watches(self.ready),
             watches.Alive(_beat(notify.Heartbeat(c.notify))),
             announcement.FirstRate(self.clock, between, c.train.steps, self.bill.spent, usd_per_hour, say),
         ]
@@ -108,7 +108,7 @@ class Between:
     @functools.cached_property
     def overfit(self) -> stability.Overfit:
         """Sees the training loss as a watch, and the held-out loss by its hook."""
-        return stability.Overfit(self.ready.config.stability.overfit_evals, self.task.switch(self.ready.data))
+        return stability.Overfit(self.ready.config.stability.overfit_evals, self.kind.switch(self.ready.data))
 
     def _meta(self) -> dict:
         """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""

@@ -1,4 +1,4 @@
-"""Runs any kind of training: connects a task to the one loop, and tries again after a rollback. Run it again to resume."""
+"""Runs any kind of training: connects it to the one loop, and tries again after a rollback. Run it again to resume."""
 
 import contextlib
 import dataclasses
@@ -12,22 +12,42 @@ import jax
 from jaxlm import console, processes
 from jaxlm.config import Config, older
 from jaxlm.data import vocabulary
+from jaxlm.data.rows import check_fingerprint
 from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
+from jaxlm.objectives.base import Variables
 from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
-from jaxlm.programs import pages
-from jaxlm.programs.attempt import Attempt
-from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, supervised, workdir
+from jaxlm.programs import between, pages
+from jaxlm.programs.task import Data, Kind, Ready
+from jaxlm.step.state import TrainState
+from jaxlm.train import (
+    announcement,
+    books,
+    hooks,
+    ledger,
+    loop,
+    metrics,
+    mirrors,
+    phases,
+    profile,
+    signals,
+    stability,
+    start,
+    supervised,
+    workdir,
+)
+from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.checkpoints.mirror import Mirror
-from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, RESTORE, Clock, Pulse
+from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
+from jaxlm.train.origin import check_base
 from jaxlm.train.scores import Scores
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
 
-def run(config: Config, task: Task) -> int:
+def run(config: Config, kind: Kind) -> int:
     """Trains to `train.steps`; returns the exit code."""
     older.check_trains(config)
     pulse = Pulse.of_parent()
@@ -52,7 +72,7 @@ def run(config: Config, task: Task) -> int:
         asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
         stack.push(log.closed_by)
-        data = task.data(config)
+        data = kind.data(config)
         with clock.spend(RESTORE, str(folder / "checkpoints")):
             together(
                 lambda: workdir.check_same_batches(folder, data.fingerprint(), getattr(data.data, "as_before", ""))
@@ -61,13 +81,13 @@ def run(config: Config, task: Task) -> int:
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):
             config = tune.fit(
-                config, mesh, say, task.parts, lambda: from_first(lambda: workdir.has_checkpoints(folder))
+                config, mesh, say, kind.parts, lambda: from_first(lambda: workdir.has_checkpoints(folder))
             )
-        ready = Ready(config, task.parts(config, mesh), data, asked_for)
-        program = admission.Once(ready.parts, task.parts)
+        ready = Ready(config, kind.parts(config, mesh), data, asked_for)
+        program = admission.Once(ready.parts, kind.parts)
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, program, clock, log, scores, stop, mirror).run()
+            ending = Attempt(kind, ready, asked, folder, program, clock, log, scores, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}
@@ -82,8 +102,135 @@ def run(config: Config, task: Task) -> int:
         if ending.cause == loop.MOVED:
             say(ending.why)
         else:
-            _conclude(ending, clock, folder, config, mesh, mirror, task.next_command)
+            _conclude(ending, clock, folder, config, mesh, mirror, kind.next_command)
     return EXIT_CODES[ending.code]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What one attempt needs.
+
+    Attributes:
+      ready, program: config, parts and data, with nothing passed over yet; what compiles the step.
+      asked: the config with "auto" as the user left it.
+      folder: the run's folder, locked.
+      clock, log: the time and the books of this attempt.
+      scores: the held-out losses of all starts, and by what the best checkpoints are chosen; the attempt adds its own.
+      stop: turns signals into a request to stop.
+      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
+    """
+
+    kind: Kind
+    ready: Ready
+    asked: Config
+    folder: pathlib.Path
+    program: admission.Once
+    clock: Clock
+    log: start.Log
+    scores: Scores
+    stop: signals.StopSignal
+    mirror: Mirror | None
+
+    def run(self) -> loop.Ending:
+        """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
+        c, folder = self.ready.config, self.folder
+        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, scores=self.scores)
+        with contextlib.ExitStack() as stack:  # what is opened first is closed last
+            log = stack.enter_context(self.log)
+            log.on_full = checkpointer.reserve.free
+            stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
+            bill = phases.of_run(c, folder, log.spent)
+            if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):
+                return ending
+            checkpointer.prepare(self.ready.parts.abstract, c.train.steps)
+            checkpointer.stopping = self.stop.asked
+            with self.clock.spend(RESTORE, str(checkpointer.directory)):
+                ready, state, frozen, meta = self._restore(checkpointer)
+            with self.clock.spend(EVALUATE, "the reference"):
+                ready = self.kind.begin(ready, state, frozen)
+            done = int(state.step)
+            if self.mirror:
+                between.follow(checkpointer, self.mirror, done)
+            program = self.program(done)
+            parts = between.Between(self.kind, ready, folder, checkpointer, bill, self.scores, self.stop, self.clock)
+            doing, watching = parts.make(stack)
+            owed = hooks.owed(doing, done, c.train.steps, meta.get("interrupted", False))
+            if done >= c.train.steps and not owed:
+                why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
+                return loop.Ending(loop.DONE, why)
+            if done < c.train.steps:
+                profile.check(c.profile, done + 1)
+            batches = self.kind.batches(ready, done)
+            stack.callback(batches.close)
+            batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
+            recorder = log.begin(self.asked, c, ready.data.data, ready.parts.mesh, done, watching)
+            recorder.losses, recorder.noted = self.scores.losses, self.scores.note
+            passes, trained = self.kind.passes(ready.data, c.train.steps), self.kind.trained
+            announcement.announce(ready.parts, ready.data.data, passes, program, done, trained)
+            inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
+            state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, program and program.step, *inner), state)
+            self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
+            ending = self._ended(ending, int(state.step), ready.data, checkpointer)
+            with self.stop:  # a signal must not cost the save in flight
+                stack.pop_all().close()
+            return ending
+
+    def _rollbacks(self) -> list[dict]:
+        return from_first(lambda: ledger.read(self.folder)["rollbacks"])
+
+    def _close(self, checkpointer: Checkpointer) -> None:
+        checkpointer.close()
+        processes.left_behind |= checkpointer.left_behind
+
+    def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
+        """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
+        ready, parts = self.ready, self.ready.parts
+        rollbacks, where = self._rollbacks(), checkpointer.directory
+        for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
+            checkpointer.set_aside(step)
+        # A checkpoint has all that is trained: only what is frozen, or compared with, is read from the origin again.
+        begun = from_first(lambda: weights.begun(where))
+        keeps = self.kind.keeps_origin
+        origin = self.kind.origin(ready.config) if keeps or not begun else None
+        base = from_first(origin.identity) if keeps else {}
+        with self.clock.spend(COMPILE):  # before anything takes memory
+            self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
+        if begun:
+            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
+            now = ready.data.fingerprint()
+            check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
+            check_base(meta.get("base", {}), base, self.folder)
+            frozen = parts.load_frozen(origin)
+        elif ready.config.origin_state:
+            state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
+        else:
+            (state, frozen), meta = parts.create(origin), {}
+        data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
+        return dataclasses.replace(ready, data=data, base=base), state, frozen, meta
+
+    def _pass_over(self, done: int, saved: list, spoiled: list) -> Data:
+        """The data without the batches that rollbacks and `stability.skip` pass over."""
+        data, asked = self.ready.data, self.ready.config.stability.windows
+        windows, late = stability.passed_over(saved, [*spoiled, *asked], data.passing_over(saved).batch_number(done))
+        for first, last in late:
+            say(f"batches {first} to {last} are not passed over: the checkpoint of step {done} was trained on them")
+        if set(asked) & set(windows):
+            say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
+        data = data.passing_over(windows)
+        together(lambda: ledger.put(self.folder, "passed_over", [list(w) for w in data.passed_over]), first_only=True)
+        return data
+
+    def _ended(self, ending: loop.Ending, step: int, data: Data, checkpointer: Checkpointer) -> loop.Ending:
+        """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
+        if ending.code != loop.ROLL_BACK:
+            return ending
+        c, saved = self.ready.config, checkpointer.steps()
+        batches = [data.batch_number(ending.first_bad), data.batch_number(step)]
+        settings = stability.settings(c.optim, c.stability, c.train)
+        if why := from_first(lambda: stability.carry_out(self.folder, ending, step, batches, saved, settings)):
+            return dataclasses.replace(ending, code=loop.STOPPED, why=why)
+        self.scores.forget(ending.first_bad)
+        return ending
 
 
 def _conclude(
