@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from jaxlm import models, processes, sharding
 from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig, RunError
 from jaxlm.data import coder, shards
-from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives.base import Variables
+from jaxlm.plan import settle
 from jaxlm.train import origin
 from jaxlm.train.checkpoints import digest
 from jaxlm.train.workdir import check_same_model
@@ -71,9 +71,7 @@ def restore(
     # A new mesh, since the run's own may need more devices than there are here.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(hardware_config, distributed, all_devices, config.dtype)
-    settled = hardware.for_platform(config, jax.devices()[0].platform)
-    # Without gradients there is nothing to recompute or offload.
-    settled = dataclasses.replace(settled, remat="none", offload=False)
+    settled = settle.to_read(config, jax.devices()[0].platform)
     trained = (pathlib.Path(data.dir) / shards.MANIFEST).is_file()
     opened = shards.open_data(data.dir) if trained else None
     model = models.build(settled, settled.attention)

@@ -46,7 +46,7 @@ from jaxlm import files
 from jaxlm.config import Config, ConfigError, checks, older
 from jaxlm.console import Say, hours, say
 from jaxlm.data.rows import Order
-from jaxlm.plan import here, rungs
+from jaxlm.plan import here, rungs, settle
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.ladder_fit import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.params import count_params
@@ -147,13 +147,9 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
     found = {}
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
-        rows = c.train.batch_size if c.train.microbatch_size == -1 else c.train.microbatch_size
-        remat = "none" if c.model.remat == "auto" else c.model.remat
-        settled = {"train": dataclasses.replace(c.train, microbatch_size=rows)}
-        settled |= {"model": dataclasses.replace(c.model, remat=remat)}
+        c = settle.assuming(c, remat="none", rows=c.train.batch_size)
         # This machine is meant, whatever else is planned for.
-        settled |= {"plan": dataclasses.replace(c.plan, accelerator="")}
-        row = here.row(dataclasses.replace(c, **settled))
+        row = here.row(dataclasses.replace(c, plan=dataclasses.replace(c.plan, accelerator="")))
         if row.get("tokens_per_second"):
             found[size] = row
         elif budgets:

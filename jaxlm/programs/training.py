@@ -11,12 +11,10 @@ import jax
 
 from jaxlm import console, processes
 from jaxlm.config import Config, older
-from jaxlm.data import vocabulary
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.eval import benchmarks
-from jaxlm.models import hardware
 from jaxlm.objectives.base import Variables
-from jaxlm.plan import admission, machines, tune
+from jaxlm.plan import admission, machines, settle, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs import between, pages
 from jaxlm.programs.task import Data, Kind, Ready
@@ -53,9 +51,7 @@ def run(config: Config, kind: Kind) -> int:
     pulse = Pulse.of_parent()
     clock = Clock(pulse=pulse, since=books.begun())
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
-    platform = jax.devices()[0].platform
-    settled = hardware.for_platform(config.model, platform, config.mesh.context)
-    asked, config = config, dataclasses.replace(config, model=settled)
+    settled = settle.on_platform(config, jax.devices()[0].platform)
     folder = together(lambda: workdir.workdir(config.workdir))
     with contextlib.ExitStack() as stack:
         if held := together(lambda: ledger.lock(folder), first_only=True):
@@ -65,9 +61,9 @@ def run(config: Config, kind: Kind) -> int:
         with clock.spend(MIRROR):
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
-        together(lambda: workdir.check(config, mesh))
-        config = workdir.as_begun(config, folder)
-        asked = dataclasses.replace(asked, eval=config.eval, optim=config.optim)
+        together(lambda: workdir.check(settled.runs, mesh))
+        settled = settled.as_begun(folder)
+        config = settled.runs
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
@@ -78,16 +74,15 @@ def run(config: Config, kind: Kind) -> int:
                 lambda: workdir.check_same_batches(folder, data.fingerprint(), getattr(data.data, "as_before", ""))
             )
         together(lambda: pages.of_data(config), first_only=True)
-        asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
+        settled = settled.with_vocabulary(data.data.vocab_size)
+        begun = functools.partial(from_first, lambda: workdir.has_checkpoints(folder))
         with clock.spend(COMPILE):
-            config = tune.fit(
-                config, mesh, say, kind.parts, lambda: from_first(lambda: workdir.has_checkpoints(folder))
-            )
+            config = tune.fit(settled.runs, mesh, say, kind.parts, begun)
         ready = Ready(config, kind.parts(config, mesh), data, asked_for)
         program = admission.Once(ready.parts, kind.parts)
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(kind, ready, asked, folder, program, clock, log, scores, stop, mirror).run()
+            ending = Attempt(kind, ready, settled.asked, folder, program, clock, log, scores, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}

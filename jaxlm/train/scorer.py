@@ -3,7 +3,6 @@
 Legend: B rows, S segments of a row, N answers.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -12,11 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import models, sharding
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.config import ConfigError
 from jaxlm.data import chat, rows
 from jaxlm.data.ids import conversation
-from jaxlm.models import hardware
 from jaxlm.objectives import reward
+from jaxlm.plan import settle
 from jaxlm.step.step import cast
 from jaxlm.train.origin import Origin
 
@@ -50,7 +49,7 @@ class Scorer:
             )
         self._tokenizer, self._mesh = chat.dated(found.tokenizer(), moment), mesh
         self._writer = chat.Writer(self._tokenizer)
-        config = _for_scoring(found.config.model, mesh)
+        config = settle.to_read(found.config.model, mesh.devices.flat[0].platform)
         self._room = min(tokens, config.max_seq_len)
         self.model = model = models.build(config, config.attention)
         abstract = models.abstract_params(model)
@@ -87,12 +86,6 @@ class Scorer:
         ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)
         over = len(ids) - self._room
         return ids if over <= 0 else [ids[0], *ids[over + 1 :]]
-
-
-def _for_scoring(config: ModelConfig, mesh: Mesh) -> ModelConfig:
-    """The model's config on the mesh's platform. Without gradients there is nothing to recompute or to offload."""
-    settled = hardware.for_platform(config, mesh.devices.flat[0].platform)
-    return dataclasses.replace(settled, remat="none", offload=False)
 
 
 def _power_of_two(tokens: int) -> int:
