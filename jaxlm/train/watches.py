@@ -1,11 +1,19 @@
-"""Watches that are not about the loss: over saves, and a sign of life. Those about the loss are in `stability`."""
+"""Watches that are not about the loss: over saves, a sign of life, and those that say a sentence once.
 
+Those about the loss are in `stability`.
+"""
+
+import collections
 import dataclasses
-from collections.abc import Callable
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import numpy as np
 
 from jaxlm.config import CheckpointConfig
+from jaxlm.console import Say
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.loop import FAILED, Ending, Watch
 
@@ -52,3 +60,60 @@ class Alive(Watch):
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
         self._beat(step)
+
+
+WINDOW = 50  # steps over which figures are averaged
+Steps = Mapping[str, np.ndarray]  # metric -> its values, one a step
+Condition = Callable[[Steps, Steps], dict[str, object] | None]
+
+
+class Row(typing.NamedTuple):
+    """A row of a table of what may go wrong, in plain words.
+
+    Attributes:
+      reads: the metrics that it is about.
+      window: how many steps it looks at.
+      condition: (the first `window` steps of this start, the last) -> what the sentence quotes; None if all is well.
+      sentence: what is said, with {names} of what the condition returns.
+    """
+
+    reads: tuple[str, ...]
+    window: int
+    condition: Condition
+    sentence: str
+
+
+class SaysOnce(Watch):
+    """Says the sentence of a row when its condition is met for the first time. The run goes on."""
+
+    def __init__(self, row: Row, say: Say):
+        self.reads, self._row, self._say, self._said = row.reads, row, say, False
+        self._first: list[list[float]] = []
+        self._last: collections.deque[list[float]] = collections.deque(maxlen=row.window)
+
+    def __call__(self, step: int, record: dict[str, float]) -> None:
+        values = [record[name] for name in self.reads]
+        if self._said or not all(map(math.isfinite, values)):
+            return
+        self._last.append(values)
+        if len(self._first) < self._row.window:
+            self._first.append(values)
+        if len(self._last) < self._row.window:
+            return
+        figures = self._row.condition(self._by_name(self._first), self._by_name(self._last))
+        if figures is not None:
+            self._said = True
+            self._say(f"step {step}: {self._row.sentence.format(**figures)}")
+
+    def _by_name(self, steps: Sequence[list[float]]) -> Steps:
+        return dict(zip(self.reads, np.asarray(steps).T, strict=True))
+
+
+def mean_reaches(name: str, least: float, **quoted: object) -> Condition:
+    """Returns the condition that a metric's mean over the last steps is at least so much; `quoted`: what else is quoted."""
+
+    def condition(first: Steps, last: Steps) -> dict[str, object] | None:
+        mean = last[name].mean()
+        return {name: mean, **quoted} if mean >= least else None
+
+    return condition
