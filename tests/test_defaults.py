@@ -12,10 +12,10 @@ import typing
 
 import pytest
 
-from jaxlm.config import corpora, schema
+from jaxlm.config import schema
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SECTIONS = {name: kind for name, kind in {**vars(corpora), **vars(schema)}.items() if dataclasses.is_dataclass(kind)}
+SECTIONS = {name: kind for name, kind in vars(schema).items() if dataclasses.is_dataclass(kind)}
 BY_NAME = {name: kind for name, kind in typing.get_type_hints(schema.Config).items() if dataclasses.is_dataclass(kind)}
 WHOLE = ("config", "_config", "cfg", "_cfg", "c")  # without an annotation: the config or a section of it
 VALUE = object()  # what a key holds, or what was taken from that

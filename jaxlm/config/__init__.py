@@ -6,17 +6,19 @@
 
 from jaxlm.config.build import build, nearest, nearest_key
 from jaxlm.config.checks import final_weights
-from jaxlm.config.corpora import DataConfig, PrepareConfig, PrepareSourceConfig, SourceConfig
-from jaxlm.config.posttraining import AdapterConfig, DpoConfig, ExamplesConfig, RewardConfig
 from jaxlm.config.resolve import resolve, to_json
 from jaxlm.config.schema import (
     BY_RULE,
     CHAT_TOKENS,
+    AdapterConfig,
     CheckpointConfig,
     Config,
     ConfigError,
+    DataConfig,
     DistributedConfig,
+    DpoConfig,
     EvalConfig,
+    ExamplesConfig,
     HardwareConfig,
     LogConfig,
     LossConfig,
@@ -26,10 +28,14 @@ from jaxlm.config.schema import (
     OptimConfig,
     PhaseConfig,
     PhasesConfig,
+    PrepareConfig,
+    PrepareSourceConfig,
     ProfileConfig,
+    RewardConfig,
     RunError,
     RunsConfig,
     SampleConfig,
+    SourceConfig,
     StabilityConfig,
     StopConfig,
     TrainConfig,

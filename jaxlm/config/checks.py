@@ -5,17 +5,19 @@ import re
 from collections.abc import Iterator, Mapping
 
 from jaxlm.config.build import nearest
-from jaxlm.config.corpora import DataConfig, PrepareConfig
-from jaxlm.config.posttraining import AdapterConfig, DpoConfig
 from jaxlm.config.schema import (
     BY_RULE,
+    AdapterConfig,
     CheckpointConfig,
     Config,
     ConfigError,
+    DataConfig,
+    DpoConfig,
     MeshConfig,
     ModelConfig,
     OptimConfig,
     PhasesConfig,
+    PrepareConfig,
     RunsConfig,
     TrainConfig,
 )
@@ -144,12 +146,12 @@ def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> d
     """
     if unknown := [name for name in weights if name not in first]:
         raise ConfigError(f"data.final.weights names {unknown[0]}, which is no source: {nearest(unknown[0], first)}")
-    found = {**first, **weights}
-    if weights and not any(weight > 0 for weight in found.values()):
+    final = {**first, **weights}
+    if weights and not any(weight > 0 for weight in final.values()):
         raise ConfigError(
             "data.final.weights leaves every source at 0: nothing to train on; give one a positive weight"
         )
-    return found
+    return final
 
 
 def _of_profile(c: Config) -> Iterator[str]:
@@ -231,9 +233,9 @@ def _of_mesh(mesh: MeshConfig) -> Iterator[str]:
 
 
 def _of_end(runs: RunsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
-    asked = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
-    if asked and not checkpoint.mirror and not runs.on_exit_unmirrored:
+    commands = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
+    if commands and not checkpoint.mirror and not runs.on_exit_unmirrored:
         yield (
-            f"config.runs.on_exit.{asked[0]} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
+            f"config.runs.on_exit.{commands[0]} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
             "a machine that is gone takes its checkpoints with it"
         )

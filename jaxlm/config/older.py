@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm.config.posttraining import DpoConfig
-from jaxlm.config.schema import Config, ConfigError, EvalConfig
+from jaxlm.config.schema import Config, ConfigError, DpoConfig, EvalConfig
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # values of runs that can be read, but not trained on
 _BATCHES = "eval.max_batches"

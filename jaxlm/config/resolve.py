@@ -9,8 +9,7 @@ from ml_collections import config_dict
 from jaxlm.config import older
 from jaxlm.config.build import build
 from jaxlm.config.checks import validate
-from jaxlm.config.corpora import SourceConfig
-from jaxlm.config.schema import Config
+from jaxlm.config.schema import Config, SourceConfig
 from jaxlm.config.shrink import shrunk
 
 

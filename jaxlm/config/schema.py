@@ -7,12 +7,11 @@ import dataclasses
 import math
 from typing import Annotated, Literal
 
-from jaxlm.config import posttraining
-from jaxlm.config.annotations import above, at_least, from_to_below, within, written
-from jaxlm.config.corpora import DataConfig, PrepareConfig
-from jaxlm.config.posttraining import LARGEST, Pattern
+from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
 
+LARGEST = 2**31 - 1  # of a size: an axis of an array
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
+Pattern = Annotated[str, REGULAR_EXPRESSION]
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
 Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LARGEST)]
 Remat = Literal["none", "names", "dots", "full"]
@@ -24,6 +23,94 @@ class ConfigError(ValueError):
 
 class RunError(RuntimeError):
     """A run can't go on for a reason outside the program: one line that says why and how to mend it (exit code 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+    kind: Literal["none", "lora", "prompt"]
+    rank: Annotated[int, at_least(1, most=65_536)]
+    alpha: Annotated[float, above(0)]
+    rslora: bool
+    dropout: Annotated[float, from_to_below(0, 1)]
+    targets: tuple[Pattern, ...]
+    rows: tuple[str, ...]
+    without_rows: bool
+    quantize: Literal["none", "nf4", "int8"]
+    prompt_tokens: Annotated[int, at_least(1, most=65_536)]
+    prompt_text: str
+
+    @property
+    def scale(self) -> float:
+        """Returns what a LoRA's product is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplesConfig:
+    format: Literal["auto", "messages", "prompt", "sharegpt", "alpaca", "hh", "pairs"]
+    val_path: str
+    benchmarks: str
+    template: str
+    ignore: tuple[str, ...]
+    last_only: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    share: Annotated[float, from_to_below(0, 1)]
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DpoConfig:
+    loss: Literal["sigmoid", "ipo", "robust", "orpo", "simpo"]
+    beta: Annotated[float, above(0)]
+    label_smoothing: Annotated[float, within(0, 0.5)]
+    margin: Annotated[float, at_least(0)]
+    nll_weight: Annotated[float, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    prompts: Annotated[int, at_least(1, most=LARGEST)]
+    answers: Annotated[int, at_least(1, most=LARGEST)]
+    max_new_tokens: Annotated[int, at_least(1, most=LARGEST)]
+    rows: Annotated[int, at_least(0, most=LARGEST)]
+    importance_cap: Annotated[float, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyConfig:
+    average: Literal["token", "answer", "length"]
+    ratio: Literal["token", "answer"]
+    clip_low: Annotated[float, above(0)]
+    clip_high: Annotated[float, above(0)]
+    scale_advantages: bool
+    mask_truncated: bool
+    overlong_tokens: Annotated[int, at_least(0, most=LARGEST)]
+    epochs: Annotated[int, at_least(1, most=1000)]
+    minibatches: Annotated[int, at_least(1, most=LARGEST)]
+    beta: Annotated[float, at_least(0)]
+    kl_target: Annotated[float, at_least(0)]
+    kl_horizon: Annotated[int, at_least(1)]
+    reference: bool
+    gamma: Annotated[float, within(0, 1)]
+    gae_lambda: Annotated[float, within(0, 1)]
+    whiten: bool
+    value_clip: Annotated[float, above(0)]
+    value_weight: Annotated[float, at_least(0)]
+    value_from: Literal["zero", "reward"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    tasks: str
+    function: Annotated[str, written(r"([^\W\d][\w.]*:[^\W\d]\w*)?", "MODULE:FUNCTION")]
+    model: str
+    format: Pattern
+    format_weight: Annotated[float, at_least(0)]
+    run_code: bool
+    timeout_s: Annotated[float, above(0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +154,40 @@ class ModelConfig:
     def padded_vocab_size(self) -> int:
         """Returns the rows of the embedding table: `vocab_size` rounded up to a multiple of 128 (added rows are masked)."""
         return -(-self.vocab_size // 128) * 128
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    path: str
+    weight: Annotated[float, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class FinalConfig:
+    share: Annotated[float, from_to_below(0, 1)]
+    weights: dict[str, Annotated[float, at_least(0)]]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    dir: str
+    path: str
+    sources: dict[str, SourceConfig]
+    final: FinalConfig
+    text_key: str
+    max_bytes: Annotated[int, at_least(0, most=2**62)]
+    tfds_dir: str
+    hub_dir: str
+    tokenizer: str
+    tokenizer_model: Literal["bpe", "unigram"]
+    chat_tokens: bool
+    val_fraction: Annotated[float, above(0, most=0.5)]
+    seed: Annotated[int, within(-1, 2**32 - 1)]
+    block_tokens: Annotated[int, at_least(1, most=LARGEST)]
+    num_threads: Annotated[int, at_least(1, most=1024)]
+    num_workers: Annotated[int, at_least(0, most=1024)]
+    prefetch: Annotated[int, at_least(1, most=65_536)]
+    timeout_s: Annotated[float, at_least(1, most=7 * 86_400)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,6 +441,35 @@ class DistributedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PrepareSourceConfig:
+    path: Annotated[str, written(".+", "a folder, file, glob, URL or dataset")]
+    format: str
+    text_key: str
+    stages: tuple[str, ...]
+    priority: Annotated[int, within(-128, 127)]
+    weight: Annotated[float, at_least(0)]
+    max_bytes: Annotated[int, at_least(0)]
+    exclude: tuple[str, ...]
+    licences: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """The section `prepare`. `stages` holds each stage's defaults; the stage's Settings (`corpus.stages`) have their types."""
+
+    sources: dict[str, PrepareSourceConfig]
+    workers: Annotated[int, at_least(0)]
+    engine_options: tuple[str, ...]
+    task_mb: Annotated[float, at_least(0.001)]
+    memory_gb: Annotated[float, at_least(0.001)]
+    examples: Annotated[int, at_least(0)]
+    excerpt_chars: Annotated[int, at_least(0)]
+    report_mb: Annotated[float, at_least(0)]
+    target: str
+    stages: dict[str, dict[str, object]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     program: Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo"]
     workdir: str
@@ -328,13 +478,13 @@ class Config:
     origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
     origin_state: bool
     origin_merge: bool
-    adapter: posttraining.AdapterConfig
-    examples: posttraining.ExamplesConfig
-    replay: posttraining.ReplayConfig
-    dpo: posttraining.DpoConfig
-    rollout: posttraining.RolloutConfig
-    policy: posttraining.PolicyConfig
-    reward: posttraining.RewardConfig
+    adapter: AdapterConfig
+    examples: ExamplesConfig
+    replay: ReplayConfig
+    dpo: DpoConfig
+    rollout: RolloutConfig
+    policy: PolicyConfig
+    reward: RewardConfig
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
