@@ -44,9 +44,9 @@ def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, 
             "reference any more; put it back, or begin in a new workdir"
         )
     if fault:
-        found = judge()
-        together(lambda: _write(path, found, pairs, model), first_only=True)
-        return data.with_reference(*found)
+        judged = judge()
+        together(lambda: _write(path, judged, pairs, model), first_only=True)
+        return data.with_reference(*judged)
     return data.with_reference(*together(lambda: _read(path)[0]))
 
 
@@ -55,8 +55,8 @@ def _of_pairs(data: Packed) -> str:
 
 
 def _of_model(variables: Variables) -> str:
-    found = {name: digest.table(part) for name, part in variables.items()}
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    digests = {name: digest.table(part) for name, part in variables.items()}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
@@ -64,8 +64,8 @@ def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
     if not path.is_file():
         return "is missing"
     try:
-        found, about = _read(path)
-        if about["sha256"] != _hash(found):
+        judged, about = _read(path)
+        if about["sha256"] != _hash(judged):
             return "is damaged"
     except (OSError, zipfile.BadZipFile, *MANGLED):
         return "is damaged"
@@ -79,12 +79,12 @@ def _read(path: pathlib.Path) -> tuple[Judged, dict[str, str]]:
         return (file["train"], file["val"]), json_of(str(file["about"]))
 
 
-def _write(path: pathlib.Path, found: Judged, pairs: str, model: str) -> None:
+def _write(path: pathlib.Path, judged: Judged, pairs: str, model: str) -> None:
     content = io.BytesIO()
-    about = json.dumps({"pairs": pairs, "model": model, "sha256": _hash(found)})
-    np.savez(content, train=found[0], val=found[1], about=np.asarray(about))
+    about = json.dumps({"pairs": pairs, "model": model, "sha256": _hash(judged)})
+    np.savez(content, train=judged[0], val=judged[1], about=np.asarray(about))
     write_atomically(path, content.getvalue())
 
 
-def _hash(found: Judged) -> str:
-    return hashlib.sha256(b"".join(np.ascontiguousarray(x).tobytes() for x in found)).hexdigest()
+def _hash(judged: Judged) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(x).tobytes() for x in judged)).hexdigest()

@@ -106,13 +106,13 @@ class Rollouts:
         if c.program == "grpo":
             batch["advantages"] = self._within_groups(rewards, at)
         on_mesh = self._on_mesh(batch | {"scores": scores_BxS})
-        found = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
+        judged = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
         figures = self._figures(items, said, rewards)
         if c.program == "ppo":
-            figures |= {"explained_variance": float(found["explained_variance"]), "beta": float(state.running["beta"])}
+            figures |= {"explained_variance": float(judged["explained_variance"]), "beta": float(state.running["beta"])}
         row_F = np.asarray([figures[name] for name in policy.figures(c)], np.float32)
-        found |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
-        return {name: found[name] for name in self._parts.batch()}
+        judged |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
+        return {name: judged[name] for name in self._parts.batch()}
 
     def evaluate(self, variables: Variables) -> dict[str, float]:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
@@ -123,10 +123,10 @@ class Rollouts:
         items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
         said = self._answers(variables, items, _EVALUATION)
         rewards, parts = self._rewards(items, said)
-        found = {"val/reward": rewards, "val/ended": [one.ended for one in said]}
-        found |= {"val/answer_tokens": [len(one.ids) for one in said]}
-        found |= {f"val/{name}": values for name, values in parts.items() if len(parts) > 1}
-        return {name: float(np.mean(values)) for name, values in found.items()}
+        figures = {"val/reward": rewards, "val/ended": [answer.ended for answer in said]}
+        figures |= {"val/answer_tokens": [len(answer.ids) for answer in said]}
+        figures |= {f"val/{name}": values for name, values in parts.items() if len(parts) > 1}
+        return {name: float(np.mean(values)) for name, values in figures.items()}
 
     def close(self) -> None:
         """Frees what the engine and the reference hold, and ends the process of the rewards."""
@@ -144,8 +144,8 @@ class Rollouts:
         else:
             self._engine.load(speaking)
         seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items))
-        asked, most = [item.ids for item in items], c.rollout.max_new_tokens
-        drawn = answers.draw(self._engine, asked, most, stop_ids=self._stops, seeds=seeds)
+        prompts, most = [item.ids for item in items], c.rollout.max_new_tokens
+        drawn = answers.draw(self._engine, prompts, most, stop_ids=self._stops, seeds=seeds)
         self._engine.unload()  # the update needs the memory
         return [self._answer(ids, logp) for ids, logp in drawn]
 
@@ -155,10 +155,10 @@ class Rollouts:
 
     def _rewards(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
         """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
-        rewards, parts = self._rewarder(items, [one.text for one in said])
+        rewards, parts = self._rewarder(items, [answer.text for answer in said])
         most, soft = self._parts.config.rollout.max_new_tokens, self._parts.config.policy.overlong_tokens
         if soft:
-            over = np.asarray([len(one.ids) - (most - soft) for one in said], np.float32)
+            over = np.asarray([len(answer.ids) - (most - soft) for answer in said], np.float32)
             parts = {**parts, "overlong": -np.clip(over / soft, 0, 1)}
             rewards = rewards + parts["overlong"]
         return rewards, parts
@@ -171,12 +171,12 @@ class Rollouts:
         for row in range(c.train.batch_size):
             group, used = [], 0
             for number in range(row * n, (row + 1) * n):
-                item, one = items[number], said[number]
-                counts = one.ended or not c.policy.mask_truncated
-                weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(one.ids)])
-                group.append(rows_lib.Segment([*item.ids, *one.ids], weights))
+                item, answer = items[number], said[number]
+                counts = answer.ended or not c.policy.mask_truncated
+                weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(answer.ids)])
+                group.append(rows_lib.Segment([*item.ids, *answer.ids], weights))
                 place = slice(used + len(item.ids) - 1, used + len(weights))
-                sampler_BxT[row, place] = one.logp
+                sampler_BxT[row, place] = answer.logp
                 at.append((row, place))
                 used += len(weights)
             made.append(rows_lib.pack([group], c.train.seq_len, 1)[0])
@@ -219,15 +219,15 @@ class Rollouts:
         """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""
         r = self._parts.config.rollout
         groups_PxA = rewards.reshape(r.prompts, r.answers)
-        words = collections.Counter(word for one in said for word in _WORD.findall(one.text.lower()))
+        words = collections.Counter(word for answer in said for word in _WORD.findall(answer.text.lower()))
         self.common_word, most = words.most_common(1)[0] if words else ("", 0)
         return {
             "reward": float(rewards.mean()),
             "reward_std": float(rewards.std()) if np.ptp(rewards) else 0.0,  # rounding must not hide that all are equal
             "flat_groups": float((np.ptp(groups_PxA, axis=1) == 0).mean()) if r.answers > 1 else 0.0,
-            "truncated": float(np.mean([not one.ended for one in said])),
-            "unique": len({one.text for one in said}) / len(said),
-            "answer_tokens": float(np.mean([len(one.ids) for one in said])),
+            "truncated": float(np.mean([not answer.ended for answer in said])),
+            "unique": len({answer.text for answer in said}) / len(said),
+            "answer_tokens": float(np.mean([len(answer.ids) for answer in said])),
             "top_word": most / max(1, words.total()),
         }
 
@@ -241,9 +241,9 @@ class Rollouts:
     ) -> None:
         """Writes the answers of a step into the run's folder. If it can't, a line says so."""
         lines = []
-        for number, (item, one) in enumerate(zip(items, said, strict=True)):
-            line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": one.text}
-            line |= {"reward": float(rewards[number]), "ended": one.ended, "tokens": len(one.ids)}
+        for number, (item, answer) in enumerate(zip(items, said, strict=True)):
+            line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": answer.text}
+            line |= {"reward": float(rewards[number]), "ended": answer.ended, "tokens": len(answer.ids)}
             lines.append(line | {name: float(values[number]) for name, values in parts.items()})
         folder = self._folder / FOLDER
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
