@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
 
 import jax
 
@@ -29,7 +28,7 @@ from jaxlm.train import (
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import SAVE, Clock
-from jaxlm.train.loop import Hook, Watch
+from jaxlm.train.loop import Every, Hook, Watch
 from jaxlm.train.scores import Scores
 
 
@@ -75,12 +74,12 @@ class Between:
         save = hooks.Save(
             self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing, alive
         )
-        every, losses = c.train.eval_every_steps, self.scores.losses
+        every, on_loss = c.train.eval_every_steps, (self.scores.losses, self.overfit.evaluated)
         made = [
             trace,
             save,
-            hooks.HeldOut(held_out, every, c.eval, losses, self.overfit.evaluated, ends, remark),
-            hooks.Benchmarks(asked, c.eval.tasks_every_steps, set(measured), ends),
+            hooks.HeldOut(held_out, Every(every, ends | {0} if c.eval.at_start else ends), *on_loss, remark),
+            hooks.Benchmarks(asked, Every(c.eval.tasks_every_steps, ends), measured),
             hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
             futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, every, str(folder)),
             outlook.Report(look, c.stop, ends),
@@ -95,13 +94,14 @@ class Between:
         usd_per_hour = c.hardware.usd_per_hour
         documents = functools.partial(self.kind.documents, data)
         tell = stability.teller(self.folder / "spikes.jsonl", documents, data.batch_number, say)
+        alive = [watches.Alive(notify.Heartbeat(c.notify).beat)] if jax.process_index() == 0 else []
         return [
             watches.SaveInFlight(self.checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
             stability.NonFinite(c.train.max_nonfinite_steps, c.stability, self.checkpointer.hold),
             stability.Spikes(c.stability, tell, self.checkpointer.hold, self.kind.switch(data)),
             self.overfit,
             *self.kind.watches(self.ready),
-            watches.Alive(_beat(notify.Heartbeat(c.notify))),
+            *alive,
             announcement.FirstRate(self.clock, between, c.train.steps, self.bill.spent, usd_per_hour, say),
         ]
 
@@ -118,10 +118,6 @@ class Between:
             "fingerprint": data.fingerprint(),
             "passed_over": [list(window) for window in data.passed_over],
         } | ({"base": base} if base else {})
-
-
-def _beat(heart: notify.Heartbeat) -> Callable[[int], None]:
-    return heart.beat if jax.process_index() == 0 else lambda step: None
 
 
 def follow(checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:

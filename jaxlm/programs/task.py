@@ -70,7 +70,6 @@ class Kind:
 
     def objective(self, model: Transformer, config: Config) -> base.Objective:
         """Returns what is minimised."""
-        raise NotImplementedError
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
         """Returns the parts of a config for this kind of training."""
@@ -78,50 +77,40 @@ class Kind:
 
     def data(self, config: Config) -> Data:
         """Opens the data, which it makes first if there is none. Called on all processes."""
-        raise NotImplementedError
 
     def origin(self, config: Config) -> Origin | None:
         """Returns the weights to begin from; None for new ones."""
-        raise NotImplementedError
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
         """Returns `ready` with what must be known of the model before its first step.
 
         Called at each start, with the state that it goes on from.
         """
-        del state, frozen
         return ready
 
     def batches(self, ready: Ready, done: int) -> loop.Batches:
         """Returns the batches of the steps that follow after `done` steps."""
-        raise NotImplementedError
 
     def held_out(self, ready: Ready) -> Evaluator | None:
         """Returns what measures the model on held-out text; None if none is held out."""
-        raise NotImplementedError
 
     def passes(self, data: Data, steps: int) -> dict[str, float]:
         """Returns source -> how many times a run of so many steps goes through it, for the first lines."""
-        raise NotImplementedError
 
     def documents(self, data: Data, step: int) -> list[str]:
         """Returns the ids of the documents in the batch of a step, for the log."""
-        raise NotImplementedError
 
     def switch(self, data: Data) -> int | None:
         """Returns the last step before the data draws by another mixture; None if it keeps one.
 
         Losses before and after it can't be compared.
         """
-        del data
         return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
         """Returns the watches of this kind of training, beside those of all."""
-        del ready
         return ()
 
     def remark(self, ready: Ready) -> hooks.Remark:
         """Returns what looks at the figures of evaluations and of samples."""
-        del ready
         return hooks.nothing

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from jaxlm.config import StopConfig
 from jaxlm.plan import forecast, futures
 from jaxlm.processes import from_first
-from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
+from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
 
 
 class StopByForecast(Hook):
@@ -35,12 +35,12 @@ class StopByForecast(Hook):
         workdir: str,
     ):
         self._limit, self._losses, self._rate, self._prices = config.usd_per_centinat, losses, rate, prices
-        self._every, self._workdir = every_steps, workdir
+        self._every, self._workdir = Every(every_steps, end=False), workdir
         self._end, self._said = 0, ""
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
-        return self._limit > 0 and self._every > 0 and 0 < step < end and step % self._every == 0
+        return self._limit > 0 and self._every.due(step, end)
 
     def done(self, step: int) -> bool:
         return True  # a run that starts again looks at its next step of `every_steps`

@@ -14,7 +14,7 @@ from jaxlm.report.page import NAME
 from jaxlm.step import optim
 from jaxlm.train import ledger, metrics, summary
 from jaxlm.train.futures import look
-from jaxlm.train.loop import Hook, Moment
+from jaxlm.train.loop import Every, Hook, Moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +89,10 @@ class Report(Hook):
     decoration = True
 
     def __init__(self, found: Outlook, stop: StopConfig, milestones: Collection[int]):
-        self._outlook, self._stop, self._milestones = found, stop, milestones
+        self._outlook, self._stop, self._every = found, stop, Every(0, milestones, end=False)
 
     def due(self, step: int, end: int) -> bool:
-        return step in self._milestones and step < end
+        return self._every.due(step, end)
 
     def done(self, step: int) -> bool:
         return True

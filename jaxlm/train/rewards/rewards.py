@@ -136,18 +136,15 @@ class Rewarder:
         return self._process.ask("format", list(answers))
 
     def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
-        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more.
-
-        If it fails again, one answer after the other is tried, to name the one on which it fails.
-        """
-        try:
-            return np.asarray(ask(items, answers), np.float32)
-        except Failed as error:
-            self._say(f"{what}: {error}; it is tried once more")
-        try:
-            return np.asarray(ask(items, answers), np.float32)
-        except Failed as error:
-            again = str(error)
+        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more."""
+        for last in (False, True):
+            try:
+                return np.asarray(ask(items, answers), np.float32)
+            except Failed as error:
+                why = str(error)
+            if not last:
+                self._say(f"{what}: {why}; it is tried once more")
+        # One answer after the other, to name the one on which it fails.
         end = time.monotonic() + self._config.timeout_s
         for item, answer in zip(items, answers, strict=True):
             if time.monotonic() > end:
@@ -157,16 +154,12 @@ class Rewarder:
             except Failed as error:
                 raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
         first = f"the first of {len(items)} answers is {_where(items[0], answers[0])}"
-        raise RunError(f"{what}: {again}; it failed twice on all answers together; {first}{self._output()}")
+        raise RunError(f"{what}: {why}; it failed twice on all answers together; {first}{self._output()}")
 
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0.
-
-        Args:
-          judge: the name of what judges an item.
-        """
+        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:
