@@ -13,7 +13,6 @@ from jaxlm.config.schema import (
     ConfigError,
     DataConfig,
     DpoConfig,
-    MeshConfig,
     ModelConfig,
     OptimConfig,
     PhasesConfig,
@@ -37,15 +36,22 @@ def _problems(c: Config) -> Iterator[str]:
     yield from _of_rules(c.program, c.optim)
     yield from _of_data(c.data, c.prepare)
     yield from _of_final(c)
-    yield from _of_profile(c)
+    if c.profile.window and not 1 <= c.profile.window[0] <= c.profile.window[1] <= c.train.steps:
+        yield (
+            f"config.profile.steps={c.profile.steps}: the first step must be at least 1, the last at least the first and "
+            f"at most train.steps={c.train.steps}"
+        )
     yield from _of_phases(c.phases)
     if c.origin_state and not c.origin:
         yield "origin_state=True needs config.origin, the folder of the run to branch from"
     if len(c.eval.older_batches) not in (0, 2):
         yield f"eval.older_batches={c.eval.older_batches}: (batches, rows of each), or ()"
-    yield from _of_mesh(c.mesh)
+    if list(dataclasses.asdict(c.mesh).values()).count(-1) > 1:
+        yield "config.mesh: only one axis can be -1 (all remaining devices)"
     yield from _of_end(c.runs, c.checkpoint)
-    yield from _of_stability(c)
+    for first, last in c.stability.windows:
+        if not 1 <= first <= last:
+            yield f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that"
     if c.program == "dpo":
         yield from _of_dpo(c.dpo, c.adapter)
     if c.program in ("ppo", "grpo"):
@@ -154,16 +160,6 @@ def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> d
     return final
 
 
-def _of_profile(c: Config) -> Iterator[str]:
-    if c.profile.window:
-        first, last = c.profile.window
-        if not 1 <= first <= last <= c.train.steps:
-            yield (
-                f"config.profile.steps={c.profile.steps}: the first step must be at least 1, the last at least the first and "
-                f"at most train.steps={c.train.steps}"
-            )
-
-
 def _of_phases(p: PhasesConfig) -> Iterator[str]:
     for name, phase in p.plan.items():
         if not _NAME.fullmatch(name):
@@ -172,12 +168,6 @@ def _of_phases(p: PhasesConfig) -> Iterator[str]:
             yield f"phases.plan.{name} ends after steps={phase.steps} or tokens={phase.tokens}: give one of them"
     if p.accept and p.accept not in p.plan:
         yield f"phases.accept={p.accept} is no phase of phases.plan; there are {', '.join(p.plan) or 'none'}"
-
-
-def _of_stability(c: Config) -> Iterator[str]:
-    for first, last in c.stability.windows:
-        if not 1 <= first <= last:
-            yield f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that"
 
 
 def _of_dpo(d: DpoConfig, a: AdapterConfig) -> Iterator[str]:
@@ -225,11 +215,6 @@ def _of_rollouts(c: Config) -> Iterator[str]:
         yield f"{c.program} trains without dropout, {why}: set it to 0"
     if p.value_from != "zero" and not c.reward.model:
         yield "policy.value_from=reward needs reward.model"
-
-
-def _of_mesh(mesh: MeshConfig) -> Iterator[str]:
-    if list(dataclasses.asdict(mesh).values()).count(-1) > 1:
-        yield "config.mesh: only one axis can be -1 (all remaining devices)"
 
 
 def _of_end(runs: RunsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ A policy that does not begin as its reference ends the run. Everything else is s
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -159,9 +159,7 @@ class Remarks:
 
     def __call__(self, step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
         more, lines = self._others(step, figures)
-        return more, [*lines, *self._lines(step, figures)]
-
-    def _lines(self, step: int, figures: Mapping[str, float]) -> list[str]:
         accuracy = figures.get("val/accuracy", 1.0)
-        likely = accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) < 0.5  # three standard errors
-        return [_SWAPPED.format(accuracy=accuracy, pairs="of the held-out pairs")] if step and likely else []
+        if step and accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) < 0.5:  # three standard errors
+            lines = [*lines, _SWAPPED.format(accuracy=accuracy, pairs="of the held-out pairs")]
+        return more, lines

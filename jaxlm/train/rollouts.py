@@ -101,11 +101,14 @@ class Rollouts:
         rewards, parts = self._rewards(items, said)
         if step % c.log.every_steps == 0 or step == 1:
             self._write(step, items, said, rewards, parts)
-        batch, at = self._packed(items, said)
-        scores_BxS = rewards.reshape(c.train.batch_size, -1)
+        batch, places = self._packed(items, said)
+        batch["sampler"] = self._at_tokens(places, [answer.logp for answer in said])
+        batch["scores"] = rewards.reshape(c.train.batch_size, -1)
         if c.program == "grpo":
-            batch["advantages"] = self._within_groups(rewards, at)
-        on_mesh = self._on_mesh(batch | {"scores": scores_BxS})
+            groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
+            advantages_PxA = returns.group_advantages(groups_PxA, c.policy.scale_advantages)
+            batch["advantages"] = self._at_tokens(places, advantages_PxA.reshape(-1))
+        on_mesh = self._on_mesh(batch)
         judged = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
         figures = self._figures(items, said, rewards)
         if c.program == "ppo":
@@ -164,10 +167,9 @@ class Rollouts:
         return rewards, parts
 
     def _packed(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
-        """The answers in rows, what the sampler gave each of their tokens, and where they stand."""
+        """The answers in rows, and where they stand."""
         c, n = self._parts.config, policy.in_row(self._parts.config)
-        made, at = [], []
-        sampler_BxT = np.zeros((c.train.batch_size, c.train.seq_len), np.float32)
+        packed, places = [], []
         for row in range(c.train.batch_size):
             group, used = [], 0
             for number in range(row * n, (row + 1) * n):
@@ -175,23 +177,18 @@ class Rollouts:
                 counts = answer.ended or not c.policy.mask_truncated
                 weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(answer.ids)])
                 group.append(rows_lib.Segment([*item.ids, *answer.ids], weights))
-                place = slice(used + len(item.ids) - 1, used + len(weights))
-                sampler_BxT[row, place] = answer.logp
-                at.append((row, place))
+                places.append((row, slice(used + len(item.ids) - 1, used + len(weights))))
                 used += len(weights)
-            made.append(rows_lib.pack([group], c.train.seq_len, 1)[0])
-        batch = {name: np.concatenate([row[name] for row in made]) for name in made[0]}
-        return batch | {"sampler": sampler_BxT}, at
+            packed.append(rows_lib.pack([group], c.train.seq_len, 1)[0])
+        return {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}, places
 
-    def _within_groups(self, rewards: np.ndarray, at: "_Places") -> np.ndarray:
-        """GRPO's advantages, at all tokens of an answer, float32[B, T]."""
-        c = self._parts.config
-        groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
-        advantages = returns.group_advantages(groups_PxA, c.policy.scale_advantages).reshape(-1)
-        found_BxT = np.zeros((c.train.batch_size, c.train.seq_len), np.float32)
-        for (row, place), advantage in zip(at, advantages, strict=True):
-            found_BxT[row, place] = advantage
-        return found_BxT
+    def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:
+        """What is known of each answer, or of each of its tokens, where these stand; float32[B, T]."""
+        t = self._parts.config.train
+        values_BxT = np.zeros((t.batch_size, t.seq_len), np.float32)
+        for (row, place), value in zip(places, values, strict=True):
+            values_BxT[row, place] = value
+        return values_BxT
 
     def _judged(
         self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
@@ -208,12 +205,10 @@ class Rollouts:
 
     def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """A batch on the mesh."""
-        mesh, size = self._parts.mesh, self._parts.config.train.batch_size
-        by_token = self._parts.config.train.seq_len
-        kinds = {True: sharding.batch_sharding(mesh), False: sharding.row_sharding(mesh)}
-        return sharding.to_global(
-            dict(batch), mesh, size, {name: kinds[x.shape[1] == by_token] for name, x in batch.items()}
-        )
+        mesh, t = self._parts.mesh, self._parts.config.train
+        by_token, by_row = sharding.batch_sharding(mesh), sharding.row_sharding(mesh)
+        placed = {name: by_token if x.shape[1] == t.seq_len else by_row for name, x in batch.items()}
+        return sharding.to_global(dict(batch), mesh, t.batch_size, placed)
 
     def _figures(self, items: Sequence[Item], said: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
         """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""
