@@ -65,7 +65,7 @@ def to_read(model: ModelConfig, platform: str) -> ModelConfig:
     return dataclasses.replace(hardware.for_platform(model, platform), remat="none", offload=False)
 
 
-def sized(config: Config, size: int = 0) -> Config:
+def sized(config: Config, say: Say, size: int = 0) -> Config:
     """Returns the config with this size of the vocabulary where it leaves that open; 0: as its data has it, or may have."""
     return vocabulary.with_size(config, size) if size else vocabulary.assumed(config, say)
 

@@ -34,7 +34,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     given.check(config, args.config, args.overrides, say)
     jax.config.update("jax_platforms", "cpu")  # leaves the devices to the runs
     order = pretrain.data(config)
-    config = settle.sized(config, order.data.vocab_size)
+    config = settle.sized(config, say, order.data.vocab_size)
     if not (args.out or config.workdir):
         raise ConfigError("no folder for the ladder: give --out=DIR")
     folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / ladder.FOLDER)

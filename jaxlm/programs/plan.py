@@ -89,7 +89,7 @@ def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
 
 def _settled(config: Config) -> Config:
     """The config with a vocabulary and, in the place of auto, the remat that takes longest."""
-    config = settle.sized(config)
+    config = settle.sized(config, say)
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
         config = settle.assuming(config, remat="full", rows=-1)

@@ -33,7 +33,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if config.data.dir and not config.model.vocab_size:
         with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
             make_data(config.data, config.prepare, config.engine, 0, say)
-    config = settle.sized(config)
+    config = settle.sized(config, say)
     backends = hardware.backends(config.model, jax.devices()[0].platform)
     config = settle.on_platform(config, jax.devices()[0].platform).runs
     limit = tune.memory_limit(config.tune.memory_gb)

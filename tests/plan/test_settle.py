@@ -30,7 +30,7 @@ def test_what_is_said_stays():
     settled = settle.on_platform(c, "cpu").with_vocabulary(300)
     assert settled.asked == c
     assert settled.runs.model.vocab_size == 400
-    assert settle.sized(c, 300) == c == settle.assuming(c, remat="full", rows=2)
+    assert settle.sized(c, print, 300) == c == settle.assuming(c, remat="full", rows=2)
     assert settle.ruled(c).lr == 0.01
 
 

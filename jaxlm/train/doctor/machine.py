@@ -21,7 +21,7 @@ from jaxlm.train.doctor.findings import OK, Finding
 def start(config: Config) -> "Machine":
     """Starts JAX as training does. Raises ConfigError if this machine can't have the config's mesh, flags or model."""
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
-    settled = settle.on_platform(settle.sized(config), jax.devices()[0].platform)
+    settled = settle.on_platform(settle.sized(config, processes.say), jax.devices()[0].platform)
     return Machine(settled.asked, settled.runs, mesh)
 
 
