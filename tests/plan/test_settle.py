@@ -41,8 +41,23 @@ def test_a_plan_assumes_what_devices_would_choose():
     assert (read.remat, read.offload, read.attention) == ("none", False, "blocked")
 
 
-def test_who_reads_a_model_imports_no_search_for_what_fits():
-    code = "import sys, jaxlm.eval.model, jaxlm.train.scorer; print(*(m for m in sys.modules if 'jaxlm.plan' in m))"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "jaxlm.plan.settle" in modules
-    assert not {"jaxlm.plan.tune", "jaxlm.plan.lower", "jaxlm.plan.compiled"} & set(modules)
+CODE = """
+import sys, jaxlm.eval.model, jaxlm.train.scorer
+print(*(module for module in sys.modules if "jaxlm.plan" in module))
+from jax._src import xla_bridge
+from jaxlm import config, config_files
+from jaxlm.console import say
+from jaxlm.plan import settle
+c = settle.sized(config.resolve(config_files.load("quickstart", ["workdir=w", "optim.lr=0", "model.vocab_size=0"])), say)
+settle.by_rule(c, say)
+print(xla_bridge.backends_are_initialized())
+"""
+
+
+def test_who_reads_a_model_imports_no_search_and_a_plan_starts_no_device():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    modules, devices = done.stdout.splitlines()
+    assert "jaxlm.plan.settle" in modules.split()
+    assert not {"jaxlm.plan.tune", "jaxlm.plan.lower", "jaxlm.plan.compiled"} & set(modules.split())
+    assert devices == "False"  # those of plan.mesh can only be described before there are any
+    assert "model.vocab_size=0: 32,768 tokens are assumed" in done.stderr
