@@ -43,28 +43,7 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
             'the reward rose from {low:.3g} to {high:.3g} while one word, "{word}", went from {before:.0%} to {now:.0%} of all '
             "that is said: the reward can be had by repeating it; look at rollouts/",
         ),
-        Row(
-            ("reward", "answer_tokens"),
-            4 * _BEGINNING,
-            _length,
-            "the reward follows the answers' length (correlation {together:.2f}), which went from {before:.0f} to {now:.0f} "
-            "tokens: does it pay for length alone? policy.overlong_tokens, or a reward that does not grow with length, ends it",
-        ),
-        Row(
-            ("entropy", "unique"),
-            _BEGINNING,
-            _collapse,
-            "the entropy fell from {before:.3g} to {now:.3g} nats a token, and {unique:.0%} of the answers are different: the "
-            "policy tries little that is new; a higher policy.clip_high, some policy.beta or a lower optim.lr keeps it trying, "
-            "unless it has learnt all there is",
-        ),
-        Row(
-            ("sampler_gap",),
-            1,
-            mean_reaches("sampler_gap", _GAP),
-            "sampler and trainer differ by {sampler_gap:.2g} nats a token on what was drawn: rollout.importance_cap=2 corrects "
-            "for it, model.dtype=float32 avoids it",
-        ),
+        *_OF_ANSWERS,
         Row(
             ("truncated",),
             _BEGINNING,
@@ -120,6 +99,32 @@ def _collapse(first: Steps, last: Steps) -> Quoted:
     if now >= _ENTROPY * before:
         return None
     return {"before": before, "now": now, "unique": last["unique"].mean()}
+
+
+_OF_ANSWERS = (
+    Row(
+        ("reward", "answer_tokens"),
+        4 * _BEGINNING,
+        _length,
+        "the reward follows the answers' length (correlation {together:.2f}), which went from {before:.0f} to {now:.0f} "
+        "tokens: does it pay for length alone? policy.overlong_tokens, or a reward that does not grow with length, ends it",
+    ),
+    Row(
+        ("entropy", "unique"),
+        _BEGINNING,
+        _collapse,
+        "the entropy fell from {before:.3g} to {now:.3g} nats a token, and {unique:.0%} of the answers are different: the "
+        "policy tries little that is new; a higher policy.clip_high, some policy.beta or a lower optim.lr keeps it trying, "
+        "unless it has learnt all there is",
+    ),
+    Row(
+        ("sampler_gap",),
+        1,
+        mean_reaches("sampler_gap", _GAP),
+        "sampler and trainer differ by {sampler_gap:.2g} nats a token on what was drawn: rollout.importance_cap=2 corrects "
+        "for it, model.dtype=float32 avoids it",
+    ),
+)
 
 
 def first_lines(config: Config) -> list[str]:
