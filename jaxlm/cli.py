@@ -21,7 +21,7 @@ from jaxlm import config_files, console, files, interrupts, usage
 from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
 from jaxlm.train import branch
-from jaxlm.verbs import VERBS, Verb
+from jaxlm.verbs import TRAINING, VERBS, Verb
 
 
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
@@ -149,7 +149,7 @@ def _run(argv: list[str], script: bool) -> int:
 
     def program() -> int:
         with console.working("loading", end=False, quiet=True):
-            module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+            module = importlib.import_module(f"jaxlm.programs.{verb.module or TRAINING[config.program]}")
         if trains and script:
             importlib.import_module("jaxlm.train.supervised").stop_at_once_until_training()
         else:

@@ -176,7 +176,7 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
     """
     key, sep, value = override.partition("=")
-    older.admit(config, key)
+    older.admit(config, key, value)
     if key.startswith(_NAMED) and (name := key.removeprefix(_NAMED)) not in config.data.final.weights:
         with config.unlocked():
             config.data.final.weights[name] = 0.0

@@ -12,7 +12,7 @@ class Verb:
 
     Attributes:
       module: the module of jaxlm.programs whose `run(config, args)` does the work and returns the exit code; None for
-        the module that `config.program` names.
+        that of the config's program (TRAINING).
       summary: one line for the help.
       options: the flags in addition to --config: name -> arguments of `add_argument`. One with a `key` is short for
         --config.KEY.
@@ -63,6 +63,9 @@ def _flag(words: str) -> dict:
     return {"action": "store_true", "help": words}
 
 
+# config.program -> the module of jaxlm.programs that trains so.
+TRAINING = {"pretrain": "pretrain"}
+TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "posttraining") | dict.fromkeys(("ppo", "grpo"), "reinforcement")
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
 _DRAWING = {

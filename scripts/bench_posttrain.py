@@ -31,8 +31,6 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     from jaxlm import config, config_files, processes, sharding
     from jaxlm.interop import inherit
     from jaxlm.models import hardware
-    from jaxlm.objectives import dpo, lm
-    from jaxlm.programs import dpo as dpo_program
     from jaxlm.programs import posttraining
     from jaxlm.programs.task import Ready
 
@@ -44,11 +42,10 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     c = config.resolve(asked)
     mesh = processes.start(c.hardware, c.distributed, c.mesh, c.model.dtype)
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform, c.mesh.context))
-    options = {"sft": {}, "dpo": {"begin": dpo_program.begin}}[kind]
-    task = posttraining.task(c, {"sft": lm.make, "dpo": dpo.make}[kind], pairs=kind == "dpo", **options)
-    ready = Ready(c, task.parts(c, mesh), task.data(c))
-    state, frozen = ready.parts.create(task.origin(c))
-    ready = task.begin(ready, state, frozen)
+    training = {"sft": posttraining.Chats, "dpo": posttraining.Pairs}[kind](c)
+    ready = Ready(c, training.parts(c, mesh), training.data(c))
+    state, frozen = ready.parts.create(training.origin(c))
+    ready = training.begin(ready, state, frozen)
     taken, step = 0, None
 
     def turn() -> float:

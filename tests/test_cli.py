@@ -103,7 +103,7 @@ def test_every_verb_has_a_program():
     programs = typing.get_args(typing.get_type_hints(config.Config)["program"])
     assert "pretrain" in programs
     for verb in verbs.VERBS.values():
-        names = programs if verb.module is None else [verb.module]
+        names = [verb.module] if verb.module else [verbs.TRAINING[program] for program in programs]
         assert all((ROOT / "jaxlm/programs" / f"{name}.py").is_file() for name in names)
 
 

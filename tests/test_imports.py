@@ -136,6 +136,8 @@ def test_a_store_that_imports_the_loop_is_caught_in_one_folder_as_well():
     [
         ("jaxlm/programs/new.py", 149, []),
         ("jaxlm/programs/new.py", 150, ["jaxlm/programs/new.py has 150 lines; it must have fewer than 150"]),
+        ("jaxlm/programs/training.py", 299, []),
+        ("jaxlm/programs/training.py", 300, ["jaxlm/programs/training.py has 300 lines; it must have fewer than 300"]),
         ("jaxlm/eval/new.py", 599, []),
         ("jaxlm/eval/new.py", 600, ["jaxlm/eval/new.py has 600 lines; it must have fewer than 600"]),
     ],

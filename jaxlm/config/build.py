@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from jaxlm.config import older
 from jaxlm.config.annotations import Limit
 from jaxlm.config.schema import ConfigError
 
@@ -36,7 +37,7 @@ def build(kind: type[T], value: object, key: str) -> T:
             if problem := _problem(item, part):
                 raise ConfigError(f"config.{key}={tuple(value)!r}: {part!r}{problem}")
         return tuple(_scalar(item, part) for part in value)
-    if problem := _problem(kind, value):
+    if value not in older.GONE.get(key, ()) and (problem := _problem(kind, value)):
         raise ConfigError(f"config.{key}={value!r}{problem}")
     return _scalar(kind, value)
 

@@ -12,7 +12,6 @@ from jaxlm.config.schema import (
     CheckpointConfig,
     Config,
     ConfigError,
-    MeshConfig,
     ModelConfig,
     OptimConfig,
     PhasesConfig,
@@ -35,15 +34,22 @@ def _problems(c: Config) -> Iterator[str]:
     yield from _of_rules(c.program, c.optim)
     yield from _of_data(c.data, c.prepare)
     yield from _of_final(c)
-    yield from _of_profile(c)
+    if c.profile.window and not 1 <= c.profile.window[0] <= c.profile.window[1] <= c.train.steps:
+        yield (
+            f"config.profile.steps={c.profile.steps}: the first step must be at least 1, the last at least the first and "
+            f"at most train.steps={c.train.steps}"
+        )
     yield from _of_phases(c.phases)
     if c.origin_state and not c.origin:
         yield "origin_state=True needs config.origin, the folder of the run to branch from"
     if len(c.eval.older_batches) not in (0, 2):
         yield f"eval.older_batches={c.eval.older_batches}: (batches, rows of each), or ()"
-    yield from _of_mesh(c.mesh)
+    if list(dataclasses.asdict(c.mesh).values()).count(-1) > 1:
+        yield "config.mesh: only one axis can be -1 (all remaining devices)"
     yield from _of_end(c.runs, c.checkpoint)
-    yield from _of_stability(c)
+    for first, last in c.stability.windows:
+        if not 1 <= first <= last:
+            yield f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that"
     if c.program == "dpo":
         yield from _of_dpo(c.dpo, c.adapter)
     if c.program in ("ppo", "grpo"):
@@ -144,22 +150,12 @@ def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> d
     """
     if unknown := [name for name in weights if name not in first]:
         raise ConfigError(f"data.final.weights names {unknown[0]}, which is no source: {nearest(unknown[0], first)}")
-    found = {**first, **weights}
-    if weights and not any(weight > 0 for weight in found.values()):
+    final = {**first, **weights}
+    if weights and not any(weight > 0 for weight in final.values()):
         raise ConfigError(
             "data.final.weights leaves every source at 0: nothing to train on; give one a positive weight"
         )
-    return found
-
-
-def _of_profile(c: Config) -> Iterator[str]:
-    if c.profile.window:
-        first, last = c.profile.window
-        if not 1 <= first <= last <= c.train.steps:
-            yield (
-                f"config.profile.steps={c.profile.steps}: the first step must be at least 1, the last at least the first and "
-                f"at most train.steps={c.train.steps}"
-            )
+    return final
 
 
 def _of_phases(p: PhasesConfig) -> Iterator[str]:
@@ -170,12 +166,6 @@ def _of_phases(p: PhasesConfig) -> Iterator[str]:
             yield f"phases.plan.{name} ends after steps={phase.steps} or tokens={phase.tokens}: give one of them"
     if p.accept and p.accept not in p.plan:
         yield f"phases.accept={p.accept} is no phase of phases.plan; there are {', '.join(p.plan) or 'none'}"
-
-
-def _of_stability(c: Config) -> Iterator[str]:
-    for first, last in c.stability.windows:
-        if not 1 <= first <= last:
-            yield f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that"
 
 
 def _of_dpo(d: DpoConfig, a: AdapterConfig) -> Iterator[str]:
@@ -225,15 +215,10 @@ def _of_rollouts(c: Config) -> Iterator[str]:
         yield "policy.value_from=reward needs reward.model"
 
 
-def _of_mesh(mesh: MeshConfig) -> Iterator[str]:
-    if list(dataclasses.asdict(mesh).values()).count(-1) > 1:
-        yield "config.mesh: only one axis can be -1 (all remaining devices)"
-
-
 def _of_end(runs: RunsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
-    asked = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
-    if asked and not checkpoint.mirror and not runs.on_exit_unmirrored:
+    commands = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
+    if commands and not checkpoint.mirror and not runs.on_exit_unmirrored:
         yield (
-            f"config.runs.on_exit.{asked[0]} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
+            f"config.runs.on_exit.{commands[0]} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
             "a machine that is gone takes its checkpoints with it"
         )

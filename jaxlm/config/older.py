@@ -1,7 +1,8 @@
 """What keys of older versions meant. Every reader of a config file, a flag, a run's config.json or a ladder asks here.
 
 Until 26d2768, `eval.max_batches` batches of `eval.batch_size` rows limited the held-out text, 0 = all of it; and `seed` chose
-the held-out documents of the data, which `data.seed` does now. Until 506c14f, `jaxlm prepare` had a stage `perplexity`.
+the held-out documents of the data, which `data.seed` does now. Until 506c14f, `jaxlm prepare` had a stage `perplexity`, and
+`dpo.loss` three values more.
 """
 
 import dataclasses
@@ -13,8 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ml_collections import config_dict
 
 from jaxlm.config.corpora import PrepareConfig
+from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.schema import Config, ConfigError, EvalConfig
 
+GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # values of runs that can be read, but not trained on
 _BATCHES = "eval.max_batches"
 _INSTEAD = ("eval.max_mb", "eval.max_examples")
 # Keys that are gone, and what is in their place. No batch and no token depends on them, so that stored ones are left out.
@@ -63,11 +66,24 @@ def check_stages(prepare: PrepareConfig) -> None:
         raise ConfigError(_NO_STAGE.format(name))
 
 
-def admit(config: config_dict.ConfigDict, key: str) -> None:
+def check_trains(config: Config) -> None:
+    """Raises ConfigError if the config has a loss that there was: a run with it can be read, but not trained on."""
+    if config.program == "dpo":
+        _check_known("dpo.loss", config.dpo.loss)
+
+
+def _check_known(key: str, value: str) -> None:
+    if value in GONE.get(key, ()):
+        known = typing.get_args(typing.get_type_hints(DpoConfig)["loss"])
+        raise ConfigError(f"config.{key}={value} is no longer there: choose one of {', '.join(known)}")
+
+
+def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
     """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of.
 
-    Raises ConfigError if the key is gone.
+    Raises ConfigError if the key is gone, or the value is one that there was.
     """
+    _check_known(key, value)
     _refuse([key])
     for name in STAGES:
         if key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages:

@@ -74,8 +74,8 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DpoConfig:
-    loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm", "apo_zero", "orpo", "simpo"] = key(
-        "sigmoid", "sigmoid (arXiv:2305.18290), ipo, hinge, robust, sigmoid_norm, apo_zero; orpo, simpo: no reference"
+    loss: Literal["sigmoid", "ipo", "robust", "orpo", "simpo"] = key(
+        "sigmoid", "sigmoid (arXiv:2305.18290), ipo, robust; orpo and simpo: no reference"
     )
     beta: Positive = key(
         0.1, "how strongly the policy is held to the reference; ipo's tau, simpo's scale, orpo's lambda"

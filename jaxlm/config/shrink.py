@@ -27,55 +27,47 @@ def shrunk(c: Config) -> Config:
     heads = {"n_heads": 4, "n_kv_heads": 2 if c.model.n_kv_heads else 0, "head_dim": 32}
     sizes = {"n_layers": 2, "d_model": 128, "d_ff": 512, "vocab_size": 4096, "max_seq_len": 0} | heads
     plain = {"attention": "auto", "dtype": "auto", "remat": "none", "offload": False, "fp8": False}
-    model = dataclasses.replace(c.model, **sizes, **plain)
     steps = max(_over(c.train.steps), LEAST_STEPS)
-    train = dataclasses.replace(
-        c.train,
-        steps=steps,
-        batch_size=ROWS,
-        seq_len=TOKENS,
-        microbatch_size=0,
-        eval_every_steps=_interval(c.train.eval_every_steps, steps),
-    )
-    checkpoint = dataclasses.replace(
-        c.checkpoint,
-        every_steps=_interval(c.checkpoint.every_steps, steps),
-        keep_every=_over(c.checkpoint.keep_every),
-        max_unprotected_usd=c.checkpoint.max_unprotected_usd / BY,
-    )
-    sample = dataclasses.replace(
-        c.sample,
-        every_steps=_interval(c.sample.every_steps, steps),
-        at_steps=tuple(_over(step) for step in c.sample.at_steps),
-        max_new_tokens=min(c.sample.max_new_tokens, 24),
-    )
-    optim = dataclasses.replace(
-        c.optim,
-        offload=False,
-        warmup_steps=min(_over(c.optim.warmup_steps), steps - 1),
-        schedule_steps=_over(c.optim.schedule_steps),
-        decay_at_step=_over(c.optim.decay_at_step),
-    )
-    plan = {name: _phase(phase) for name, phase in sorted(c.phases.plan.items(), key=lambda item: item[1].steps)}
-    return dataclasses.replace(
-        c,
-        model=model,
-        train=train,
-        optim=optim,
-        data=_data(c.data),
-        checkpoint=checkpoint,
-        sample=sample,
-        rollout=dataclasses.replace(c.rollout, prompts=4, answers=4, max_new_tokens=24, rows=0),
-        policy=dataclasses.replace(c.policy, minibatches=min(c.policy.minibatches, 2), overlong_tokens=0),
-        eval=dataclasses.replace(c.eval, batch_size=0, max_mb=EVAL_MB, max_examples=EVAL_EXAMPLES, older_batches=()),
-        prepare=dataclasses.replace(c.prepare, sources={}),
-        mesh=dataclasses.replace(c.mesh, data=-1, fsdp=1, tensor=1, context=1),
-        log=dataclasses.replace(c.log, every_steps=max(_over(c.log.every_steps), 1)),
-        hardware=dataclasses.replace(c.hardware, usd_per_hour=USD_PER_HOUR if c.hardware.usd_per_hour else 0.0),
-        profile=dataclasses.replace(c.profile, steps=""),
-        phases=dataclasses.replace(c.phases, plan=plan, shrink=""),
-        stop=dataclasses.replace(c.stop, usd=c.stop.usd / BY),
-    )
+    phases = sorted(c.phases.plan.items(), key=lambda item: item[1].steps)
+    changes = {
+        "model": sizes | plain,
+        "train": {
+            "steps": steps,
+            "batch_size": ROWS,
+            "seq_len": TOKENS,
+            "microbatch_size": 0,
+            "eval_every_steps": _interval(c.train.eval_every_steps, steps),
+        },
+        "optim": {
+            "offload": False,
+            "warmup_steps": min(_over(c.optim.warmup_steps), steps - 1),
+            "schedule_steps": _over(c.optim.schedule_steps),
+            "decay_at_step": _over(c.optim.decay_at_step),
+        },
+        "data": _data(c.data),
+        "checkpoint": {
+            "every_steps": _interval(c.checkpoint.every_steps, steps),
+            "keep_every": _over(c.checkpoint.keep_every),
+            "max_unprotected_usd": c.checkpoint.max_unprotected_usd / BY,
+        },
+        "sample": {
+            "every_steps": _interval(c.sample.every_steps, steps),
+            "at_steps": tuple(_over(step) for step in c.sample.at_steps),
+            "max_new_tokens": min(c.sample.max_new_tokens, 24),
+        },
+        "rollout": {"prompts": 4, "answers": 4, "max_new_tokens": 24, "rows": 0},
+        "policy": {"minibatches": min(c.policy.minibatches, 2), "overlong_tokens": 0},
+        "eval": {"batch_size": 0, "max_mb": EVAL_MB, "max_examples": EVAL_EXAMPLES, "older_batches": ()},
+        "prepare": {"sources": {}},
+        "mesh": {"data": -1, "fsdp": 1, "tensor": 1, "context": 1},
+        "log": {"every_steps": max(_over(c.log.every_steps), 1)},
+        "hardware": {"usd_per_hour": USD_PER_HOUR if c.hardware.usd_per_hour else 0.0},
+        "profile": {"steps": ""},
+        "phases": {"plan": {name: _phase(phase) for name, phase in phases}, "shrink": ""},
+        "stop": {"usd": c.stop.usd / BY},
+    }
+    sections = {name: dataclasses.replace(getattr(c, name), **keys) for name, keys in changes.items()}
+    return dataclasses.replace(c, **sections)
 
 
 def summary(c: Config) -> str:
@@ -100,11 +92,11 @@ def _interval(every: int, steps: int) -> int:
     return min(max(_over(every), LEAST_INTERVAL), steps) if every else 0
 
 
-def _data(d: DataConfig) -> DataConfig:
+def _data(d: DataConfig) -> dict[str, object]:
     """The embedded corpus, with other weights at the end if the config has some."""
     sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
     final = dataclasses.replace(d.final, weights=FINAL if d.final.weights else {})
-    return dataclasses.replace(d, dir="", path="", sources=sources, final=final, tokenizer="", max_bytes=MAX_BYTES)
+    return {"dir": "", "path": "", "sources": sources, "final": final, "tokenizer": "", "max_bytes": MAX_BYTES}
 
 
 def _phase(phase: PhaseConfig) -> PhaseConfig:

@@ -1,6 +1,5 @@
 """Makes a config's data if it is missing, opens it, and finds the weight of each source."""
 
-import contextlib
 import pathlib
 from collections.abc import Iterator
 
@@ -91,14 +90,6 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
         tokenizer_model=d.tokenizer_model,
     )
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
-
-
-def make_sized(config: Config, say: Say) -> Config:
-    """Returns the config with the size of its data's vocabulary; makes the data for that, if it is missing and can be made."""
-    if config.data.dir and not config.model.vocab_size:
-        with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
-            make_data(config.data, config.prepare, config.engine, 0, say)
-    return vocabulary.assumed(config, say)
 
 
 def _prepared(

@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from jaxlm import models, processes, sharding
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.data import coder, shards
-from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives.base import Variables
+from jaxlm.plan import settle
 from jaxlm.train import origin
 from jaxlm.train.checkpoints import digest
 from jaxlm.train.workdir import check_same_model
@@ -70,9 +70,7 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
     # A new mesh, since the run's own may need more devices than there are here.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
-    settled = hardware.for_platform(config.model, jax.devices()[0].platform)
-    # Without gradients there is nothing to recompute or offload.
-    settled = dataclasses.replace(settled, remat="none", offload=False)
+    settled = settle.to_read(config.model, jax.devices()[0].platform)
     trained = (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file()
     data = shards.open_data(config.data.dir) if trained else None
     model = models.build(settled, settled.attention)

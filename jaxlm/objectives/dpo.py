@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import sharding
-from jaxlm.config import Config, DpoConfig
+from jaxlm.config import Config, DpoConfig, older
 from jaxlm.data.packing import pairs_in_row
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base
 
 _WITHOUT_REFERENCE = ("orpo", "simpo")
-_BY_TOKEN = ("ipo", "sigmoid_norm", "orpo", "simpo")
+_BY_TOKEN = ("ipo", "orpo", "simpo")
 
 
 class Answers(typing.NamedTuple):
@@ -67,8 +67,7 @@ def at_start(config: DpoConfig) -> float | None:
     """Returns the loss of a policy that equals its reference, without the term of `nll_weight`; None without a reference."""
     if not has_reference(config):
         return None
-    own = {"hinge": 1.0, "apo_zero": 1.0, "ipo": 1 / (4 * config.beta**2)}
-    return own.get(config.loss, math.log(2))
+    return 1 / (4 * config.beta**2) if config.loss == "ipo" else math.log(2)
 
 
 def pair_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -125,9 +124,13 @@ def make(model: Transformer, config: Config) -> base.Objective:
     The metrics are means over pairs: "margin", the chosen answer's reward less the rejected one's; "accuracy", the share
     of margins above 0 (0 counts half); "predicted", the probability that the model gives to the preference as it is labelled,
     to be compared with that share; "chosen_reward" and "rejected_reward", beta times the log-ratio to the reference
-    (by token for ipo, sigmoid_norm, orpo and simpo, whose losses take means); "chosen_logp" and "rejected_logp", nats an
+    (by token for ipo, orpo and simpo, whose losses take means); "chosen_logp" and "rejected_logp", nats an
     answer; "length_margin", how many tokens the chosen answer is longer; "nll", nats a token of the chosen answers.
+
+    Raises:
+      ConfigError: the loss is one that there was (`older.check_trains`).
     """
+    older.check_trains(config)
     c, tile = config.dpo, config.loss.tile_tokens
     from_batch, nll_weight = judged(config), c.nll_weight + (c.loss == "orpo")
 
@@ -197,24 +200,9 @@ def _robust(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
     return kept / (1 - 2 * flipped)
 
 
-def _hinge(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
-    """SLiC-HF's calibration loss (arXiv:2305.10425), on the log-ratios."""
-    return jax.nn.relu(1 - c.beta * (chosen.ratio - rejected.ratio))
-
-
 def _ipo(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
     """IPO (arXiv:2310.12036), by token as its authors computed it and TRL does."""
     return jnp.square(chosen.mean - rejected.mean - 1 / (2 * c.beta))
-
-
-def _sigmoid_norm(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
-    """DPO on log-ratios by token (length-normalised DPO of Tulu 3, arXiv:2411.15124)."""
-    return -jax.nn.log_sigmoid(c.beta * (chosen.mean - rejected.mean))
-
-
-def _apo_zero(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
-    """APO-zero (arXiv:2408.06266): chosen answers become likelier, rejected ones less likely, each by itself."""
-    return jax.nn.sigmoid(-c.beta * chosen.ratio) + jax.nn.sigmoid(c.beta * rejected.ratio)
 
 
 def _orpo(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
@@ -242,10 +230,7 @@ def _simpo(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
 _LOSSES: dict[str, Callable[[DpoConfig, Answers, Answers], jax.Array]] = {
     "sigmoid": _sigmoid,
     "ipo": _ipo,
-    "hinge": _hinge,
     "robust": _robust,
-    "sigmoid_norm": _sigmoid_norm,
-    "apo_zero": _apo_zero,
     "orpo": _orpo,
     "simpo": _simpo,
 }

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, with_keys
-from jaxlm.plan import accelerators, cost, fit, milestones, recipe, rungs, scaling, speed
+from jaxlm.plan import accelerators, cost, fit, milestones, recipe, rungs, scaling, settle, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
@@ -159,7 +159,7 @@ def _row(
     steps = max(LEAST_STEPS + bought - 1, LEAST_STEPS)
     run = of_steps(fitted, config, steps)
     params, tokens = count_params(m), steps * batch_tokens
-    ruled = recipe.by_rule(with_keys(run, optim={"lr": 0.0, "b2": 0.0}), lambda line: None).optim
+    ruled = settle.ruled(run, lr=0.0, b2=0.0)
     shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     keys = {f"model.{key}": getattr(m, key) for key in shape}
     keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": fitting.microbatch}

@@ -21,8 +21,7 @@ import jax
 from jaxlm import config_files, console, processes, sharding
 from jaxlm.child import Child, Died
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.models import hardware
-from jaxlm.plan import bench, flops, lower, machines, tune
+from jaxlm.plan import bench, flops, lower, machines, settle, tune
 
 STEP_S = 4.0  # a step that is timed takes about this at most
 STEPS, TIMED_S = 3, 6.0  # of timing at most, but two steps at least
@@ -142,11 +141,8 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]
-    model = hardware.for_platform(config.model, device.platform, config.mesh.context)
-    config = dataclasses.replace(config, model=model)
     ways = sharding.batch_ways(mesh)
-    if config.train.microbatch_size == -1:  # chosen at a start; planned as one row a device
-        config = dataclasses.replace(config, train=dataclasses.replace(config.train, microbatch_size=ways))
+    config = settle.assuming(settle.on_platform(config, device.platform).runs, remat="full", rows=ways)
     sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
     limit, own = tune.memory_limit(config.tune.memory_gb), lower.of_devices(0.0)
     machine = {
@@ -164,7 +160,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     if config.plan.measure == "auto" and machines.known(machine["kind"], mesh.size, machine["setting"]):
         yield machine  # it ran, so it fits
         return
-    small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(model.dtype))
+    small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(config.model.dtype))
     if own and device.platform == "cpu":
         limit = min(limit, SHARE * own.bytes)
     trial, exact = _timed(small, mesh, limit), small == config

@@ -46,9 +46,8 @@ from jaxlm import files
 from jaxlm.config import Config, ConfigError, checks, older, with_keys
 from jaxlm.console import Say, hours, say
 from jaxlm.data.rows import Rows
-from jaxlm.plan import here, rungs
+from jaxlm.plan import here, rungs, settle
 from jaxlm.plan.cost import tokens
-from jaxlm.plan.fit import with_changes
 from jaxlm.plan.ladder_fit import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.params import count_params
 from jaxlm.plan.rungs import Rung
@@ -155,8 +154,7 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
     rows = {}
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
-        microbatch = c.train.batch_size if c.train.microbatch_size == -1 else 0
-        c = with_changes(c, remat="none" if c.model.remat == "auto" else "", microbatch=microbatch)
+        c = settle.assuming(c, remat="none", rows=c.train.batch_size)
         row = here.row(with_keys(c, plan={"accelerator": ""}))  # this machine is meant, whatever else is planned for
         if row.get("tokens_per_second"):
             rows[size] = row

@@ -21,7 +21,7 @@ from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, w
 from jaxlm.console import human
 from jaxlm.data import passes
 from jaxlm.data.rows import Rows
-from jaxlm.plan import flops, interval, recipe
+from jaxlm.plan import flops, interval, settle
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.params import count_params
 
@@ -155,7 +155,7 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
 
 def by_rule(config: Config) -> OptimConfig:
     """Returns `optim` with `lr` by rule for a config's size, batch and tokens, all steps counted; the ratio too, if it is 0."""
-    return recipe.by_rule(with_keys(config, optim={"lr": 0.0, "schedule_steps": 0}), lambda line: None).optim
+    return settle.ruled(config, lr=0.0, schedule_steps=0)
 
 
 def batch_size(config: Config, budget: float) -> int:

@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
 
 import jax
 
 from jaxlm.eval import harness, samples
 from jaxlm.processes import from_first, say, together
-from jaxlm.programs.task import Ready, Task
+from jaxlm.programs.task import Kind, Ready
 from jaxlm.redact import redact
 from jaxlm.train import (
     announcement,
@@ -28,7 +27,7 @@ from jaxlm.train import (
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import SAVE, Clock
-from jaxlm.train.loop import Hook, Watch
+from jaxlm.train.loop import Every, Hook, Watch
 from jaxlm.train.scores import Scores
 
 
@@ -44,7 +43,7 @@ class Between:
       clock: the time of this attempt.
     """
 
-    task: Task
+    kind: Kind
     ready: Ready
     folder: pathlib.Path
     checkpointer: Checkpointer
@@ -63,8 +62,8 @@ class Between:
         c, folder, ends = self.ready.config, self.folder, self.bill.milestones
         model, data, mesh = self.ready.parts.model, self.ready.data.data, self.ready.parts.mesh
         sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
-        held_out = self.bill.checked(self.task.held_out(self.ready))
-        remark = self.task.remark(self.ready)
+        held_out = self.bill.checked(self.kind.held_out(self.ready))
+        remark = self.kind.remark(self.ready)
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         asked = harness.make(self.ready.benchmarks, c, model, data, mesh, folder)
         rows = folder / "metrics.jsonl"
@@ -74,12 +73,12 @@ class Between:
         save = hooks.Save(
             self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing, alive
         )
-        every, losses = c.train.eval_every_steps, self.scores.losses
+        every, on_loss = c.train.eval_every_steps, (self.scores.losses, self.overfit.evaluated)
         made = [
             trace,
             save,
-            hooks.HeldOut(held_out, every, c.eval, losses, self.overfit.evaluated, ends, remark),
-            hooks.Benchmarks(asked, c.eval.tasks_every_steps, set(measured), ends),
+            hooks.HeldOut(held_out, Every(every, ends | {0} if c.eval.at_start else ends), *on_loss, remark),
+            hooks.Benchmarks(asked, Every(c.eval.tasks_every_steps, ends), measured),
             hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
             outlook.StopByForecast(c.stop, look.losses, look.rate, look.prices, every, str(folder)),
             outlook.Report(look, c.stop, ends),
@@ -92,22 +91,23 @@ class Between:
         """Returns the watches, of which the first that ends the run counts."""
         c, data = self.ready.config, self.ready.data
         usd_per_hour = c.hardware.usd_per_hour
-        documents = functools.partial(self.task.documents, data)
+        documents = functools.partial(self.kind.documents, data)
         tell = stability.teller(self.folder / "spikes.jsonl", documents, data.batch_number, say)
+        alive = [watches.Alive(notify.Heartbeat(c.notify).beat)] if jax.process_index() == 0 else []
         return [
             watches.SaveInFlight(self.checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
             stability.NonFinite(c.train.max_nonfinite_steps, c.stability, self.checkpointer.hold),
-            stability.Spikes(c.stability, tell, self.checkpointer.hold, self.task.switch(data)),
+            stability.Spikes(c.stability, tell, self.checkpointer.hold, self.kind.switch(data)),
             self.overfit,
-            *self.task.watches(self.ready),
-            watches.Alive(_beat(notify.Heartbeat(c.notify))),
+            *self.kind.watches(self.ready),
+            *alive,
             announcement.FirstRate(self.clock, between, c.train.steps, self.bill.spent, usd_per_hour, say),
         ]
 
     @functools.cached_property
     def overfit(self) -> stability.Overfit:
         """Sees the training loss as a watch, and the held-out loss by its hook."""
-        return stability.Overfit(self.ready.config.stability.overfit_evals, self.task.switch(self.ready.data))
+        return stability.Overfit(self.ready.config.stability.overfit_evals, self.kind.switch(self.ready.data))
 
     def _meta(self) -> dict:
         """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""
@@ -117,10 +117,6 @@ class Between:
             "fingerprint": data.fingerprint(),
             "passed_over": [list(window) for window in data.passed_over],
         } | ({"base": base} if base else {})
-
-
-def _beat(heart: notify.Heartbeat) -> Callable[[int], None]:
-    return heart.beat if jax.process_index() == 0 else lambda step: None
 
 
 def follow(checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:

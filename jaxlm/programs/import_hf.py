@@ -17,7 +17,7 @@ from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.console import megabytes, size
 from jaxlm.data import chat, coder
 from jaxlm.interop import hf_weights, peft_config, readers
-from jaxlm.models import hardware
+from jaxlm.plan import settle
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
 from jaxlm.train import ledger, origin, start
@@ -44,7 +44,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(f"warning: {idle:,} of the model's {config.model.vocab_size:,} rows have no id: is this its tokenizer?")
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
-    settled = hardware.for_platform(config.model, jax.devices()[0].platform)
+    settled = settle.to_read(config.model, jax.devices()[0].platform)
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)

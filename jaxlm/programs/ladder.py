@@ -11,8 +11,8 @@ import jax
 from jaxlm import console, files, processes
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import hours, say
-from jaxlm.data import given, vocabulary
-from jaxlm.plan import ladder, ladder_text, rungs
+from jaxlm.data import given
+from jaxlm.plan import ladder, ladder_text, rungs, settle
 from jaxlm.plan.ladder import Asked, Ladder
 from jaxlm.plan.rungs import Rung
 from jaxlm.programs import pretrain
@@ -34,7 +34,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     given.check(config, args.config, args.overrides, say)
     jax.config.update("jax_platforms", "cpu")  # leaves the devices to the runs
     order = pretrain.data(config)
-    config = vocabulary.with_size(config, order.data.vocab_size)
+    config = settle.sized(config, say, order.data.vocab_size)
     if not (args.out or config.workdir):
         raise ConfigError("no folder for the ladder: give --out=DIR")
     folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / ladder.FOLDER)

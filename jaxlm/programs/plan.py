@@ -14,10 +14,9 @@ import numpy as np
 from jaxlm import console
 from jaxlm.config import Config, ConfigError, with_keys
 from jaxlm.console import say
-from jaxlm.data import passes, shards, vocabulary
+from jaxlm.data import passes, shards
 from jaxlm.data.open import open_order
-from jaxlm.models import hardware
-from jaxlm.plan import budget, cost, fit, here, ladder, ladder_text, lower, params, recipe, summary
+from jaxlm.plan import budget, cost, fit, here, ladder, ladder_text, lower, params, settle, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 from jaxlm.train.workdir import has_checkpoints
@@ -31,7 +30,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     if args.budget:
         return best(config, budget.dollars_of(args.budget), args)
-    config = recipe.by_rule(_settled(config), say)
+    config = settle.by_rule(_settled(config), say)
     if config.train.microbatch_size == -1:
         say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
     target = None
@@ -40,16 +39,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
         fit.check_mesh(config, mesh)
         if config.plan.compile:
             target = lower.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
-    plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
+    plan = summary.summarise(settle.on_platform(config, "gpu").runs)
     plan["data"] = data(config) if config.program == "pretrain" else None
     plan["ladder"] = foretold(config) if config.program == "pretrain" else None
     plan["here"] = here.row(config)
     plan["disk"] = disk(config, plan["checkpoint"]["bytes"])
     if target:
-        model = hardware.for_platform(config.model, target.platform)
-        planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
+        planned = settle.on_platform(config, target.platform).runs
+        planned = fit.with_changes(planned, microbatch=plan["memory"]["microbatch"])
         with console.working(f"compiling the step for {target.name}"):
-            plan["compiled"] = lower.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
+            plan["compiled"] = lower.compile_step(dataclasses.replace(planned, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
 
@@ -62,7 +61,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     config = _settled(with_data(config, args.overrides))
     fitted, folder = ladder.known(config, say) or (None, None)
     with console.working("choosing a model for each accelerator"):
-        choice = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
+        choice = budget.plan(settle.on_platform(config, "gpu").runs, usd, fitted)
     choice["ladder"] = folder and str(folder)
     begun = config.workdir and has_checkpoints(pathlib.Path(config.workdir))
     for row in choice["accelerators"]:
@@ -91,10 +90,10 @@ def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
 
 def _settled(config: Config) -> Config:
     """The config with a vocabulary and, in the place of auto, the remat that takes longest."""
-    config = vocabulary.assumed(config, say)
+    config = settle.sized(config, say)
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
-        config = fit.with_changes(config, remat="full")
+        config = settle.assuming(config, remat="full", rows=-1)
     return config
 
 

@@ -1,55 +1,172 @@
-"""What SFT, the reward model and DPO share: a model to begin with, examples in its chat template, perhaps an adapter."""
+"""Training on examples: chats (sft), or pairs of answers (dpo, reward). All begin with a model, in its chat template."""
 
+import argparse
 import dataclasses
 import functools
 import pathlib
 
+import jax
+import jax.numpy as jnp
+
+from jaxlm import screen
 from jaxlm.config import Config, ConfigError
-from jaxlm.data import chat, coder, replay
+from jaxlm.data import chat, coder, packed, replay, survey
 from jaxlm.eval import loss
 from jaxlm.files import is_step
 from jaxlm.interop import readers
 from jaxlm.models import adapters
-from jaxlm.objectives import base
+from jaxlm.models.transformer import Transformer
+from jaxlm.objectives import dpo, lm, reward
+from jaxlm.objectives.base import Objective, Variables
 from jaxlm.processes import from_first, say, together
-from jaxlm.programs import examples
-from jaxlm.programs.task import Ready, Task
-from jaxlm.train import announcement, answers, hooks, origin, preferences
+from jaxlm.programs import training
+from jaxlm.programs.task import Kind, Ready
+from jaxlm.step.state import TrainState
+from jaxlm.step.step import cast
+from jaxlm.train import announcement, answers, hooks, ledger, loop, origin, preferences, reference
+from jaxlm.train import batches as batches_lib
 from jaxlm.train.checkpoints import keep, restore, weights
+from jaxlm.train.origin import Origin
+from jaxlm.train.workdir import TOKENIZER
 
 
-def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = False, **others) -> Task:
-    """Returns the task of training with an objective on the chats, or pairs, of `data.path`.
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Trains to `train.steps` on the examples of `data.path`; returns the exit code."""
+    del args
+    return training.run(config, Chats(config) if config.program == "sft" else Pairs(config))
+
+
+class Chats(Kind):
+    """Supervised fine-tuning: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`).
 
     Args:
       config: the config; nothing but its tokenizer is read here.
-      closed: True: rows hold the last token of each text too.
-      others: attributes of the `Task` that are not as for all.
 
     Raises:
       ConfigError: there is no origin, it has no chat template, or the adapter can't be trained so.
     """
-    speaker = tokenizer(config)
-    adapter = _adapter(config, speaker)
-    # The vectors of a prompt change nothing of what a text without them costs.
-    text = functools.cache(
-        lambda: together(lambda: examples.base_text(config, speaker)) if config.adapter.kind != "prompt" else None
-    )
-    fixed = {
-        "objective": objective,
-        "data": lambda c: examples.data(c, speaker, text() if c.replay.share and not pairs else None, pairs, closed),
-        "batches": examples.batches,
-        "held_out": lambda ready: _held_out(ready, text()),
-        "adapter": adapter,
-        "rows": () if adapter else origin.trained_rows(config.adapter, speaker),
-        "origin": lambda c: first_weights(c).with_prompt(c.adapter, speaker, c.seed),
-        "passes": lambda data, steps: data.passes(steps),
-        "documents": lambda data, step: data.places(step),
-        "remark": _remark,
-        "trained": announcement.of_adapter(config.adapter, adapter.row_ids) if adapter else "",
-        "next_command": "jaxlm chat {}",
-    }
-    return Task(**fixed | others)
+
+    next_command = "jaxlm chat {}"
+
+    def __init__(self, config: Config):
+        self._config, self._tokenizer = config, tokenizer(config)
+        self.adapter = _adapter(config, self._tokenizer)
+        if self.adapter:
+            self.trained = announcement.of_adapter(config.adapter, self.adapter.row_ids)
+        else:
+            self.rows = origin.trained_rows(config.adapter, self._tokenizer)
+        self.keeps_origin = config.adapter.kind != "none"
+
+    def objective(self, model: Transformer, config: Config) -> Objective:
+        return lm.make(model, config)
+
+    def data(self, config: Config) -> packed.Packed:
+        return examples(config, self._tokenizer, self._base_text if config.replay.share else None)
+
+    @functools.cached_property
+    def _base_text(self) -> replay.Text | None:
+        if self._config.adapter.kind == "prompt":
+            return None  # the vectors of a prompt change nothing of what a text without them costs
+        return together(lambda: base_text(self._config, self._tokenizer))
+
+    def origin(self, config: Config) -> Origin:
+        return self._first_weights(config).with_prompt(config.adapter, self._tokenizer, config.seed)
+
+    def _first_weights(self, config: Config) -> Origin:
+        """The model that the run begins with; if `keeps_origin`, the checkpoint that it began with."""
+        checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
+        if self.keeps_origin and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
+            metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if is_step(p.name)))
+            bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
+            config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
+        try:
+            model = origin.begin(config, readers.READERS)
+        except ConfigError as error:
+            if not bases:
+                raise
+            was = f"{bases[0]['path']}, step {bases[0]['step']}"
+            raise ConfigError(f"{config.origin}: {error}. {config.workdir} began with {was}, and needs it") from None
+        if self.keeps_origin and "step" in model.provenance:
+            together(lambda: _keep_base(model, pathlib.Path(config.workdir)), first_only=True)
+        return model
+
+    def batches(self, ready: Ready, done: int) -> loop.Batches:
+        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done)
+        together(batches.fill)
+        return batches
+
+    def held_out(self, ready: Ready) -> loss.Evaluator | None:
+        return loss.joined([self._of_examples(ready), self._of_base(ready)])
+
+    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+        """What measures the held-out answers."""
+        c, parts = ready.config, ready.parts
+        return loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
+
+    def _of_base(self, ready: Ready) -> loss.Evaluator | None:
+        """What measures the text of the base, where it is here."""
+        c, parts = ready.config, ready.parts
+        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+        return loss.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
+
+    def passes(self, data: packed.Packed, steps: int) -> dict[str, float]:
+        return data.passes(steps)
+
+    def documents(self, data: packed.Packed, step: int) -> list[str]:
+        return data.places(step)
+
+    def remark(self, ready: Ready) -> hooks.Remark:
+        before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
+        return answers.Remarks(before, ready.data.replay_share)
+
+
+class Pairs(Chats):
+    """Pairs of answers, of which one was preferred -> a model that prefers it (dpo), or a score of answers (reward)."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self._scores = config.program == "reward"
+        if self._scores:
+            self.next_command = (
+                "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS"
+            )
+
+    def objective(self, model: Transformer, config: Config) -> Objective:
+        return reward.make(model, config) if self._scores else dpo.make(model, config)
+
+    def data(self, config: Config) -> packed.Packed:
+        # A score is read where an answer ends, so that rows hold the last token of each text too.
+        return examples(config, self._tokenizer, None, pairs=True, closed=self._scores)
+
+    def begin(self, ready: Ready, state: TrainState, frozen: Variables) -> Ready:
+        """Returns `ready` whose batches hold what the reference says, if the objective needs them to."""
+        c, parts = ready.config, ready.parts
+        if self._scores:
+            return ready
+        if ready.data.train.margins_E.any():
+            say("the margins of these pairs are not used: a reward model takes them, DPO does not")
+        if not dpo.judged(c):
+            return ready
+        sizes = {"batch_size": c.eval.batch_size, "tile": c.loss.tile_tokens}
+
+        def judge() -> reference.Judged:
+            variables = frozen | cast(state.params, jnp.dtype(c.model.dtype))
+            return loss.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
+
+        folder, done = pathlib.Path(c.workdir), int(state.step)
+        data = reference.of_run(folder, ready.data, done, frozen | state.params, judge)
+        return dataclasses.replace(ready, data=data)
+
+    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+        c, parts = ready.config, ready.parts
+        return loss.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
+
+    def watches(self, ready: Ready) -> list[loop.Watch]:
+        of_kind = preferences.of_reward if self._scores else preferences.of_dpo
+        return of_kind(ready.config, say)
+
+    def remark(self, ready: Ready) -> hooks.Remark:
+        return preferences.Remarks(len(ready.data.val), super().remark(ready))
 
 
 def tokenizer(config: Config) -> coder.Coder:
@@ -69,31 +186,7 @@ def tokenizer(config: Config) -> coder.Coder:
     return origin.prompted(origin.speaker(config), config)
 
 
-def first_weights(config: Config) -> origin.Origin:
-    """Returns the model that a run begins with; if `keeps_origin`, the checkpoint that it began with."""
-    checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
-    if keeps_origin(config) and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
-        metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if is_step(p.name)))
-        bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
-        config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
-    try:
-        found = origin.begin(config, readers.READERS)
-    except ConfigError as error:
-        if not bases:
-            raise
-        was = f"{bases[0]['path']}, step {bases[0]['step']}"
-        raise ConfigError(f"{config.origin}: {error}. {config.workdir} began with {was}, and needs it") from None
-    if keeps_origin(config) and found and "step" in found.provenance:
-        together(lambda: _keep_base(found, pathlib.Path(config.workdir)), first_only=True)
-    return found
-
-
-def keeps_origin(config: Config) -> bool:
-    """True if each start of a run reads its origin again: the frozen model of an adapter, or the reference of a policy."""
-    return config.adapter.kind != "none" or (config.program in ("ppo", "grpo") and config.policy.reference)
-
-
-def _keep_base(base: origin.Origin, workdir: pathlib.Path) -> None:
+def _keep_base(base: Origin, workdir: pathlib.Path) -> None:
     """Keeps the checkpoint that an adapter begins from, also if its run trains on."""
     folder, step = pathlib.Path(base.provenance["path"]), base.provenance["step"]
     try:
@@ -118,17 +211,41 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     return adapters.of(config.adapter, rows)
 
 
-def _held_out(ready: Ready, text: replay.Text | None) -> loss.Evaluator | None:
-    """What measures the held-out answers or pairs, and the text of the base where it is here."""
-    c, parts, tile = ready.config, ready.parts, ready.config.loss.tile_tokens
-    if ready.data.pairs:
-        own = loss.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
-    else:
-        own = loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, tile)
-    return loss.joined([own, loss.of_base(parts.model, text, parts.mesh, c.eval, seq_len=c.train.seq_len, tile=tile)])
+def examples(
+    config: Config, tokenizer: coder.Coder, text: replay.Text | None, pairs: bool = False, closed: bool = False
+) -> packed.Packed:
+    """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
+
+    Args:
+      tokenizer: of the model.
+      text: what is replayed between them; None for nothing.
+      pairs: True for pairs, False for chats.
+      closed: True: rows hold the last token of each text too.
+    """
+    folder = pathlib.Path(config.workdir)
+    tokenizer = chat.dated(tokenizer, from_first(lambda: ledger.moment(folder)))
+    together(lambda: coder.write(tokenizer, folder / TOKENIZER), first_only=True)
+    seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
+    options = {"pairs": pairs, "replay": text, "share": config.replay.share, "closed": closed}
+    options["sizes"] = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
+    options |= {"say": say, "see": seen.see}
+    data = together(lambda: packed.make(config.data, config.examples, tokenizer, **options))
+    together(lambda: seen.write(folder), first_only=True)
+    if not from_first(lambda: weights.begun(folder / "checkpoints")):
+        for line in [*seen.lines(), chat.told_ends(tokenizer), "the first one; marked is what counts:"]:
+            say(line)
+        if jax.process_index() == 0:
+            screen.say_marked(survey.shown(data.train, tokenizer), screen.GREEN)
+    elif line := from_first(lambda: origin.other_template(config, tokenizer)):
+        say(line)
+    return data
 
 
-def _remark(ready: Ready) -> hooks.Remark:
-    before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
-    remarks = answers.Remarks(before, ready.data.replay_share)
-    return preferences.Remarks(len(ready.data.val), remarks) if ready.data.pairs else remarks
+def base_text(config: Config, tokenizer: coder.Coder) -> replay.Text | None:
+    """Returns the text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
+    path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
+    if not path:
+        say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
+        return None
+    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction}
+    return replay.open_text(path, tokenizer, **keys)

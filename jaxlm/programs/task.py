@@ -2,13 +2,15 @@
 
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config
 from jaxlm.data.coder import Encoded
 from jaxlm.eval.harness import Benchmarks
+from jaxlm.eval.loss import Evaluator
+from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base
 from jaxlm.step import parts as parts_lib
 from jaxlm.step.state import TrainState
@@ -35,7 +37,7 @@ class Data(typing.Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """Everything from which a task makes its batches and evaluations.
+    """Everything from which a kind of training makes its batches and evaluations.
 
     Attributes:
       benchmarks: those of `eval.tasks`; None without.
@@ -49,49 +51,66 @@ class Ready:
     base: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """One kind of training.
+class Kind:
+    """One kind of training, made once for a run.
 
     Attributes:
-      objective: (model, config) -> the objective to minimise.
-      data: config -> the opened data. It makes the data first if there is none. Called on all processes.
-      batches: (ready, done) -> the batches of the steps that follow after `done` steps.
-      held_out: ready -> a function `variables -> metrics`; None if no text is held out.
       adapter: what to train instead of the model's parameters, if anything.
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
-      origin: config -> the weights to begin from; None for new ones.
-      keeps_origin: True if each start reads the origin again, so that it must stay what it was. Always so if the model's
-        parameters are frozen.
-      passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
-      switch: data -> the last step before it draws by another mixture, so that losses before and after can't be compared;
-        None if it keeps one.
-      documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
-      begin: (ready, state, frozen variables) -> ready with what must be known of the model before its first step; called at
-        each start, with the state that it goes on from.
-      watches: ready -> watches of this kind of training, beside those of all.
-      remark: ready -> (step, figures of an evaluation or of samples) -> (more figures, lines for the user).
+      keeps_origin: True if each start reads the origin again, so that it must stay what it was.
       trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
       next_command: the command to try on what comes out, for the last line; {} stands for the run.
     """
 
-    objective: base.Maker
-    data: Callable[[Config], Data]
-    batches: Callable[[Ready, int], loop.Batches]
-    held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
     adapter: parts_lib.Adapter | None = None
     rows: tuple[int, ...] = ()
-    origin: Callable[[Config], Origin | None] = lambda config: None
-    keeps_origin: bool = False
-    passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
-    switch: Callable[[Data], int | None] = lambda data: None
-    documents: Callable[[Data, int], list[str]] = lambda data, step: []
-    begin: Callable[[Ready, TrainState, base.Variables], Ready] = lambda ready, state, frozen: ready
-    watches: Callable[[Ready], Sequence[loop.Watch]] = lambda ready: ()
-    remark: Callable[[Ready], hooks.Remark] = lambda ready: hooks.nothing
-    trained: str = ""
-    next_command: str = 'jaxlm sample {} "Once upon a time"'
+    keeps_origin = False
+    trained = ""
+    next_command = 'jaxlm sample {} "Once upon a time"'
+
+    def objective(self, model: Transformer, config: Config) -> base.Objective:
+        """Returns what is minimised."""
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
         """Returns the parts of a config for this kind of training."""
         return parts_lib.make(config, mesh, self.objective, self.adapter, self.rows)
+
+    def data(self, config: Config) -> Data:
+        """Opens the data, which it makes first if there is none. Called on all processes."""
+
+    def origin(self, config: Config) -> Origin | None:
+        """Returns the weights to begin from; None for new ones."""
+
+    def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
+        """Returns `ready` with what must be known of the model before its first step.
+
+        Called at each start, with the state that it goes on from.
+        """
+        return ready
+
+    def batches(self, ready: Ready, done: int) -> loop.Batches:
+        """Returns the batches of the steps that follow after `done` steps."""
+
+    def held_out(self, ready: Ready) -> Evaluator | None:
+        """Returns what measures the model on held-out text; None if none is held out."""
+
+    def passes(self, data: Data, steps: int) -> dict[str, float]:
+        """Returns source -> how many times a run of so many steps goes through it, for the first lines."""
+
+    def documents(self, data: Data, step: int) -> list[str]:
+        """Returns the ids of the documents in the batch of a step, for the log."""
+
+    def switch(self, data: Data) -> int | None:
+        """Returns the last step before the data draws by another mixture; None if it keeps one.
+
+        Losses before and after it can't be compared.
+        """
+        return None
+
+    def watches(self, ready: Ready) -> Sequence[loop.Watch]:
+        """Returns the watches of this kind of training, beside those of all."""
+        return ()
+
+    def remark(self, ready: Ready) -> hooks.Remark:
+        """Returns what looks at the figures of evaluations and of samples."""
+        return hooks.nothing

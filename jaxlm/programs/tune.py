@@ -18,9 +18,9 @@ from jaxlm import console, processes, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, vocabulary
-from jaxlm.data.open import make_data, make_sized, open_order
+from jaxlm.data.open import make_data, open_order
 from jaxlm.models import hardware
-from jaxlm.plan import bench, lower, machines, tune
+from jaxlm.plan import bench, lower, machines, settle, tune
 from jaxlm.processes import say
 from jaxlm.train.workdir import workdir
 
@@ -30,11 +30,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     if jax.process_count() > 1:
         raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
-    config = make_sized(config, say)
-    device = jax.devices()[0]
-    backends = hardware.backends(config.model, device.platform)
-    settled = hardware.for_platform(config.model, device.platform, config.mesh.context)
-    config = dataclasses.replace(config, model=settled)
+    if config.data.dir and not config.model.vocab_size:
+        with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
+            make_data(config.data, config.prepare, config.engine, 0, say)
+    config = settle.sized(config, say)
+    backends = hardware.backends(config.model, jax.devices()[0].platform)
+    config = settle.on_platform(config, jax.devices()[0].platform).runs
     limit = tune.memory_limit(config.tune.memory_gb)
     values = tune.candidates(config, backends, sharding.batch_ways(mesh))
     check(config, values, backends, mesh)
@@ -60,7 +61,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
         say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
         setting = machines.key(best.candidate.applied(config), mesh.shape)
-        machines.record(device.device_kind, mesh.size, setting, best.tokens_per_second, "tune")
+        machines.record(jax.devices()[0].device_kind, mesh.size, setting, best.tokens_per_second, "tune")
         out.write_text("\n".join(best.candidate.overrides()) + "\n")
         say(f"train with it: {command(config, args, out)}")
     else:

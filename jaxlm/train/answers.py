@@ -53,9 +53,9 @@ class Remarks:
 
 def before(folder: pathlib.Path) -> float | None:
     """Returns the bits per byte of the base's text that an earlier start of a run measured at step 0; None if none did."""
-    values = (
+    measured = (
         record.get(_BASE)
         for record in metrics.records(folder / "metrics.jsonl", containing=f'"{_BASE}')
         if record.get("step") == 0
     )
-    return next((value for value in values if value is not None), None)
+    return next((value for value in measured if value is not None), None)

@@ -1,18 +1,17 @@
 """The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
 
-import dataclasses
 import math
 import pathlib
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from jaxlm.config import CheckpointConfig, EvalConfig, RunError, SampleConfig
+from jaxlm.config import CheckpointConfig, RunError, SampleConfig
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import from_first
 from jaxlm.train.checkpoints.interval import Pace
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import SAVE
-from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Hook, Moment
+from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
 
 
@@ -44,19 +43,19 @@ class Save(Hook):
         self._checkpointer, self._meta, self._alive = checkpointer, meta, alive
         self._most_s = config.max_unprotected_minutes * 60 or math.inf
         self._remark, self._told = remark, False
-        self._every, self._milestones, self._end = config.every_steps, milestones, 0
+        self._every, self._milestones, self._end = Every(config.every_steps, milestones), milestones, 0
         self._pace = Pace(config.every_minutes, failures_per_day)
         if milestones:
             checkpointer.pinned |= milestones
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
-        if step == end or _multiple(step, self._every) or step in self._milestones:
+        if self._every.due(step, end):
             return True
         return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
 
     def left(self, step: int, end: int) -> float:
-        return max(_left(step, end, self._every, self._milestones), self._pace.left(step, end))
+        return max(self._every.left(step, end), self._pace.left(step, end))
 
     def done(self, step: int) -> bool:
         return step in self._checkpointer.steps()
@@ -129,83 +128,86 @@ def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], lis
     return {}, []
 
 
-@dataclasses.dataclass(eq=False)
-class HeldOut(Hook):
+class Measuring(Hook):
+    """Measures the model at regular steps.
+
+    Args:
+      measure: what measures it; None if there is nothing to measure, and then the hook is never due.
+      every: when.
+    """
+
+    def __init__(self, measure: Callable | None, every: Every):
+        self._measure, self._every = measure, every
+
+    def due(self, step: int, end: int) -> bool:
+        return self._measure is not None and self._every.due(step, end)
+
+    def left(self, step: int, end: int) -> int:
+        return self._every.left(step, end) if self._measure else 0
+
+
+class HeldOut(Measuring):
     """Measures the held-out loss.
 
     Args:
-      evaluate: variables -> metrics; None if no text is held out, and then the hook is never due.
+      measure: variables -> metrics; None if no text is held out.
       losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
       remark: new `val/loss` -> a line for the user, or "".
-      milestones: the steps at which a phase ends.
       further: (step, metrics) -> (more metrics, lines for the user).
     """
 
     name = "held-out"
-    evaluate: Callable[[Variables], dict[str, float]] | None
-    every_steps: int
-    config: EvalConfig
-    losses: dict[int, float]
-    remark: Callable[[float], str] = lambda loss: ""
-    milestones: Collection[int] = frozenset()
-    further: Remark = nothing
 
-    def due(self, step: int, end: int) -> bool:
-        wanted = step == end or _multiple(step, self.every_steps) or (step == 0 and self.config.at_start)
-        return (wanted or step in self.milestones) and self.evaluate is not None
-
-    def left(self, step: int, end: int) -> float:
-        return _left(step, end, self.every_steps, self.milestones) if self.evaluate else 0
+    def __init__(
+        self,
+        measure: Callable[[Variables], dict[str, float]] | None,
+        every: Every,
+        losses: dict[int, float],
+        remark: Callable[[float], str] = lambda loss: "",
+        further: Remark = nothing,
+    ):
+        super().__init__(measure, every)
+        self._losses, self._remark, self._further = losses, remark, further
 
     def done(self, step: int) -> bool:
-        return step in self.losses
+        return step in self._losses
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        found = self.evaluate(moment.variables)
-        loss = self.losses[moment.step] = found.get(HELD_OUT, math.nan)
-        if line := self.remark(loss):
+        figures = self._measure(moment.variables)
+        loss = self._losses[moment.step] = figures.get(HELD_OUT, math.nan)
+        remark = self._remark(loss)
+        more, lines = self._further(moment.step, figures)
+        for line in filter(None, [remark, *lines]):
             moment.say(line)
-        more, lines = self.further(moment.step, found)
-        for line in lines:
-            moment.say(line)
-        return found | more
+        return figures | more
 
 
-@dataclasses.dataclass(eq=False)
-class Benchmarks(Hook):
+class Benchmarks(Measuring):
     """Asks the questions of benchmarks.
 
     Args:
-      measure: (variables, step) -> metrics, `eval/TASK/METRIC`. It also writes RUN/eval/STEP. None if no benchmark is wanted,
-        and then the hook is never due.
-      every_steps: `config.eval.tasks_every_steps`; 0 for the end only.
+      measure: (variables, step) -> metrics, `eval/TASK/METRIC`. It also writes RUN/eval/STEP. None if no benchmark is wanted.
       measured: the steps that earlier starts measured. The hook adds its own.
-      milestones: the steps at which a phase ends.
     """
 
     name = "benchmarks"
-    measure: Callable[[Variables, int], dict[str, float]] | None
-    every_steps: int
-    measured: set[int]
-    milestones: Collection[int] = frozenset()
 
-    def due(self, step: int, end: int) -> bool:
-        wanted = step == end or _multiple(step, self.every_steps) or step in self.milestones
-        return wanted and self.measure is not None
-
-    def left(self, step: int, end: int) -> float:
-        return _left(step, end, self.every_steps, self.milestones) if self.measure else 0
+    def __init__(
+        self, measure: Callable[[Variables, int], dict[str, float]] | None, every: Every, measured: Collection[int] = ()
+    ):
+        super().__init__(measure, every)
+        self._measured = {*measured}
 
     def done(self, step: int) -> bool:
-        return step in self.measured
+        return step in self._measured
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        found = self.measure(moment.variables, moment.step)
-        self.measured.add(moment.step)
-        return found
+        figures = self._measure(moment.variables, moment.step)
+        self._measured.add(moment.step)
+        return figures
 
 
-class Sample(Hook):
+class Sample(Measuring):
     """Samples continuations of the fixed prompts.
 
     Args:
@@ -226,28 +228,19 @@ class Sample(Hook):
         further: Remark = nothing,
         chooses: bool = False,
     ):
+        super().__init__(sample if config.prompts else None, Every(config.every_steps, {*config.at_steps, *milestones}))
         self.decoration = not chooses
-        self._sample, self._config, self._folder, self._milestones = sample, config, workdir / "samples", milestones
-        self._further = further
-
-    def due(self, step: int, end: int) -> bool:
-        c = self._config
-        wanted = step == end or _multiple(step, c.every_steps) or step in c.at_steps or step in self._milestones
-        return bool(c.prompts) and wanted
-
-    def left(self, step: int, end: int) -> float:
-        c = self._config
-        return _left(step, end, c.every_steps, {*c.at_steps, *self._milestones}) if c.prompts else 0
+        self._folder, self._further = workdir / "samples", further
 
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        shown, found = self._sample(moment.variables, moment.step)
-        more, lines = self._further(moment.step, found)
+        shown, figures = self._measure(moment.variables, moment.step)
+        more, lines = self._further(moment.step, figures)
         for line in [*shown, *lines]:
             moment.say(line)
-        return found | more
+        return figures | more
 
 
 def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:
@@ -262,14 +255,3 @@ def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) 
     due = [hook for hook in hooks if hook.due(step, end)]
     undone = from_first(lambda: [interrupted or not hook.done(step) for hook in due])
     return [hook for hook, still in zip(due, undone, strict=True) if still]
-
-
-def _left(step: int, end: int, every: int, also: Collection[int]) -> int:
-    """How many steps from `step` on are the last, multiples of `every` or in `also`."""
-    extra = sum(step <= s < end and not _multiple(s, every) for s in also)
-    regular = max(0, (end - 1) // every - max(0, step - 1) // every) if every > 0 else 0
-    return regular + extra + (step <= end)
-
-
-def _multiple(step: int, every: int) -> bool:
-    return every > 0 and step > 0 and step % every == 0

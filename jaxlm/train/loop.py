@@ -12,7 +12,7 @@ a watch decides must follow from what all processes see alike (metrics, steps), 
 import dataclasses
 import logging
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -93,6 +93,33 @@ class Batches(typing.Protocol):
 
     def close(self) -> None:
         """Stops threads and processes."""
+
+
+class Every(typing.NamedTuple):
+    """The steps after which a hook is due.
+
+    Attributes:
+      steps: all multiples of it; 0 = none.
+      at: further steps.
+      end: True if the last step of the run is one.
+    """
+
+    steps: int
+    at: Collection[int] = frozenset()
+    end: bool = True
+
+    def due(self, step: int, end: int) -> bool:
+        """True if `step` is one of them. `end` is the last step of the run."""
+        return self.end if step == end else self._is_multiple(step) or step in self.at
+
+    def left(self, step: int, end: int) -> int:
+        """Returns how many of them there are from `step` on."""
+        multiples = max(0, (end - 1) // self.steps - max(0, step - 1) // self.steps) if self.steps else 0
+        others = sum(step <= other < end and not self._is_multiple(other) for other in self.at)
+        return multiples + others + (self.end and step <= end)
+
+    def _is_multiple(self, step: int) -> bool:
+        return self.steps > 0 and step > 0 and step % self.steps == 0
 
 
 class Hook:
@@ -176,10 +203,6 @@ class Run:
         """Returns what hooks see after `step`."""
         return Moment(step, state, self.frozen, self.recorder.say)
 
-    def between_s(self, step: int) -> float:
-        """Returns the seconds that hooks will take from `step` on, if they take as long as they did so far."""
-        return between_s(self.hooks, self.clock, step, self.steps)
-
 
 def between_s(hooks: Sequence[Hook], clock: Clock, step: int, end: int) -> float:
     """Returns the seconds that hooks will take from `step` to `end`, if they take as long as they did so far; 0 if unknown."""
@@ -189,7 +212,6 @@ def between_s(hooks: Sequence[Hook], clock: Clock, step: int, end: int) -> float
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
     """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a batch that can't be had ends it."""
     step = int(state.step)
-    run.recorder.between_s = run.between_s
     unread = None  # (step, metrics) whose metrics nobody has looked at yet
     with run.stop, jax.set_mesh(run.mesh):
         ending = _call(run, run.owed, run.moment(step, state))
@@ -204,14 +226,16 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
             run.clock.after(step)
             run.recorder.fetch(step, metrics)
             batch = _next(run, state, step)  # while the device works on this step
-            ending = _watch(run, unread)
+            ending = _watch(run, unread)  # of the step before: to read this one's metrics would wait for it
             unread = (step, metrics)
             if not ending and batch is not None and run.stop.requested(step):
                 ending = run.stop.why() or Ending(PREEMPTED)
             due = [hook for hook in run.hooks if hook.due(step, run.steps)]
             if due and not ending and not isinstance(batch, Ending):
+                # Hooks wait for the step anyway. So its own metrics are seen first, and no bad state is saved.
                 ending, unread = _watch(run, unread), None
                 ending = ending or _call(run, due, run.moment(step, state))
+        # The last step was not looked at yet. A spike in it counts more than that the run was to end anyway.
         if not ending or ending.code in (PREEMPTED, FAILED, REFUSED):
             ending = _watch(run, unread) or ending or Ending(DONE)
         _close(run, run.moment(step, state), ending)
@@ -219,10 +243,7 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
 
 
 def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
-    """Returns the batch of step `step` + 1; None after the last step. If it can't be had, returns how that ends the run.
-
-    The state is as good as before, so an error here must not cost what was trained since the last checkpoint.
-    """
+    """Returns the batch of step `step` + 1; None after the last step. If it can't be had, returns how that ends the run."""
     if step >= run.steps:
         return None
     if run.batches.from_state:
@@ -230,7 +251,9 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
     with run.clock.spend(run.batches.activity):
         try:
             return run.batches(state)
-        except Exception as error:
+        except (
+            Exception
+        ) as error:  # the state is good: an error must not cost what was trained since the last checkpoint
             return failure("no batch", step + 1, error)
 
 
@@ -244,18 +267,16 @@ def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
 
 
 def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
-    """Calls hooks in order, until one ends the run.
-
-    A hook that fails ends the run if it is vital, or at the last step: then the next start, which owes it, makes up for it.
-    Before the last step any other hook is left out, and a decoration at any step.
-    """
+    """Calls hooks in order, until one ends the run."""
+    # A hook that fails ends the run if it is vital, or at the last step: then the next start, which owes it, makes up for it.
+    # Before the last step any other hook is left out, and a decoration at any step.
     failed: list[Exception] = []
     for hook in hooks:
         if run.stop.alone():
             return run.stop.why() or Ending(PREEMPTED)
         try:
             with run.clock.spend(hook.activity, hook.name):
-                result = hook(moment)
+                done = hook(moment)
         except Exception as error:
             known = isinstance(error, ConfigError | RunError | OSError)
             if not known and not (hook.decoration and jax.process_count() == 1):  # the others may wait for this process
@@ -267,10 +288,10 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
             if hook.vital:
                 break
             continue
-        if isinstance(result, Ending):
-            return result
-        if result:
-            run.recorder.add(moment.step, hook.name, result)
+        if isinstance(done, Ending):
+            return done
+        if done:
+            run.recorder.add(moment.step, hook.name, done)
     if not failed:
         return None
     return Ending(REFUSED if isinstance(failed[0], ConfigError) else FAILED, str(failed[0]))

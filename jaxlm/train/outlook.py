@@ -13,7 +13,7 @@ from jaxlm.report import run as page
 from jaxlm.report.page import NAME
 from jaxlm.step import optim
 from jaxlm.train import ledger, lineage, metrics, summary
-from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
+from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Report(Hook):
     decoration = True
 
     def __init__(self, outlook: Outlook, stop: StopConfig, milestones: Collection[int]):
-        self._outlook, self._stop, self._milestones = outlook, stop, milestones
+        self._outlook, self._stop, self._every = outlook, stop, Every(0, milestones, end=False)
 
     def due(self, step: int, end: int) -> bool:
-        return step in self._milestones and step < end
+        return self._every.due(step, end)
 
     def done(self, step: int) -> bool:
         return True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from jaxlm import console
-from jaxlm.config import Config, ConfigError, RunError, StopConfig
+from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.files import is_number
 from jaxlm.plan import milestones
 from jaxlm.processes import from_first, together
@@ -186,11 +186,11 @@ def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str]
             spent = f"phase {phase.name} has spent {console.spent(r['usd'])} of its {console.spent(c.usd)}"
             cause, why = "budget", f"{spent} at step {at:,} of {phase.last:,} ({key}.usd)"
     elif c.max_val_loss and (loss is None or loss > c.max_val_loss):
-        found = "no finite held-out loss" if loss is None else f"a held-out loss of {loss:.4f}"
-        why = f"{ended} {found}; its gate is at most {c.max_val_loss:g} ({key}.max_val_loss)"
+        measured = "no finite held-out loss" if loss is None else f"a held-out loss of {loss:.4f}"
+        why = f"{ended} {measured}; its gate is at most {c.max_val_loss:g} ({key}.max_val_loss)"
     elif c.max_nonfinite_steps >= 0 and r["nonfinite_steps"] > c.max_nonfinite_steps:
-        found = f"{r['nonfinite_steps']} non-finite steps"
-        why = f"{ended} {found}; its gate is at most {c.max_nonfinite_steps} ({key}.max_nonfinite_steps)"
+        measured = f"{r['nonfinite_steps']} non-finite steps"
+        why = f"{ended} {measured}; its gate is at most {c.max_nonfinite_steps} ({key}.max_nonfinite_steps)"
     elif c.min_tokens_per_second and speed is not None and speed < c.min_tokens_per_second:
         gate = f"at least {console.human(c.min_tokens_per_second)} ({key}.min_tokens_per_second)"
         why = f"{ended} {console.human(speed)} tokens/s; its gate is {gate}"
@@ -206,20 +206,16 @@ class Phases(Hook):
     """Closes each phase with a row in the bill. Stops the run if its gate fails, or its budget or the run's is spent.
 
     Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
-    every step if it is alone, else every `every_steps`, since all processes wait for its word.
+    every step if it is alone, else every `log.every_steps`, since all processes wait for its word.
 
     Args:
-      plan: what `milestones.planned` returns.
-      accept: the phase whose failed gate or exhausted budget does not count; "" for none.
-      stop: what the whole run may take.
-      steps: the last step of the run, at which no budget stops it.
+      config: phases, budgets and length of the run; `phases.accept` names the phase whose failed gate or spent budget counts
+        no more.
+      run: the folder of the run, for the commands that lines recommend.
       rows: the rows that earlier starts wrote, on the first process.
       append: writes a row to run.json.
       records: () -> step -> metrics of the whole run.
       spent: () -> (seconds, dollars) of all starts of the run so far.
-      tokens_per_step: the number of tokens in a batch.
-      every_steps: `log.every_steps`.
-      run: the folder of the run, for the commands that lines recommend.
 
     Attributes:
       milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
@@ -231,25 +227,19 @@ class Phases(Hook):
 
     def __init__(
         self,
-        plan: Sequence[milestones.Phase],
-        accept: str,
-        stop: StopConfig,
-        steps: int,
+        config: Config,
+        run: str,
         *,
         rows: Sequence[dict],
         append: Callable[[dict], None],
         records: Callable[[], Records],
         spent: Callable[[], tuple[float, float]],
-        tokens_per_step: int,
-        every_steps: int,
-        run: str,
     ):
-        self._plan, self._accept, self._rows, self._append = plan, accept, sound(rows), append
-        self._stop, self._steps = stop, steps
-        self._records, self.spent, self._tokens = records, spent, tokens_per_step
-        self._every, self._run = every_steps, run
+        self._config, self._run = config, run
+        self._plan = milestones.planned(config.phases, config.train)
+        self._rows, self._append, self._records, self.spent = sound(rows), append, records, spent
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
-        self.milestones = frozenset(phase.last for phase in plan)
+        self.milestones = frozenset(phase.last for phase in self._plan)
 
     def checked(self, evaluate: Evaluate) -> Evaluate:
         """Returns `evaluate`. Raises ConfigError if it is None, since no text is held out, and a gate needs it."""
@@ -265,15 +255,15 @@ class Phases(Hook):
 
         What `phases.accept` accepts is noted in the bill, and so holds for later starts too.
         """
-        found = from_first(self._held_back)
-        return found and Ending(STOPPED, found[1], cause=found[0])
+        verdict = from_first(self._held_back)
+        return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 
     def _held_back(self) -> tuple[str, str] | None:
         last = self._rows[-1] if self._rows else None
         phase = next((p for p in self._plan if last and p.name == last["phase"]), None)
         if phase is None or last["accepted"] or not (verdict := judge(phase, last, self._run)):
             return self._over()
-        if phase.name != self._accept:
+        if phase.name != self._config.phases.accept:
             return verdict
         self._write({**last, "accepted": verdict[0]})
         return self._over()
@@ -282,8 +272,9 @@ class Phases(Hook):
         phase = self._at(step)
         if not step or (phase and step == phase.last):
             return bool(step)
-        limited = self._stop.usd or self._stop.hours or (phase and phase.config.usd)
-        if not limited or (jax.process_count() > 1 and step % self._every):
+        stop = self._config.stop
+        limited = stop.usd or stop.hours or (phase and phase.config.usd)
+        if not limited or (jax.process_count() > 1 and step % self._config.log.every_steps):
             return False
         return from_first(lambda: bool(self._over(step)) or (phase is not None and self._spent(phase)))
 
@@ -307,26 +298,23 @@ class Phases(Hook):
         speeds = [r.get("tokens_per_second") for n, r in sorted(records.items()) if phase.first <= n <= step]
         latest = [speed for speed in speeds if speed][-5:]
         speed = sorted(latest)[len(latest) // 2] if latest else None  # the median: one pause is no slow machine
-        found = row(phase, self._begun(phase, records), now, self._tokens, speed)
-        verdict = judge(phase, found, self._run)
+        train = self._config.train
+        closed = row(phase, self._begun(phase, records), now, train.batch_size * train.seq_len, speed)
+        verdict = judge(phase, closed, self._run)
         accepted = bool(verdict) and self._accepted(phase, verdict[0])
-        self._write(found | {"accepted": verdict[0] if accepted else ""})
+        self._write(closed | {"accepted": verdict[0] if accepted else ""})
         return table(self._rows), self._over(step) if accepted or not verdict else verdict
 
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
-        """Returns (cause, why) if the whole run has taken what it may, with steps left after `step`; else None.
-
-        Args:
-          step: the steps done; by default those of the metrics.
-        """
-        seconds, usd = self.spent()
+        """(cause, why) if the run has taken what it may, with steps left after `step` (None: by the metrics); else None."""
+        (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
         took = {"usd": usd, "hours": seconds / 3600}
-        spent = [key for key, amount in took.items() if 0 < getattr(self._stop, key) <= amount]
+        spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
         step = max(self._records(), default=0) if spent and step is None else step
-        if not spent or step >= self._steps:
+        if not spent or step >= steps:
             return None
-        key, at = spent[0], f"at step {step:,} of {self._steps:,}"
-        why = f"the run has taken {took[key]:.4g} of config.stop.{key}={getattr(self._stop, key):g} {at}: raise it to go on"
+        key, at = spent[0], f"at step {step:,} of {steps:,}"
+        why = f"the run has taken {took[key]:.4g} of config.stop.{key}={getattr(stop, key):g} {at}: raise it to go on"
         why += f", jaxlm train {self._run} --branch=decay --steps=N finishes the model from here" * bool(step)
         return "budget", why
 
@@ -344,20 +332,20 @@ class Phases(Hook):
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
         """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""
         nothing = (0.0, 0.0)  # the first phase pays for the start too
-        found = point(records, phase.first - 1, nothing if phase.first == 1 else None)
+        start = point(records, phase.first - 1, nothing if phase.first == 1 else None)
         before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]
         if not before:
-            return found
-        return dataclasses.replace(found, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
+            return start
+        return dataclasses.replace(start, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
 
     def _accepted(self, phase: milestones.Phase, cause: str) -> bool:
         """True if this cause does not count. Once one cause stopped the phase and was accepted, the other one still counts."""
         causes = {r["accepted"] for r in self._rows if r["phase"] == phase.name} - {""}
-        return cause in causes if causes else phase.name == self._accept
+        return cause in causes if causes else phase.name == self._config.phases.accept
 
-    def _write(self, found: dict) -> None:
-        self._rows.append(found)
-        self._append(found)
+    def _write(self, entry: dict) -> None:
+        self._rows.append(entry)
+        self._append(entry)
 
 
 def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[float, float]]) -> Phases:
@@ -367,15 +355,10 @@ def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[
       spent: price of this start in dollars an hour -> (seconds, dollars) of all starts so far.
     """
     return Phases(
-        milestones.planned(config.phases, config.train),
-        config.phases.accept,
-        config.stop,
-        config.train.steps,
+        config,
+        str(folder),
         rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
-        append=lambda found: ledger.append(folder, "phases", found),
+        append=lambda entry: ledger.append(folder, "phases", entry),
         records=lambda: metrics.read(folder / "metrics.jsonl"),
         spent=lambda: spent(config.hardware.usd_per_hour),
-        tokens_per_step=config.train.batch_size * config.train.seq_len,
-        every_steps=config.log.every_steps,
-        run=str(folder),
     )

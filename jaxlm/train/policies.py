@@ -1,5 +1,6 @@
 """Says in plain words what goes wrong while a policy learns from rewards. Each line is said once, and the run goes on."""
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from jaxlm.config import Config
 from jaxlm.console import Say, count
 from jaxlm.train.loop import Watch
-from jaxlm.train.watches import Told
+from jaxlm.train.watches import Row, SaysOnce, Steps, mean_reaches
 
 _FLAT_STEPS = 3
 _BEGINNING = 5  # steps that are taken for how the run began, and as many for how it is now
@@ -17,6 +18,7 @@ _ENTROPY = 0.15  # of that at the beginning
 _KL = 0.5  # nats a token
 _GAP = 0.05  # nats a token
 _CUT = 0.5  # of the answers
+Quoted = dict[str, object] | None
 
 
 def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[Watch]:
@@ -25,9 +27,104 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
     Args:
       common_word: returns the most frequent word of the newest answers.
     """
-    watches = [Flat(config.program == "grpo", say), Word(common_word, say), Length(say), Collapse(say), Gap(say)]
-    watches.append(CutOff(config.rollout.max_new_tokens, config.policy.mask_truncated, say))
-    return [*watches, RunAway(config.policy.beta, say)] if config.policy.reference else watches
+    p, most = config.policy, config.rollout.max_new_tokens
+    counted = "do not count" if p.mask_truncated else "count as if they had ended"
+    rows = [
+        Row(
+            ("reward", "reward_std", "flat_groups"),
+            _FLAT_STEPS,
+            functools.partial(_flat, config.program == "grpo"),
+            "{same}: no gradient; {mend}",
+        ),
+        Row(
+            ("reward", "top_word"),
+            _BEGINNING,
+            functools.partial(_word, common_word),
+            'the reward rose from {low:.3g} to {high:.3g} while one word, "{word}", went from {before:.0%} to {now:.0%} of all '
+            "that is said: the reward can be had by repeating it; look at rollouts/",
+        ),
+        *_OF_ANSWERS,
+        Row(
+            ("truncated",),
+            _BEGINNING,
+            mean_reaches("truncated", _CUT, most=most, counted=counted, masked=p.mask_truncated),
+            "{truncated:.0%} of the answers do not end within rollout.max_new_tokens={most}: they {counted} "
+            "(policy.mask_truncated={masked}); raise it, make long answers cost (policy.overlong_tokens), or teach the model "
+            "to end (SFT) first",
+        ),
+    ]
+    if p.reference:
+        far = (
+            "the policy is {kl:.2g} nats a token from where it began (KL): beyond that, rewards often rise by tricks; a lower "
+            "optim.lr or a higher policy.beta, {beta:g} now, holds it"
+        )
+        rows.append(Row(("kl",), _BEGINNING, mean_reaches("kl", _KL, beta=p.beta), far))
+    return [SaysOnce(row, say) for row in rows]
+
+
+def _flat(by_group: bool, first: Steps, last: Steps) -> Quoted:
+    """If rewards do not differ; with `by_group` only differences within a group count."""
+    if not last["reward_std"].any():
+        same = f"all answers of {_FLAT_STEPS} steps earned the same, {last['reward'].mean():.3g}"
+        return {"same": same, "mend": "look at rollouts/ and at the reward"}
+    if by_group and last["flat_groups"].min() == 1:
+        same = f"in {_FLAT_STEPS} steps no two answers to one prompt earned different rewards"
+        return {"same": same, "mend": "take easier or harder prompts, or more answers to each (rollout.answers)"}
+    return None
+
+
+def _word(common_word: Callable[[], str], first: Steps, last: Steps) -> Quoted:
+    """If rewards rise while one word fills the answers."""
+    before, now = first["top_word"].mean(), last["top_word"].mean()
+    low, high = first["reward"].mean(), last["reward"].mean()
+    if now < max(_WORD_SHARE, _WORD_TIMES * before) or high <= low:
+        return None
+    return {"low": low, "high": high, "word": common_word(), "before": before, "now": now}
+
+
+def _length(first: Steps, last: Steps) -> Quoted:
+    """If rewards rise with the answers' length and little else."""
+    rewards, tokens = last["reward"], last["answer_tokens"]
+    before, now = first["answer_tokens"][:_BEGINNING].mean(), tokens[-_BEGINNING:].mean()
+    rises = rewards[-_BEGINNING:].mean() > first["reward"][:_BEGINNING].mean()
+    if now < _LONGER * before or not rises or not rewards.std():
+        return None
+    together = np.corrcoef(rewards, tokens)[0, 1]
+    return {"together": together, "before": before, "now": now} if together >= _FOLLOWS else None
+
+
+def _collapse(first: Steps, last: Steps) -> Quoted:
+    """If the policy has stopped trying different answers."""
+    before, now = first["entropy"].mean(), last["entropy"].mean()
+    if now >= _ENTROPY * before:
+        return None
+    return {"before": before, "now": now, "unique": last["unique"].mean()}
+
+
+_OF_ANSWERS = (
+    Row(
+        ("reward", "answer_tokens"),
+        4 * _BEGINNING,
+        _length,
+        "the reward follows the answers' length (correlation {together:.2f}), which went from {before:.0f} to {now:.0f} "
+        "tokens: does it pay for length alone? policy.overlong_tokens, or a reward that does not grow with length, ends it",
+    ),
+    Row(
+        ("entropy", "unique"),
+        _BEGINNING,
+        _collapse,
+        "the entropy fell from {before:.3g} to {now:.3g} nats a token, and {unique:.0%} of the answers are different: the "
+        "policy tries little that is new; a higher policy.clip_high, some policy.beta or a lower optim.lr keeps it trying, "
+        "unless it has learnt all there is",
+    ),
+    Row(
+        ("sampler_gap",),
+        1,
+        mean_reaches("sampler_gap", _GAP),
+        "sampler and trainer differ by {sampler_gap:.2g} nats a token on what was drawn: rollout.importance_cap=2 corrects "
+        "for it, model.dtype=float32 avoids it",
+    ),
+)
 
 
 def first_lines(config: Config) -> list[str]:
@@ -43,161 +140,3 @@ def first_lines(config: Config) -> list[str]:
             "a loss of about 0.0 is normal here: the advantages of a group add up to 0. What should rise is the reward"
         )
     return lines
-
-
-class Flat(Told):
-    """Says that rewards do not differ, so that there is nothing to learn.
-
-    Args:
-      groups: True if only differences within a group count.
-    """
-
-    def __init__(self, groups: bool, say: Say):
-        super().__init__(say, _FLAT_STEPS)
-        self._groups = groups
-        self.reads = ("reward", "reward_std", "flat_groups")
-
-    def line(self) -> str:
-        reward = self.mean("reward")
-        if not self.every("reward_std").any():
-            return (
-                f"all answers of {_FLAT_STEPS} steps earned the same, {reward:.3g}: no gradient; look at rollouts/ and at the "
-                "reward"
-            )
-        if self._groups and self.every("flat_groups").min() == 1:
-            return (
-                f"in {_FLAT_STEPS} steps no two answers to one prompt earned different rewards: no gradient; take easier or "
-                "harder prompts, or more answers to each (rollout.answers)"
-            )
-        return ""
-
-
-class _Since(Told):
-    """Compares the newest steps with the first ones of this start."""
-
-    def __init__(self, say: Say, steps: int = _BEGINNING):
-        super().__init__(say, steps)
-        self._first: list[dict[str, float]] = []
-
-    def __call__(self, step: int, record: dict[str, float]) -> None:
-        super().__call__(step, record)
-        if self.last and len(self._first) < _BEGINNING:
-            self._first.append(self.last[-1])
-
-    def first(self, name: str) -> float:
-        """Returns a figure's mean over the first steps."""
-        return float(np.mean([record[name] for record in self._first]))
-
-
-class Word(_Since):
-    """Says that rewards rise while one word fills the answers. `word` returns it."""
-
-    reads = ("reward", "top_word")
-
-    def __init__(self, word: Callable[[], str], say: Say):
-        super().__init__(say)
-        self._word = word
-
-    def line(self) -> str:
-        before, now = self.first("top_word"), self.mean("top_word")
-        if now < max(_WORD_SHARE, _WORD_TIMES * before) or self.mean("reward") <= self.first("reward"):
-            return ""
-        return (
-            f'the reward rose from {self.first("reward"):.3g} to {self.mean("reward"):.3g} while one word, "{self._word()}", '
-            f"went from {before:.0%} to {now:.0%} of all that is said: the reward can be had by repeating it; look at rollouts/"
-        )
-
-
-class Length(_Since):
-    """Says that rewards rise with the answers' length and little else."""
-
-    reads = ("reward", "answer_tokens")
-
-    def __init__(self, say: Say):
-        super().__init__(say, 4 * _BEGINNING)
-
-    def line(self) -> str:
-        rewards, tokens = self.every("reward"), self.every("answer_tokens")
-        before, now = self.first("answer_tokens"), float(tokens[-_BEGINNING:].mean())
-        if not _LONGER * before <= now or rewards[-_BEGINNING:].mean() <= self.first("reward") or not rewards.std():
-            return ""
-        together = float(np.corrcoef(rewards, tokens)[0, 1])
-        if together < _FOLLOWS:
-            return ""
-        return (
-            f"the reward follows the answers' length (correlation {together:.2f}), which went from {before:.0f} to {now:.0f} "
-            "tokens: does it pay for length alone? policy.overlong_tokens, or a reward that does not grow with length, ends it"
-        )
-
-
-class Collapse(_Since):
-    """Says that the policy has stopped trying different answers."""
-
-    reads = ("entropy", "unique")
-
-    def line(self) -> str:
-        before, now = self.first("entropy"), self.mean("entropy")
-        if now >= _ENTROPY * before:
-            return ""
-        return (
-            f"the entropy fell from {before:.3g} to {now:.3g} nats a token, and {self.mean('unique'):.0%} of the answers are "
-            "different: the policy tries little that is new; a higher policy.clip_high, some policy.beta or a lower optim.lr "
-            "keeps it trying, unless it has learnt all there is"
-        )
-
-
-class RunAway(Told):
-    """Says that the policy went far from its reference."""
-
-    reads = ("kl",)
-
-    def __init__(self, beta: float, say: Say):
-        super().__init__(say, _BEGINNING)
-        self._beta = beta
-
-    def line(self) -> str:
-        now = self.mean("kl")
-        if now < _KL:
-            return ""
-        return (
-            f"the policy is {now:.2g} nats a token from where it began (KL): beyond that, rewards often rise by tricks; a "
-            f"lower optim.lr or a higher policy.beta, {self._beta:g} now, holds it"
-        )
-
-
-class Gap(Told):
-    """Says that the sampler and the trainer do not agree on what the policy is."""
-
-    reads = ("sampler_gap",)
-
-    def __init__(self, say: Say):
-        super().__init__(say, 1)
-
-    def line(self) -> str:
-        gap = self.mean("sampler_gap")
-        if gap < _GAP:
-            return ""
-        return (
-            f"sampler and trainer differ by {gap:.2g} nats a token on what was drawn: rollout.importance_cap=2 corrects for "
-            "it, model.dtype=float32 avoids it"
-        )
-
-
-class CutOff(Told):
-    """Says that most answers do not end."""
-
-    reads = ("truncated",)
-
-    def __init__(self, most: int, masked: bool, say: Say):
-        super().__init__(say, _BEGINNING)
-        self._most, self._masked = most, masked
-
-    def line(self) -> str:
-        cut = self.mean("truncated")
-        if cut < _CUT:
-            return ""
-        return (
-            f"{cut:.0%} of the answers do not end within rollout.max_new_tokens={self._most}: they "
-            f"{'do not count' if self._masked else 'count as if they had ended'} (policy.mask_truncated={self._masked}); raise "
-            "it, make long answers cost (policy.overlong_tokens), or teach the model to end (SFT) first"
-        )

@@ -4,7 +4,7 @@ A policy that does not begin as its reference ends the run. Everything else is s
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from jaxlm.config import Config, DpoConfig
 from jaxlm.console import Say
 from jaxlm.objectives import dpo
 from jaxlm.train.loop import REFUSED, Ending, Watch
-from jaxlm.train.watches import WINDOW, Told
+from jaxlm.train.watches import WINDOW, Row, SaysOnce, Steps
 
 _PINNED = 0.01  # of the loss that the run begins with
 _MOVED = 1e-3  # of rewards and scores: below it the policy is what it was
@@ -24,14 +24,21 @@ _OFF = {"float32": 1e-4, "bfloat16": 5e-3}  # of a log-probability: how far two 
 
 def of_dpo(config: Config, say: Say) -> list[Watch]:
     """Returns the watches of `objectives.dpo`."""
-    c, steps = config.dpo, config.train.steps
-    own, moves = dpo.at_start(c), ("chosen_reward", "rejected_reward")
-    with_own = [FirstStep(c, _OFF[config.model.dtype]), Pinned(own, moves, steps, say, c.nll_weight)] if own else []
-    return [*with_own, Falling(c, say), OnlyLength(say), Swapped(say)]
+    c, own = config.dpo, dpo.at_start(config.dpo)
+    rows = [falling(c), ONLY_LENGTH, SWAPPED]
+    if own is None:
+        return _watches(rows, say)
+    stays = pinned(own, ("chosen_reward", "rejected_reward"), config.train.steps, c.nll_weight)
+    return [FirstStep(c, _OFF[config.model.dtype]), *_watches([stays, *rows], say)]
 
 
 def of_reward(config: Config, say: Say) -> list[Watch]:
-    return [Pinned(math.log(2), ("score", "margin"), config.train.steps, say), OnlyLength(say), Swapped(say)]
+    """Returns the watches of `objectives.reward`."""
+    return _watches([pinned(math.log(2), ("score", "margin"), config.train.steps), ONLY_LENGTH, SWAPPED], say)
+
+
+def _watches(rows: Sequence[Row], say: Say) -> list[Watch]:
+    return [SaysOnce(row, say) for row in rows]
 
 
 class FirstStep(Watch):
@@ -64,8 +71,8 @@ class FirstStep(Watch):
         return Ending(REFUSED, why, keep=False)
 
 
-class Pinned(Told):
-    """Says that the loss stays where it began, and whether anything moved at all.
+def pinned(own: float, moves: Sequence[str], steps: int, nll_weight: float = 0.0) -> Row:
+    """Returns the row of a loss that stays where it began, and of whether anything moved at all.
 
     Args:
       own: the loss of a policy that can't tell the answers apart.
@@ -73,84 +80,70 @@ class Pinned(Told):
       steps: the last step of the run; a quarter of it is waited for, within bounds.
       nll_weight: the weight of `nll`, which is a part of the loss.
     """
+    reads = ("loss", "lr", "update_norm", *moves, *(("nll",) if nll_weight else ()))
 
-    def __init__(self, own: float, moves: Sequence[str], steps: int, say: Say, nll_weight: float = 0.0):
-        super().__init__(say, min(max(steps // 4, 20), 4 * WINDOW))
-        self._own, self._moves, self._nll_weight = own, tuple(moves), nll_weight
-        self.reads = ("loss", "lr", "update_norm", *self._moves, *(("nll",) if nll_weight else ()))
+    def condition(first: Steps, last: Steps) -> dict[str, object] | None:
+        loss = last["loss"] - (nll_weight * last["nll"] if nll_weight else 0.0)
+        recent, rate = loss[len(loss) // 2 :].mean(), last["lr"].max()
+        if abs(recent - own) > _PINNED * own:
+            return None
+        if not last["update_norm"].any():
+            why = f": no update has changed anything (optim.lr is {rate:.2g}, all updates are 0)"
+        elif max(np.abs(last[name]).max() for name in moves) < _MOVED:
+            why = f": the model has hardly moved; raise optim.lr, which is {rate:.2g}"
+        else:
+            why = ", though the model moves: it can't tell chosen from rejected answers; look at the data"
+        return {"loss": recent, "why": why}
 
-    def line(self) -> str:
-        loss = self.every("loss") - (self._nll_weight * self.every("nll") if self._nll_weight else 0.0)
-        recent = loss[len(loss) // 2 :].mean()
-        if abs(recent - self._own) > _PINNED * self._own:
-            return ""
-        pinned, rate = f"the loss stays at {recent:.4f}, where it began", float(self.every("lr").max())
-        if not self.every("update_norm").any():
-            return f"{pinned}: no update has changed anything (optim.lr is {rate:.2g}, all updates are 0)"
-        if max(np.abs(self.every(name)).max() for name in self._moves) < _MOVED:
-            return f"{pinned}: the model has hardly moved; raise optim.lr, which is {rate:.2g}"
-        return f"{pinned}, though the model moves: it can't tell chosen from rejected answers; look at the data"
-
-
-class Falling(Told):
-    """Says that the chosen answers become much less likely too."""
-
-    reads = ("chosen_reward", "chosen_logp", "nll")
-
-    def __init__(self, config: DpoConfig, say: Say):
-        super().__init__(say)
-        self._config, self._began = config, None if not dpo.has_reference(config) else 0.0
-
-    def line(self) -> str:
-        c = self._config
-        now = self.mean("chosen_reward") / c.beta
-        if self._began is None:
-            self._began = now
-        size = self.mean("nll") if dpo.by_token(c) else abs(self.mean("chosen_logp"))
-        fallen = (self._began - now) / size
-        if fallen < _FALLEN:
-            return ""
-        return (
-            f"the chosen answers become less likely too: their log-probability fell by {fallen:.0%}; dpo.nll_weight=0.2, a "
-            "lower optim.lr or a higher dpo.beta holds it"
-        )
+    sentence = "the loss stays at {loss:.4f}, where it began{why}"
+    return Row(reads, min(max(steps // 4, 20), 4 * WINDOW), condition, sentence)
 
 
-class OnlyLength(Told):
-    """Says that margins follow the difference of lengths and little else."""
+def falling(c: DpoConfig) -> Row:
+    """Returns the row of chosen answers that become much less likely too."""
 
-    reads = ("margin", "length_margin")
+    def condition(first: Steps, last: Steps) -> dict[str, object] | None:
+        began = 0.0 if dpo.has_reference(c) else first["chosen_reward"].mean() / c.beta
+        size = last["nll"].mean() if dpo.by_token(c) else abs(last["chosen_logp"].mean())
+        fallen = (began - last["chosen_reward"].mean() / c.beta) / size
+        return {"fallen": fallen} if fallen >= _FALLEN else None
 
-    def __init__(self, say: Say):
-        super().__init__(say, 2 * WINDOW)
-
-    def line(self) -> str:
-        # From step to step, so that a margin that grows over time is not taken for one that depends on nothing.
-        margin, length = (np.diff(self.every(name)) for name in self.reads)
-        if np.abs(self.every("margin")).mean() < _NOTICED or not margin.any() or not length.any():
-            return ""
-        together = float(np.corrcoef(margin, length)[0, 1])
-        if abs(together) < _ONLY_LENGTH:
-            return ""
-        which = "longer" if together > 0 else "shorter"
-        return (
-            f"the margin is little but length (correlation {together:.2f}): what is learnt is to prefer the {which} answer; "
-            "dpo.loss=sigmoid_norm or simpo compares by token, or balance the lengths in the data"
-        )
+    return Row(
+        ("chosen_reward", "chosen_logp", "nll"),
+        WINDOW,
+        condition,
+        "the chosen answers become less likely too: their log-probability fell by {fallen:.0%}; dpo.nll_weight=0.2, a lower "
+        "optim.lr or a higher dpo.beta holds it",
+    )
 
 
-class Swapped(Told):
-    """Says that fewer than half of the pairs are ranked as they are labelled, by more than chance."""
+def _length(first: Steps, last: Steps) -> dict[str, object] | None:
+    """If margins follow the difference of lengths and little else."""
+    # From step to step, so that a margin that grows over time is not taken for one that depends on nothing.
+    margin, length = np.diff(last["margin"]), np.diff(last["length_margin"])
+    if np.abs(last["margin"]).mean() < _NOTICED or not margin.any() or not length.any():
+        return None
+    together = np.corrcoef(margin, length)[0, 1]
+    which = "longer" if together > 0 else "shorter"
+    return {"together": together, "which": which} if abs(together) >= _ONLY_LENGTH else None
 
-    reads = ("accuracy",)
 
-    def __init__(self, say: Say):
-        super().__init__(say, 2 * WINDOW)
+def _swapped(first: Steps, last: Steps) -> dict[str, object] | None:
+    """If fewer than half of the pairs are ranked as they are labelled, by more than chance."""
+    accuracy = last["accuracy"]
+    error = accuracy.std(ddof=1) / math.sqrt(len(accuracy))
+    return {"accuracy": accuracy.mean(), "pairs": "of the pairs"} if accuracy.mean() + 3 * error < 0.5 else None
 
-    def line(self) -> str:
-        accuracy = self.every("accuracy")
-        error = accuracy.std(ddof=1) / math.sqrt(len(accuracy))
-        return _swapped("of the pairs", accuracy.mean()) if accuracy.mean() + 3 * error < 0.5 else ""
+
+_SWAPPED = "{accuracy:.0%} {pairs} are ranked as labelled, fewer than half: are chosen and rejected swapped?"
+SWAPPED = Row(("accuracy",), 2 * WINDOW, _swapped, _SWAPPED)
+ONLY_LENGTH = Row(
+    ("margin", "length_margin"),
+    2 * WINDOW,
+    _length,
+    "the margin is little but length (correlation {together:.2f}): what is learnt is to prefer the {which} answer; "
+    "dpo.loss=simpo compares by token, or balance the lengths in the data",
+)
 
 
 class Remarks:
@@ -166,13 +159,7 @@ class Remarks:
 
     def __call__(self, step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
         more, lines = self._others(step, figures)
-        return more, [*lines, *self._lines(step, figures)]
-
-    def _lines(self, step: int, figures: Mapping[str, float]) -> list[str]:
         accuracy = figures.get("val/accuracy", 1.0)
-        likely = accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) < 0.5  # three standard errors
-        return [_swapped("of the held-out pairs", accuracy)] if step and likely else []
-
-
-def _swapped(what: str, accuracy: float) -> str:
-    return f"{accuracy:.0%} {what} are ranked as labelled, fewer than half: are chosen and rejected swapped?"
+        if step and accuracy + 1.5 / math.sqrt(max(self._pairs, 1)) < 0.5:  # three standard errors
+            lines = [*lines, _SWAPPED.format(accuracy=accuracy, pairs="of the held-out pairs")]
+        return more, lines

@@ -9,6 +9,7 @@ from jaxlm.screen import say
 from jaxlm.train.loggers import Writer
 from jaxlm.train.meter import Meter
 from jaxlm.train.progress import Progress
+from jaxlm.train.scores import Scores
 
 
 class Recorder:
@@ -22,11 +23,8 @@ class Recorder:
       every_steps: the number of steps from one logged step to the next.
       reads: the names of metrics to read at every step. The others are read at logged steps only.
       before: step -> training loss of the steps that earlier starts logged, for the mean that is shown.
-
-    Attributes:
-      losses: step -> held-out loss of all starts, of which the best is shown.
-      noted: called with (step, figures) for all that goes into metrics.jsonl but the clocks.
-      between_s: step -> seconds that evaluations, saves and the like will take from there to the end.
+      scores: takes all that goes into metrics.jsonl but the clocks; its best held-out loss is shown. None for no scores.
+      between_s: (step, the last step) -> seconds that evaluations, saves and the like will take from the one to the other.
     """
 
     def __init__(
@@ -39,15 +37,15 @@ class Recorder:
         every_steps: int,
         reads: Iterable[str] = (),
         before: Mapping[int, float] | None = None,
+        scores: Scores | None = None,
+        between_s: Callable[[int, int], float] = lambda step, end: 0.0,
     ):
         self._meter, self._writer = meter, writer
         self._always, self._steps, self._every = (first, steps), steps, every_steps
         self._reads = {"skipped_in_a_row", "loss", *reads}
         self._progress = Progress(steps, first - 1, meter.clock.doing, before) if writer else None
         self._step = first - 1
-        self.losses: Mapping[int, float] = {}
-        self.noted: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None
-        self.between_s: Callable[[int], float] = lambda step: 0.0
+        self._scores, self._between_s = scores, between_s
 
     def begin(self) -> None:
         """Writes the record with which a start begins: from then on its time is in the books, even if it dies at once."""
@@ -72,18 +70,19 @@ class Recorder:
         record |= {name: float(value) for name, value in metrics.items() if name not in record}
         line = self._meter.measure(step, self._steps)
         line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
-        self.noted(step, line)
+        self._score(step, line)
         if self._writer:
             self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
             if "eta_s" in line:
-                line["eta_s"] += self.between_s(step)
-            self._progress.update(line, min(filter(math.isfinite, self.losses.values()), default=None))
+                line["eta_s"] += self._between_s(step, self._steps)
+            losses = self._scores.losses.values() if self._scores is not None else ()
+            self._progress.update(line, min(filter(math.isfinite, losses), default=None))
         return record
 
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
         """Writes and shows more figures of a step, such as held-out losses."""
         self._step = step
-        self.noted(step, figures)
+        self._score(step, figures)
         self._note(step, figures)
         if self._writer:
             names = [key for key in figures if redteam.leads(key)]
@@ -102,6 +101,10 @@ class Recorder:
         if self._progress:
             self._progress.close()
         self._note(self._step)
+
+    def _score(self, step: int, figures: Mapping[str, float]) -> None:
+        if self._scores is not None:
+            self._scores.note(step, figures)
 
     def _note(self, step: int, figures: dict[str, float] | None = None) -> None:
         if self._writer:

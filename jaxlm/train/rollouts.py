@@ -101,18 +101,21 @@ class Rollouts:
         rewards, parts = self._rewards(items, said)
         if step % c.log.every_steps == 0 or step == 1:
             self._write(step, items, said, rewards, parts)
-        batch, at = self._packed(items, said)
-        scores_BxS = rewards.reshape(c.train.batch_size, -1)
+        batch, places = self._packed(items, said)
+        batch["sampler"] = self._at_tokens(places, [answer.logp for answer in said])
+        batch["scores"] = rewards.reshape(c.train.batch_size, -1)
         if c.program == "grpo":
-            batch["advantages"] = self._within_groups(rewards, at)
-        on_mesh = self._on_mesh(batch | {"scores": scores_BxS})
-        found = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
+            groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
+            advantages_PxA = returns.group_advantages(groups_PxA, c.policy.scale_advantages)
+            batch["advantages"] = self._at_tokens(places, advantages_PxA.reshape(-1))
+        on_mesh = self._on_mesh(batch)
+        judged = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
         figures = self._figures(items, said, rewards)
         if c.program == "ppo":
-            figures |= {"explained_variance": float(found["explained_variance"]), "beta": float(state.running["beta"])}
+            figures |= {"explained_variance": float(judged["explained_variance"]), "beta": float(state.running["beta"])}
         row_F = np.asarray([figures[name] for name in policy.figures(c)], np.float32)
-        found |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
-        return {name: found[name] for name in self._parts.batch()}
+        judged |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
+        return {name: judged[name] for name in self._parts.batch()}
 
     def evaluate(self, variables: Variables) -> dict[str, float]:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
@@ -123,10 +126,10 @@ class Rollouts:
         items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
         said = self._answers(variables, items, _EVALUATION)
         rewards, parts = self._rewards(items, said)
-        found = {"val/reward": rewards, "val/ended": [one.ended for one in said]}
-        found |= {"val/answer_tokens": [len(one.ids) for one in said]}
-        found |= {f"val/{name}": values for name, values in parts.items() if len(parts) > 1}
-        return {name: float(np.mean(values)) for name, values in found.items()}
+        figures = {"val/reward": rewards, "val/ended": [answer.ended for answer in said]}
+        figures |= {"val/answer_tokens": [len(answer.ids) for answer in said]}
+        figures |= {f"val/{name}": values for name, values in parts.items() if len(parts) > 1}
+        return {name: float(np.mean(values)) for name, values in figures.items()}
 
     def close(self) -> None:
         """Frees what the engine and the reference hold, and ends the process of the rewards."""
@@ -144,8 +147,8 @@ class Rollouts:
         else:
             self._engine.load(speaking)
         seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items))
-        asked, most = [item.ids for item in items], c.rollout.max_new_tokens
-        drawn = answers.draw(self._engine, asked, most, stop_ids=self._stops, seeds=seeds)
+        prompts, most = [item.ids for item in items], c.rollout.max_new_tokens
+        drawn = answers.draw(self._engine, prompts, most, stop_ids=self._stops, seeds=seeds)
         self._engine.unload()  # the update needs the memory
         return [self._answer(ids, logp) for ids, logp in drawn]
 
@@ -155,43 +158,37 @@ class Rollouts:
 
     def _rewards(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
         """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
-        rewards, parts = self._rewarder(items, [one.text for one in said])
+        rewards, parts = self._rewarder(items, [answer.text for answer in said])
         most, soft = self._parts.config.rollout.max_new_tokens, self._parts.config.policy.overlong_tokens
         if soft:
-            over = np.asarray([len(one.ids) - (most - soft) for one in said], np.float32)
+            over = np.asarray([len(answer.ids) - (most - soft) for answer in said], np.float32)
             parts = {**parts, "overlong": -np.clip(over / soft, 0, 1)}
             rewards = rewards + parts["overlong"]
         return rewards, parts
 
     def _packed(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
-        """The answers in rows, what the sampler gave each of their tokens, and where they stand."""
+        """The answers in rows, and where they stand."""
         c, n = self._parts.config, policy.in_row(self._parts.config)
-        made, at = [], []
-        sampler_BxT = np.zeros((c.train.batch_size, c.train.seq_len), np.float32)
+        packed, places = [], []
         for row in range(c.train.batch_size):
             group, used = [], 0
             for number in range(row * n, (row + 1) * n):
-                item, one = items[number], said[number]
-                counts = one.ended or not c.policy.mask_truncated
-                weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(one.ids)])
-                group.append(rows_lib.Segment([*item.ids, *one.ids], weights))
-                place = slice(used + len(item.ids) - 1, used + len(weights))
-                sampler_BxT[row, place] = one.logp
-                at.append((row, place))
+                item, answer = items[number], said[number]
+                counts = answer.ended or not c.policy.mask_truncated
+                weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(answer.ids)])
+                group.append(rows_lib.Segment([*item.ids, *answer.ids], weights))
+                places.append((row, slice(used + len(item.ids) - 1, used + len(weights))))
                 used += len(weights)
-            made.append(rows_lib.pack([group], c.train.seq_len, 1)[0])
-        batch = {name: np.concatenate([row[name] for row in made]) for name in made[0]}
-        return batch | {"sampler": sampler_BxT}, at
+            packed.append(rows_lib.pack([group], c.train.seq_len, 1)[0])
+        return {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}, places
 
-    def _within_groups(self, rewards: np.ndarray, at: "_Places") -> np.ndarray:
-        """GRPO's advantages, at all tokens of an answer, float32[B, T]."""
-        c = self._parts.config
-        groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
-        advantages = returns.group_advantages(groups_PxA, c.policy.scale_advantages).reshape(-1)
-        found_BxT = np.zeros((c.train.batch_size, c.train.seq_len), np.float32)
-        for (row, place), advantage in zip(at, advantages, strict=True):
-            found_BxT[row, place] = advantage
-        return found_BxT
+    def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:
+        """What is known of each answer, or of each of its tokens, where these stand; float32[B, T]."""
+        t = self._parts.config.train
+        values_BxT = np.zeros((t.batch_size, t.seq_len), np.float32)
+        for (row, place), value in zip(places, values, strict=True):
+            values_BxT[row, place] = value
+        return values_BxT
 
     def _judged(
         self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
@@ -208,26 +205,24 @@ class Rollouts:
 
     def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """A batch on the mesh."""
-        mesh, size = self._parts.mesh, self._parts.config.train.batch_size
-        by_token = self._parts.config.train.seq_len
-        kinds = {True: sharding.batch_sharding(mesh), False: sharding.row_sharding(mesh)}
-        return sharding.to_global(
-            dict(batch), mesh, size, {name: kinds[x.shape[1] == by_token] for name, x in batch.items()}
-        )
+        mesh, t = self._parts.mesh, self._parts.config.train
+        by_token, by_row = sharding.batch_sharding(mesh), sharding.row_sharding(mesh)
+        placed = {name: by_token if x.shape[1] == t.seq_len else by_row for name, x in batch.items()}
+        return sharding.to_global(dict(batch), mesh, t.batch_size, placed)
 
     def _figures(self, items: Sequence[Item], said: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
         """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""
         r = self._parts.config.rollout
         groups_PxA = rewards.reshape(r.prompts, r.answers)
-        words = collections.Counter(word for one in said for word in _WORD.findall(one.text.lower()))
+        words = collections.Counter(word for answer in said for word in _WORD.findall(answer.text.lower()))
         self.common_word, most = words.most_common(1)[0] if words else ("", 0)
         return {
             "reward": float(rewards.mean()),
             "reward_std": float(rewards.std()) if np.ptp(rewards) else 0.0,  # rounding must not hide that all are equal
             "flat_groups": float((np.ptp(groups_PxA, axis=1) == 0).mean()) if r.answers > 1 else 0.0,
-            "truncated": float(np.mean([not one.ended for one in said])),
-            "unique": len({one.text for one in said}) / len(said),
-            "answer_tokens": float(np.mean([len(one.ids) for one in said])),
+            "truncated": float(np.mean([not answer.ended for answer in said])),
+            "unique": len({answer.text for answer in said}) / len(said),
+            "answer_tokens": float(np.mean([len(answer.ids) for answer in said])),
             "top_word": most / max(1, words.total()),
         }
 
@@ -241,9 +236,9 @@ class Rollouts:
     ) -> None:
         """Writes the answers of a step into the run's folder. If it can't, a line says so."""
         lines = []
-        for number, (item, one) in enumerate(zip(items, said, strict=True)):
-            line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": one.text}
-            line |= {"reward": float(rewards[number]), "ended": one.ended, "tokens": len(one.ids)}
+        for number, (item, answer) in enumerate(zip(items, said, strict=True)):
+            line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": answer.text}
+            line |= {"reward": float(rewards[number]), "ended": answer.ended, "tokens": len(answer.ids)}
             lines.append(line | {name: float(values[number]) for name, values in parts.items()})
         folder = self._folder / FOLDER
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -3,7 +3,6 @@
 Legend: B rows, S segments of a row, N answers.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -12,11 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import models, sharding
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.config import ConfigError
 from jaxlm.data import chat, rows
 from jaxlm.data.ids import conversation
-from jaxlm.models import hardware
 from jaxlm.objectives import reward
+from jaxlm.plan import settle
 from jaxlm.step.step import cast
 from jaxlm.train.origin import Origin
 
@@ -41,20 +40,20 @@ class Scorer:
       ConfigError: the model has no such head, or no chat template.
     """
 
-    def __init__(self, found: Origin, mesh: Mesh, tokens: int, moment: str = ""):
-        name, trained = found.provenance["path"], found.trained()
+    def __init__(self, origin: Origin, mesh: Mesh, tokens: int, moment: str = ""):
+        name, trained = origin.provenance["path"], origin.trained()
         if reward.HEAD not in trained:
             raise ConfigError(
                 f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward, and no Hugging Face model "
                 "with one label (ForSequenceClassification)"
             )
-        self._tokenizer, self._mesh = chat.dated(found.tokenizer(), moment), mesh
+        self._tokenizer, self._mesh = chat.dated(origin.tokenizer(), moment), mesh
         self._writer = chat.Writer(self._tokenizer)
-        config = _for_scoring(found.config.model, mesh)
+        config = settle.to_read(origin.config.model, mesh.devices.flat[0].platform)
         self._room = min(tokens, config.max_seq_len)
         self.model = model = models.build(config, config.attention)
         abstract = models.abstract_params(model)
-        params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+        params = origin.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
         head = jax.device_put(trained[reward.HEAD], sharding.replicated(mesh))
         self.kernel = np.asarray(jax.tree.leaves(trained[reward.HEAD])[0], np.float32)
         self._variables = jax.jit(cast, static_argnums=1)(
@@ -65,7 +64,7 @@ class Scorer:
 
     def __call__(self, chats: Sequence[Messages]) -> np.ndarray:
         """Returns the score of each chat, whose last message is the answer, float32[N]."""
-        texts, found = [self._ids(messages) for messages in chats], []
+        texts, scores = [self._ids(messages) for messages in chats], []
         length = _power_of_two(max(map(len, texts)))
         for first in range(0, len(texts), _ROWS):
             part = texts[first : first + _ROWS]
@@ -75,8 +74,8 @@ class Scorer:
             packed += packed[:1] * (_ROWS - len(packed))
             batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
             scores_BxS = self._score(self._variables, self._placed(batch))
-            found += np.asarray(scores_BxS)[: len(part), 0].tolist()
-        return np.asarray(found, np.float32)
+            scores += np.asarray(scores_BxS)[: len(part), 0].tolist()
+        return np.asarray(scores, np.float32)
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return jax.device_put(batch, sharding.replicated(self._mesh))
@@ -87,12 +86,6 @@ class Scorer:
         ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)
         over = len(ids) - self._room
         return ids if over <= 0 else [ids[0], *ids[over + 1 :]]
-
-
-def _for_scoring(config: ModelConfig, mesh: Mesh) -> ModelConfig:
-    """The model's config on the mesh's platform. Without gradients there is nothing to recompute or to offload."""
-    settled = hardware.for_platform(config, mesh.devices.flat[0].platform)
-    return dataclasses.replace(settled, remat="none", offload=False)
 
 
 def _power_of_two(tokens: int) -> int:

@@ -154,27 +154,26 @@ def _ending(config: StabilityConfig, why: str, cause: str, first_bad: int) -> En
     return Ending(ROLL_BACK if config.roll_back else STOPPED, why, keep=False, cause=cause, first_bad=first_bad)
 
 
-def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> dict | Ending:
-    """Returns the entry of run.json's `rollbacks` for a ROLL_BACK, or the ending that takes its place.
+def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> tuple[int, str]:
+    """Returns (the checkpoint that a ROLL_BACK goes back to, "" or why the run must stop instead).
 
-    The run is stopped if it was rolled back before for steps that overlap with these, or too often to one checkpoint: then
-    other batches did not help.
+    It is stopped if it was rolled back before for steps that overlap with these, or too often to one checkpoint: then other
+    batches did not help.
 
     Args:
       ending: the ROLL_BACK.
       step: the last step that was done.
       checkpoints: the steps of the whole checkpoints.
-      rollbacks: the entries so far.
+      rollbacks: the entries of run.json so far.
     """
     to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
-    again = [r for r in rollbacks if r["steps"][0] <= step and ending.first_bad <= r["steps"][1]]
-    if again or sum(r["to"] == to for r in rollbacks) >= _MOST_ROLLBACKS:
-        why = (
-            f"{ending.why}; it was rolled back to step {to} before and other batches did not help: lower optim.lr, or set "
-            "optim.clip_norm"
-        )
-        return Ending(STOPPED, why, keep=False, cause=ending.cause)
-    return {"steps": [ending.first_bad, step], "to": to, "why": ending.why}
+    again = any(r["steps"][0] <= step and ending.first_bad <= r["steps"][1] for r in rollbacks)
+    if not again and sum(r["to"] == to for r in rollbacks) < _MOST_ROLLBACKS:
+        return to, ""
+    return 0, (
+        f"{ending.why}; it was rolled back to step {to} before and other batches did not help: lower optim.lr, or set "
+        "optim.clip_norm"
+    )
 
 
 def carry_out(
@@ -191,13 +190,11 @@ def carry_out(
     Returns:
       "", or why the run must stop instead. That is written too, since the checkpoints of these steps are spoiled.
     """
-    found = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
-    why = found.why if isinstance(found, Ending) else ""
-    if why:
-        found = {"steps": [ending.first_bad, step], "to": 0, "why": why, "stopped": settings}
-    else:
-        say(f"{ending.why}; going back to step {found['to']}, past batches {batches[0]} to {batches[1]}")
-    ledger.roll_back(folder, found | {"batches": batches})
+    to, why = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
+    if not why:
+        say(f"{ending.why}; going back to step {to}, past batches {batches[0]} to {batches[1]}")
+    entry = {"steps": [ending.first_bad, step], "to": to, "why": why or ending.why, "batches": batches}
+    ledger.roll_back(folder, entry | ({"stopped": settings} if why else {}))
     for path in (folder / "samples").glob("*.jsonl"):
         if files.is_step(path.stem) and int(path.stem) >= ending.first_bad:
             path.unlink(missing_ok=True)
@@ -242,22 +239,22 @@ def _covers(windows: Iterable[Sequence[int]], window: Sequence[int]) -> bool:
 
 
 def passed_over(
-    saved: Iterable[Sequence[int]], asked: Iterable[Sequence[int]], last_batch: int
+    saved: Iterable[Sequence[int]], wanted: Iterable[Sequence[int]], last_batch: int
 ) -> tuple[list[Window], list[Window]]:
     """Returns (the windows to pass over, those asked for that come too late).
 
     Args:
       saved: the windows of the checkpoint that the run goes on from.
-      asked: the windows of the config and of rollbacks.
+      wanted: the windows of the config and of rollbacks.
       last_batch: the number of the last batch that the checkpoint was trained on. What comes before it can't be changed.
     """
-    kept, late = [tuple(window) for window in saved], []
-    for first, last in asked:
-        if last <= last_batch and not _covers(kept, (first, last)):
+    windows, late = [tuple(window) for window in saved], []
+    for first, last in wanted:
+        if last <= last_batch and not _covers(windows, (first, last)):
             late.append((first, last))
         elif last > last_batch:
-            kept.append((max(first, last_batch + 1), last))
-    return kept, late
+            windows.append((max(first, last_batch + 1), last))
+    return windows, late
 
 
 def teller(
@@ -275,14 +272,14 @@ def teller(
         if jax.process_index():
             return
         try:
-            found = list(dict.fromkeys(documents(step)))
+            sources = list(dict.fromkeys(documents(step)))
         except (ConfigError, RunError, OSError, RuntimeError) as error:
-            found = [f"unknown: {error}"]
+            sources = [f"unknown: {error}"]
         far = f" ({score:.1f} deviations)" if math.isfinite(score) else ""
-        shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        shown = ", ".join(sources[:_SHOWN]) + (f" and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else "")
         say(f"step {step}: the loss {loss:.4g} is a spike{far}; its batch, {number(step)}, holds {shown}")
         line = {"step": step, "batch": number(step), "loss": loss, "score": score if math.isfinite(score) else None}
         with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"documents": found}, ensure_ascii=False) + "\n")
+            file.write(json.dumps(line | {"documents": sources}, ensure_ascii=False) + "\n")
 
     return tell

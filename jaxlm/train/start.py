@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import platform
@@ -16,16 +17,18 @@ from jaxlm import config_files
 from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig
 from jaxlm.data.coder import Encoded
 from jaxlm.plan import flops, forecast
+from jaxlm.plan.settle import Settled
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
 from jaxlm.step import optim
 from jaxlm.train import books, differences, held_out_texts, ledger, metrics
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
-from jaxlm.train.loop import Watch
+from jaxlm.train.loop import Hook, Watch, between_s
 from jaxlm.train.meter import Meter, make_meter, recounted
 from jaxlm.train.metrics import JsonLines
 from jaxlm.train.recorder import Recorder
+from jaxlm.train.scores import Scores
 
 JUMP = 1.05  # the rate rises by less than this where steps are added early in a run: that is no news
 
@@ -42,9 +45,6 @@ class Log:
       train: the run's length and batch.
       hardware: its price.
 
-    Attributes:
-      on_full: called when the disk becomes full, to make room for logs; None to make none.
-
     Raises:
       OSError: metrics.jsonl or run.json can't be read.
     """
@@ -52,7 +52,6 @@ class Log:
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
         self._folder, self._clock, self._usd_per_hour = folder, clock, hardware.usd_per_hour
         self._tokens = train.batch_size * train.seq_len
-        self.on_full: Callable[[], None] | None = None
         self._earlier = together(lambda: books.carry_on(folder, clock), first_only=True) or books.Earlier()
         together(self._note, first_only=True)
         self._closing = contextlib.ExitStack()
@@ -76,32 +75,36 @@ class Log:
         return wall, self._earlier.with_now(wall, usd_per_hour)
 
     def begin(
-        self, asked: Config, config: Config, data: Encoded, mesh: Mesh, done: int, watches: Sequence[Watch]
+        self,
+        settled: Settled,
+        data: Encoded,
+        mesh: Mesh,
+        done: int,
+        scores: Scores,
+        between: tuple[Sequence[Hook], Sequence[Watch]] = ((), ()),
+        on_full: Callable[[], None] | None = None,
     ) -> Recorder:
         """Writes this start into the ledger and the metrics, and returns the recorder of the steps after `done`.
 
         Only the first process writes.
 
         Args:
-          asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine
-            chooses for that machine.
-          config: the config with nothing left at "auto".
+          settled: the config; what was asked goes to config.json.
           data: the data, for its hash.
           mesh: all devices of the run.
           done: how many steps are done already.
-          watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
+          scores: of all starts. The recorder adds its own.
+          between: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
+          on_full: called when the disk becomes full, to make room for logs; None to make none.
         """
-        writer = together(lambda: self._open(asked, config, data, mesh, done), first_only=True)
+        config, (hooks, watches) = settled.runs, between
+        writer = together(lambda: self._open(settled, data, mesh, done, on_full), first_only=True)
+        meter = make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier)
+        reads = [name for watch in watches for name in watch.reads]
+        sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
         before = together(lambda: self._losses(done), first_only=True)
-        recorder = Recorder(
-            make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier),
-            writer,
-            first=done + 1,
-            steps=config.train.steps,
-            every_steps=config.log.every_steps,
-            reads=[name for watch in watches for name in watch.reads],
-            before=before,
-        )
+        left = functools.partial(between_s, hooks, self._clock)
+        recorder = Recorder(meter, writer, **sizes, reads=reads, before=before, scores=scores, between_s=left)
         self._closing.callback(recorder.close)
         recorder.begin()
         return recorder
@@ -109,7 +112,10 @@ class Log:
     def _losses(self, done: int) -> dict[int, float]:
         return metrics.train_losses(self._folder / "metrics.jsonl", done, ledger.read(self._folder)["rollbacks"])
 
-    def _open(self, asked: Config, config: Config, data: Encoded, mesh: Mesh, done: int) -> Writer:
+    def _open(
+        self, settled: Settled, data: Encoded, mesh: Mesh, done: int, on_full: Callable[[], None] | None
+    ) -> Writer:
+        asked, config = settled.asked, settled.runs
         for line in filter(None, (jump(self._folder, asked, done), recounted(self._folder, config))):
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
@@ -127,7 +133,7 @@ class Log:
             self._folder, asked, step=done, changed=changed, flops_per_token=palm, held_out=texts, **facts
         )
         shown = redact(dataclasses.asdict(config))
-        writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self.on_full)
+        writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=on_full)
         self._closing.callback(writer.close)
         return writer
 

@@ -1,9 +1,13 @@
-"""Watches over saves and a sign of life, and what those that say one line once have in common. Over the loss: `stability`."""
+"""Watches that are not about the loss: over saves, a sign of life, and those that say a sentence once.
+
+Those about the loss are in `stability`.
+"""
 
 import collections
 import dataclasses
 import math
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -60,27 +64,58 @@ class Alive(Watch):
         self._beat(step)
 
 
-class Told(Watch):
-    """Looks at the last steps, and says one line once. `line` returns it, or "" as long as there is nothing to say."""
+WINDOW = 50  # steps over which figures are averaged
+Steps = Mapping[str, np.ndarray]  # metric -> its values, one a step
+Condition = Callable[[Steps, Steps], dict[str, object] | None]
 
-    def __init__(self, say: Say, steps: int = WINDOW):
-        self._say, self._said = say, False
-        self.last: collections.deque[dict[str, float]] = collections.deque(maxlen=steps)
+
+class Row(typing.NamedTuple):
+    """A row of a table of what may go wrong, in plain words.
+
+    Attributes:
+      reads: the metrics that it is about.
+      window: how many steps it looks at.
+      condition: (the first `window` steps of this start, the last) -> what the sentence quotes; None if all is well.
+      sentence: what is said, with {names} of what the condition returns.
+    """
+
+    reads: tuple[str, ...]
+    window: int
+    condition: Condition
+    sentence: str
+
+
+class SaysOnce(Watch):
+    """Says the sentence of a row when its condition is met for the first time. The run goes on."""
+
+    def __init__(self, row: Row, say: Say):
+        self.reads, self._row, self._say, self._said = row.reads, row, say, False
+        self._first: list[list[float]] = []
+        self._last: collections.deque[list[float]] = collections.deque(maxlen=row.window)
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
-        if self._said or not all(math.isfinite(record[name]) for name in self.reads):
+        values = [record[name] for name in self.reads]
+        if self._said or not all(map(math.isfinite, values)):
             return
-        self.last.append({name: record[name] for name in self.reads})
-        if len(self.last) == self.last.maxlen and (line := self.line()):
+        self._last.append(values)
+        if len(self._first) < self._row.window:
+            self._first.append(values)
+        if len(self._last) < self._row.window:
+            return
+        figures = self._row.condition(self._by_name(self._first), self._by_name(self._last))
+        if figures is not None:
             self._said = True
-            self._say(f"step {step}: {line}")
+            self._say(f"step {step}: {self._row.sentence.format(**figures)}")
 
-    def line(self) -> str:
-        """Returns the line, or ""."""
-        raise NotImplementedError
+    def _by_name(self, steps: Sequence[list[float]]) -> Steps:
+        return dict(zip(self.reads, np.asarray(steps).T, strict=True))
 
-    def every(self, name: str) -> np.ndarray:
-        return np.asarray([record[name] for record in self.last])
 
-    def mean(self, name: str) -> float:
-        return float(self.every(name).mean())
+def mean_reaches(name: str, least: float, **quoted: object) -> Condition:
+    """Returns the condition that a metric's mean over the last steps is at least so much; `quoted`: what else is quoted."""
+
+    def condition(first: Steps, last: Steps) -> dict[str, object] | None:
+        mean = last[name].mean()
+        return {name: mean, **quoted} if mean >= least else None
+
+    return condition

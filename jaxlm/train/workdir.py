@@ -8,15 +8,13 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import config_dict
 
-from jaxlm import config_files, files, processes, sharding
-from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
+from jaxlm import config_files, files, sharding
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.order import check_fingerprint
-from jaxlm.files import expanded, is_step, within
-from jaxlm.plan import accelerators, departures, recipe
-from jaxlm.processes import from_first
-from jaxlm.step import optim as optimizer
+from jaxlm.files import is_step, within
+from jaxlm.plan import accelerators
 from jaxlm.train import loggers
 from jaxlm.train.checkpoints import restore, weights
 
@@ -60,32 +58,9 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
     return files.has_steps(folder / "checkpoints")
 
 
-def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
-    """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
-    begun = has_checkpoints(folder)
-    saved = _saved(folder if begun else expanded(config.origin)) if begun or config.origin_state else None
-    return {key: saved.optim[key] for key in BY_RULE} if saved else None
-
-
 def _saved(folder: pathlib.Path) -> config_dict.ConfigDict | None:
     path = folder / "config.json"
     return config_files.from_run(path) if path.is_file() else None
-
-
-def as_begun(config: Config, folder: pathlib.Path) -> Config:
-    """Returns the config with the held-out text and the rates that the run began with; of a new run, with rates by rule.
-
-    Raises:
-      ConfigError: a new run would learn nothing.
-    """
-    config = older.keep(config, from_first(lambda: older_batches(folder)), processes.say)
-    rates = from_first(lambda: rates_so_far(folder, config))
-    config = recipe.by_rule(config, processes.say, rates)
-    if not rates:
-        optimizer.check_learns(config.optim, config.train.steps)
-        for line in departures.too_high(config):
-            processes.say(line)
-    return config
 
 
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
@@ -106,12 +81,6 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
                 saved = files.json_of((folder / "config.json").read_bytes())
                 newer = not as_before or "ignore" in saved.get("examples", {})  # it read what is read now
                 raise ConfigError(f"{error}" if newer else f"{error}. When it began, {as_before}") from None
-
-
-def older_batches(folder: pathlib.Path) -> list[int]:
-    """Returns `eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
-    saved = _saved(folder) if has_checkpoints(folder) else None
-    return list(saved.eval.older_batches) if saved else []
 
 
 def check_data_seed(config: Config) -> None:

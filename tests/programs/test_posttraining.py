@@ -11,7 +11,6 @@ import tiny_chats
 from jaxlm import cli, config, config_files
 from jaxlm.config import CHAT_TOKENS, ConfigError, MeshConfig
 from jaxlm.data import chat, coder
-from jaxlm.objectives import lm
 from jaxlm.plan import lower, memory
 from jaxlm.programs import posttraining
 from jaxlm.train import metrics, origin
@@ -92,9 +91,11 @@ def test_the_run_stands_alone(base, run):
 
 def test_other_kinds_of_training_only_change_what_they_must(base):
     c = resolved(base)
-    made = posttraining.task(c, lm.make, pairs=False, documents=len, next_command="x")
-    assert (made.documents, made.next_command, made.adapter, made.trained) == (len, "x", None, "")
-    adapted = posttraining.task(resolved(base, adapter__kind="lora"), lm.make, pairs=False)
+    assert posttraining.Chats(c).next_command == "jaxlm chat {}"
+    pairs = posttraining.Pairs(dataclasses.replace(c, program="reward"))
+    assert pairs.next_command.startswith("jaxlm train ppo")
+    assert (pairs.adapter, pairs.trained) == (None, "")
+    adapted = posttraining.Chats(resolved(base, adapter__kind="lora"))
     assert adapted.adapter.row_ids == tuple(range(300, 305))
     assert adapted.trained == "LoRA r 16 + 5 rows"
     quantised = {
@@ -103,7 +104,7 @@ def test_other_kinds_of_training_only_change_what_they_must(base):
         "adapter__without_rows": True,
         "adapter__rows": (),
     }
-    assert posttraining.task(resolved(base, **quantised), lm.make, pairs=False).trained == "LoRA r 16, on nf4"
+    assert posttraining.Chats(resolved(base, **quantised)).trained == "LoRA r 16, on nf4"
 
 
 @pytest.mark.parametrize(("kind", "quantize"), [("none", "none"), ("lora", "nf4"), ("prompt", "none")])
@@ -112,7 +113,7 @@ def test_plan_and_tune_make_the_parts_that_training_makes(base, kind, quantize):
     c = resolved(base, adapter__kind=kind, adapter__quantize=quantize, **shape)
     mesh = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
     mine = lower.parts_of(c, mesh)
-    theirs = posttraining.task(c, lm.make, pairs=False).parts(c, mesh)
+    theirs = posttraining.Chats(c).parts(c, mesh)
     assert (mine.abstract, mine.frozen, mine.batch()) == (theirs.abstract, theirs.frozen, theirs.batch())
     assert (mine.model, mine.frozen_shardings) == (theirs.model, theirs.frozen_shardings)
 
@@ -135,7 +136,7 @@ def resolved(base, **keys):
 )
 def test_what_can_not_be_is_one_line(base, keys, message):
     with pytest.raises(ConfigError, match=message.replace("|", r"\|")) as error:
-        posttraining.task(resolved(base, **keys), lm.make, pairs=False)
+        posttraining.Chats(resolved(base, **keys))
     assert "\n" not in str(error.value)
 
 

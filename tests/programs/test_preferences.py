@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -57,11 +58,30 @@ def test_dpo(base):
         assert json.loads(str(file["about"])).keys() == {"pairs", "model", "sha256"}
 
 
+def test_a_run_with_a_loss_that_there_was_is_read_and_not_trained_on(base, tmp_path, capsys):
+    loss = "hinge"
+    folder = tmp_path / "run"
+    shutil.copytree(base.parent / "dpo", folder)
+    saved = json.loads((folder / "config.json").read_text())
+    saved["dpo"]["loss"] = loss
+    (folder / "config.json").write_text(json.dumps(saved))
+    assert cli.main(["sample", str(folder), "x", "--config.sample.max_new_tokens=2"]) == 0
+    assert cli.main(["report", str(folder)]) == 0
+    assert cli.main(["diff", str(folder), str(base.parent / "dpo")]) == 0
+    assert loss in capsys.readouterr().out
+    there_is = "is no longer there: choose one of sigmoid, ipo, robust, orpo, simpo"
+    for command in (["train", str(folder)], ["plan", str(folder)]):
+        assert cli.main(command) == 2
+        assert f"config.dpo.loss={loss} {there_is}" in "".join(capsys.readouterr())
+    assert cli.main(["train", "dpo", f"--config.dpo.loss={loss}"]) == 2
+    assert f"config.dpo.loss={loss} {there_is}" in "".join(capsys.readouterr())
+
+
 def test_dpo_by_adapter_needs_no_file(base):
     folder = base.parent / "dpo-lora"
-    assert train("dpo", base, workdir=folder, adapter__kind="lora", adapter__rank=2, dpo__loss="hinge") == 0
+    assert train("dpo", base, workdir=folder, adapter__kind="lora", adapter__rank=2, dpo__loss="ipo") == 0
     found = metrics.read(folder / "metrics.jsonl")
-    assert found[1]["train/loss"] == pytest.approx(1, abs=1e-5)
+    assert found[1]["train/loss"] == pytest.approx(25, abs=1e-3)
     assert found[4]["val/margin"] != 0
     assert not (folder / "reference.npz").exists()
     assert "the margins of these pairs are not used" in (folder / "log.txt").read_text()

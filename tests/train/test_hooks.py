@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from jaxlm.config import EvalConfig, SampleConfig
+from jaxlm.config import SampleConfig
 from jaxlm.train import clock, hooks, loop
 
 
@@ -15,7 +15,7 @@ def make(fields: type, **values):
 
 
 def held_out(every: int, evaluate=dict, milestones: frozenset[int] = frozenset()) -> hooks.HeldOut:
-    return hooks.HeldOut(evaluate, every, make(EvalConfig, at_start=True), {}, milestones=milestones)
+    return hooks.HeldOut(evaluate, loop.Every(every, milestones | {0}), {})
 
 
 @pytest.mark.parametrize("milestones", [frozenset(), frozenset({7}), frozenset({10, 25})])
@@ -39,25 +39,24 @@ def test_samples_are_counted_at_their_own_steps(tmp_path):
 def test_a_run_counts_what_its_hooks_usually_take(monkeypatch):
     spent = clock.Clock()
     monkeypatch.setattr(spent, "usual_s", {"held-out": 4.0}.get)
-    run = loop.Run(None, 30, None, {}, None, [held_out(10)], (), None, spent, None)
-    assert run.between_s(11) == 8.0
-    assert run.between_s(30) == 4.0
+    assert loop.between_s([held_out(10)], spent, 11, 30) == 8.0
+    assert loop.between_s([held_out(10)], spent, 30, 30) == 4.0
 
 
 @pytest.mark.parametrize("milestones", [frozenset(), frozenset({7})])
 @pytest.mark.parametrize("every", [0, 10])
 def test_benchmarks_are_due_at_their_steps_and_at_the_end(every, milestones):
-    hook = hooks.Benchmarks(lambda variables, step: {}, every, set(), milestones)
+    hook = hooks.Benchmarks(lambda variables, step: {}, loop.Every(every, milestones))
     for step in range(1, 26):
         assert hook.left(step, 25) == sum(hook.due(s, 25) for s in range(step, 26)), step
     assert hook.due(25, 25)
-    assert hooks.Benchmarks(None, 10, set()).left(1, 25) == 0
-    assert not hooks.Benchmarks(None, 10, set()).due(25, 25)
+    assert hooks.Benchmarks(None, loop.Every(10)).left(1, 25) == 0
+    assert not hooks.Benchmarks(None, loop.Every(10)).due(25, 25)
 
 
 def test_benchmarks_that_an_earlier_start_answered_are_done():
     measured = {10}
-    hook = hooks.Benchmarks(lambda variables, step: {"eval/piqa/acc": step / 100}, 10, measured)
+    hook = hooks.Benchmarks(lambda variables, step: {"eval/piqa/acc": step / 100}, loop.Every(10), measured)
     assert hook.done(10)
     assert not hook.done(20)
     moment = loop.Moment(20, types.SimpleNamespace(params={"params": {}}), {}, print)

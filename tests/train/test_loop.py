@@ -133,7 +133,7 @@ def run(
     losses = {} if losses is None else losses
     hooked = [
         hooks.Save(recorder, dataclasses.replace(c.checkpoint, every_steps=4), 0.0, {"note": 1}),
-        hooks.HeldOut(recorder.evaluate, 4, c.eval, losses),
+        hooks.HeldOut(recorder.evaluate, loop.Every(4), losses),
         hooks.Sample(recorder.sample, c.sample, hooks.pathlib.Path(folder)),
         *more_hooks,
     ]
@@ -235,7 +235,7 @@ def test_an_evaluation_without_a_finite_loss_is_not_owed_for_ever(tmp_path):
 
 
 def test_without_held_out_text_nothing_is_evaluated():
-    hook = hooks.HeldOut(None, 4, config.resolve(config_files.load("base", ["data.path=x"])).eval, {})
+    hook = hooks.HeldOut(None, loop.Every(4), {})
     assert not any(hook.due(step, 8) for step in range(9))
 
 
@@ -306,7 +306,7 @@ def test_a_decoration_that_fails_is_a_line(capsys, error):
 
 
 def test_samples_that_choose_the_best_checkpoint_are_no_decoration():
-    settings = types.SimpleNamespace(prompts=("x",))
+    settings = types.SimpleNamespace(prompts=("x",), every_steps=0, at_steps=())
     for chooses in (True, False):
         assert hooks.Sample(None, settings, pathlib.Path(), chooses=chooses).decoration is not chooses
 
@@ -408,9 +408,8 @@ def test_a_rolled_back_run_goes_on_from_its_checkpoint_past_the_window():
 
 def test_nothing_is_due_before_the_first_step_but_what_asks_for_it():
     whole = config.resolve(config_files.load("base", ["data.path=x", "checkpoint.every_steps=4"]))
-    c = whole.eval
-    held_out = hooks.HeldOut(lambda variables: {}, 4, c, {})
+    held_out = hooks.HeldOut(lambda variables: {}, loop.Every(4), {})
     save = hooks.Save(Recorder(), whole.checkpoint, 0.0, {})
     assert hooks.owed([save, held_out], 0, 8) == []
-    at_start = hooks.HeldOut(lambda variables: {}, 4, dataclasses.replace(c, at_start=True), {})
+    at_start = hooks.HeldOut(lambda variables: {}, loop.Every(4, {0}), {})
     assert hooks.owed([save, at_start], 0, 8) == [at_start]

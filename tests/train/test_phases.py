@@ -37,18 +37,16 @@ class Run:
         self.records[step] = {"step": step, "val/loss": loss, "cost_usd": usd, "wall_s": usd * 2250.0} | more
 
     def hook(self, plan, accept="", every_steps=10, **stop):
+        c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", f"log.every_steps={every_steps}"]))
+        phased = dataclasses.replace(c.phases, plan={phase.name: phase.config for phase in plan}, accept=accept)
+        limits = config.StopConfig(**{"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0} | stop)
         return phases.Phases(
-            plan,
-            accept,
-            config.StopConfig(**{"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0} | stop),
-            90_000,
+            dataclasses.replace(c, phases=phased, stop=limits),
+            "runs/1b",
             rows=list(self.rows),
             append=self.rows.append,
             records=lambda: self.records,
             spent=lambda: (self.usd * 2250.0, self.usd),
-            tokens_per_step=TOKENS,
-            every_steps=every_steps,
-            run="runs/1b",
         )
 
 
@@ -323,7 +321,7 @@ def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     saver = types.SimpleNamespace(pinned=set(), wants_save=lambda: False, verify_s=0.0)
     three = [
         hooks.Save(saver, c.checkpoint, 2.0, {}, ends),
-        hooks.HeldOut(lambda variables: {}, 0, c.eval, {}, milestones=ends),
+        hooks.HeldOut(lambda variables: {}, loop.Every(0, ends), {}),
         hooks.Sample(lambda variables, step: [], c.sample, tmp_path, ends),
     ]
     for hook in three:

@@ -9,7 +9,9 @@ import pytest
 
 from jaxlm import config, config_files, sharding
 from jaxlm.config import ConfigError, MeshConfig, RunError
+from jaxlm.plan import settle
 from jaxlm.train import books, clock, ledger, meter, metrics, start
+from jaxlm.train.scores import Scores
 
 DATA = types.SimpleNamespace(sha256="0")
 
@@ -21,7 +23,7 @@ def test_a_start_is_in_the_books_from_its_begin_to_its_close(tmp_path):
         spent = clock.Clock()
         with start.Log(tmp_path, spent, c.train, c.hardware) as log:
             assert spent.redo == (30 if done else 0)
-            recorder = log.begin(c, c, DATA, mesh, done, [])
+            recorder = log.begin(settle.Settled(c, c), DATA, mesh, done, Scores(c.checkpoint))
             for step in range(done + 1, 31):
                 spent.after(step)
                 recorder.add(step, "made up", {"train/loss": 1.0})
@@ -58,7 +60,7 @@ def test_what_changed_is_said_and_kept(tmp_path, capsys):
     for keys in ([], ["optim.lr=0.0001", "hardware.usd_per_hour=2"]):
         c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}", *keys]))
         with start.Log(tmp_path, clock.Clock(), c.train, c.hardware) as log:
-            log.begin(c, c, DATA, mesh, 0, [])
+            log.begin(settle.Settled(c, c), DATA, mesh, 0, Scores(c.checkpoint))
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("changed")]
     assert said == ["changed since the last start: optim.lr was 0.01, is 0.0001; hardware.usd_per_hour was 0, is 2"]
     kept = [s["changed"] for s in ledger.read(tmp_path)["starts"]]
@@ -89,7 +91,7 @@ def test_of_the_red_team_the_line_has_a_figure_a_category(tmp_path, capsys):
     toxic = {f"eval/redteam_toxic/{name}": 0.25 for name in ("flagged", "score", "overlap", "longest_run")}
     figures = {"eval/piqa/acc": 0.5, **toxic, "eval/redteam_bias/stereotype": 0.75}
     with start.Log(tmp_path, clock.Clock(), c.train, c.hardware) as log:
-        log.begin(c, c, DATA, mesh, 0, []).add(1, "benchmarks", figures)
+        log.begin(settle.Settled(c, c), DATA, mesh, 0, Scores(c.checkpoint)).add(1, "benchmarks", figures)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "benchmarks" in line]
     assert line == "step 1  benchmarks: piqa/acc 0.5000  redteam_toxic/flagged 0.2500  redteam_bias/stereotype 0.7500"
     assert any(figures.items() <= record.items() for record in metrics.records(tmp_path / "metrics.jsonl"))

@@ -9,6 +9,7 @@ import pytest
 
 from jaxlm import config, config_files, sharding
 from jaxlm.config import ConfigError
+from jaxlm.plan import settle
 from jaxlm.train import workdir
 
 
@@ -101,13 +102,13 @@ def test_the_rates_that_a_run_goes_on_with_are_its_own_or_its_trunks(tmp_path):
     new = resolve(f"workdir={run}")
     branch = resolve(f"workdir={run}", f"origin={trunk}", "origin_state=True")
     weights_alone = resolve(f"workdir={run}", f"origin={trunk}")
-    assert workdir.rates_so_far(run, new) is None  # it has no checkpoint
-    assert workdir.rates_so_far(run, weights_alone) is None
-    assert workdir.rates_so_far(run, branch) == {"lr": 0.25, "matrix_lr_ratio": 1.0, "b2": 0.994}
+    assert settle.rates_so_far(run, new) is None  # it has no checkpoint
+    assert settle.rates_so_far(run, weights_alone) is None
+    assert settle.rates_so_far(run, branch) == {"lr": 0.25, "matrix_lr_ratio": 1.0, "b2": 0.994}
     (run / "checkpoints" / "5").mkdir(parents=True)
     assert (
-        workdir.rates_so_far(run, new)
-        == workdir.rates_so_far(run, branch)
+        settle.rates_so_far(run, new)
+        == settle.rates_so_far(run, branch)
         == {"lr": 0.5, "matrix_lr_ratio": 1.0, "b2": 0.994}
     )
 

@@ -11,11 +11,9 @@ from jax.sharding import Mesh
 
 from jaxlm import files, processes
 from jaxlm.config import Config
-from jaxlm.data import vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.data.shards import MANIFEST
-from jaxlm.models import hardware
-from jaxlm.plan import bench, lower, tune
+from jaxlm.plan import bench, lower, settle, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
 from jaxlm.train.doctor import checkpoint, compute, devices, hosts
@@ -25,9 +23,8 @@ from jaxlm.train.doctor.findings import OK, Finding
 def start(config: Config) -> "Machine":
     """Starts JAX as training does. Raises ConfigError if this machine can't have the config's mesh, flags or model."""
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
-    config = vocabulary.assumed(config, processes.say)
-    model = hardware.for_platform(config.model, jax.devices()[0].platform, config.mesh.context)
-    return Machine(config, dataclasses.replace(config, model=model), mesh)
+    settled = settle.on_platform(settle.sized(config, processes.say), jax.devices()[0].platform)
+    return Machine(settled.asked, settled.runs, mesh)
 
 
 class Machine:

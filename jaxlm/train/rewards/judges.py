@@ -62,8 +62,8 @@ class Wrong(Exception):
 
 def final(answer: str) -> str:
     """Returns what is judged of an answer: what stands in its last <answer>...</answer>, else all of it, stripped."""
-    found = _ANSWER.findall(answer)
-    return (found[-1] if found else answer).strip()
+    answers = _ANSWER.findall(answer)
+    return (answers[-1] if answers else answer).strip()
 
 
 class Judge:
@@ -135,15 +135,15 @@ class Judge:
 
         A text in their place says why the task has no question of this number.
         """
-        found = []
+        questions = []
         for task, number in wanted:
             try:
                 entry = self._tasks[task].entry(number)
                 answer = entry["answer"]
-                found.append((str(entry["question"]), None if answer is None else str(answer)))
+                questions.append((str(entry["question"]), None if answer is None else str(answer)))
             except Exception as error:
-                found.append(one_line(error))
-        return found
+                questions.append(one_line(error))
+        return questions
 
     def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
         """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer).
@@ -151,7 +151,7 @@ class Judge:
         A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
         not expect.
         """
-        calls = [functools.partial(self._judged, *one) for one in asked]
+        calls = [functools.partial(self._judged, *each) for each in asked]
         if not self._forks:
             return [call() for call in calls]
         for task, question, _ in asked:  # once, for all forks
@@ -251,7 +251,7 @@ def _seed(number: int) -> None:
 def _values(name: str, options: Options, config: type) -> dict[str, object]:
     """The options of a task as values of its config. Raises Refused."""
     fields = {field.name: field for field in dataclasses.fields(config) if field.name not in ("seed", "size")}
-    found = {}
+    values = {}
     for key, text in options.items():
         if key in ("seed", "size"):
             raise Refused(f"reasoning_gym:{name}: {key} is not to be set: questions follow from config.seed")
@@ -263,8 +263,8 @@ def _values(name: str, options: Options, config: type) -> dict[str, object]:
             value = float(value)
         if kind in (bool, int, float, str) and type(value) is not kind:
             raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; it is {default} by itself")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _value(text: str) -> object:
@@ -330,11 +330,11 @@ def _found(name: str) -> Callable:
     except BaseException as error:
         traceback.print_exc()
         raise Refused(f"can't be imported: {one_line(error)}") from None
-    found = getattr(module, function_name, None)
-    if not callable(found):
+    function = getattr(module, function_name, None)
+    if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         raise Refused(f"{module_name} has no function {function_name}{_hint(function_name, own)}")
-    return found
+    return function
 
 
 def _hint(name: str, names: Sequence[str], every: bool = True) -> str:
@@ -351,11 +351,11 @@ def _numbers(values: object, count: int) -> list[float]:
     """What a function returned, as `count` floats. Raises Wrong."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise Wrong(f"returned {_shown(values)}, not a list of numbers")
-    found = list(itertools.islice(values, count + 1))
-    if len(found) != count:
-        many = f"{len(found)} number{'s' * (len(found) != 1)}" if len(found) < count else f"more than {count}"
+    numbers = list(itertools.islice(values, count + 1))
+    if len(numbers) != count:
+        many = f"{len(numbers)} number{'s' * (len(numbers) != 1)}" if len(numbers) < count else f"more than {count}"
         raise Wrong(f"returned {many} for {count} answer{'s' * (count != 1)}")
-    return [_number(value) for value in found]
+    return [_number(value) for value in numbers]
 
 
 def _number(value: object) -> float:

@@ -50,11 +50,11 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
             "and your environment: --config.reward.run_code=True consents"
         )
     loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in specs]
-    found = Processes(loaded, config.function, config.format, config.timeout_s, folder)
-    found.start()
+    processes = Processes(loaded, config.function, config.format, config.timeout_s, folder)
+    processes.start()
     if evaluating and not sandbox_child.has_landlock():
         console.say("reward.run_code: what the policy writes can read files, since this kernel has no Landlock")
-    return found
+    return processes
 
 
 class Rewarder:
@@ -118,13 +118,13 @@ class Rewarder:
         self._process.close()
 
     def _exact(self, order: str, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
-        asked = [(*item.judge, answer) for item, answer in zip(items, answers, strict=True)]
+        judged = [(*item.judge, answer) for item, answer in zip(items, answers, strict=True)]
         timeout_s = self._config.timeout_s if len(items) > 1 else min(_ALONE_S, self._config.timeout_s)
-        found = self._process.ask(order, asked, timeout_s=timeout_s)
-        for item, answer, score in zip(items, answers, found, strict=True):
+        scores = self._process.ask(order, judged, timeout_s=timeout_s)
+        for item, answer, score in zip(items, answers, scores, strict=True):
             if isinstance(score, str):
                 self._unjudged(self._kinds[item.judge[0]], item, answer, score)
-        return [0.0 if isinstance(score, str) else score for score in found]
+        return [0.0 if isinstance(score, str) else score for score in scores]
 
     def _function(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
         names = sorted({name for item in items for name in item.columns})
@@ -136,18 +136,15 @@ class Rewarder:
         return self._process.ask("format", list(answers))
 
     def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
-        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more.
-
-        If it fails again, one answer after the other is tried, to name the one on which it fails.
-        """
-        try:
-            return np.asarray(ask(items, answers), np.float32)
-        except Failed as error:
-            self._say(f"{what}: {error}; it is tried once more")
-        try:
-            return np.asarray(ask(items, answers), np.float32)
-        except Failed as error:
-            again = str(error)
+        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more."""
+        for last in (False, True):
+            try:
+                return np.asarray(ask(items, answers), np.float32)
+            except Failed as error:
+                why = str(error)
+            if not last:
+                self._say(f"{what}: {why}; it is tried once more")
+        # One answer after the other, to name the one on which it fails.
         end = time.monotonic() + self._config.timeout_s
         for item, answer in zip(items, answers, strict=True):
             if time.monotonic() > end:
@@ -157,30 +154,26 @@ class Rewarder:
             except Failed as error:
                 raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
         first = f"the first of {len(items)} answers is {_where(items[0], answers[0])}"
-        raise RunError(f"{what}: {again}; it failed twice on all answers together; {first}{self._output()}")
+        raise RunError(f"{what}: {why}; it failed twice on all answers together; {first}{self._output()}")
 
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0.
-
-        Args:
-          judge: the name of what judges an item.
-        """
+        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:
-            found, lost = [], 0
+            scores, lost = [], 0
         for item, answer in zip(items, answers, strict=True):
             try:
-                found += ask([item], [answer])
+                scores += ask([item], [answer])
             except Failed as error:
                 lost += 1
                 if lost > _LOST:
                     raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
                 self._unjudged(judge(item), item, answer, str(error))
-                found.append(0.0)
-        return np.asarray(found, np.float32)
+                scores.append(0.0)
+        return np.asarray(scores, np.float32)
 
     def _unjudged(self, kind: str, item: Item, answer: str, why: str) -> None:
         if kind not in self._told:
@@ -226,8 +219,8 @@ def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
     """
     judged = [item for item in items if item.judge]
     truths = collections.Counter(item.truth for item in judged if item.truth is not None)
-    found = [
+    tried = [
         Baseline(answer, float(rewarder.exact(judged, [answer] * len(judged), "exact_truth").mean()), len(judged))
         for answer, _ in truths.most_common(_CANDIDATES)
     ]
-    return max(found, key=lambda one: one.share, default=None)
+    return max(tried, key=lambda baseline: baseline.share, default=None)

@@ -89,25 +89,20 @@ class Rows:
 
     @functools.cached_property
     def tokens(self) -> int:
-        """The number of tokens of all prompts."""
         return sum(len(item.ids) for item in self.train)
 
     @functools.cached_property
     def columns(self) -> Collection[str]:
-        """The names of all columns that a prompt has."""
         return {name for item in (*self.train, *self.val) for name in item.columns}
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:
-        """See `Source`."""
         size = len(self.train)
         return [self.train[_order(self.seed, number // size, size)[number % size]] for number in numbers]
 
     def held_out(self, count: int) -> list[Item]:
-        """See `Source`."""
         return list(self.val[:count])
 
     def passes(self, draws: int) -> float:
-        """See `Source`."""
         return draws / len(self.train)
 
 
@@ -149,14 +144,14 @@ class Reader(typing.NamedTuple):
         Raises:
           ConfigError: a record can't be used, or no prompt is left.
         """
-        found = self._items(path, key, task)
+        items = self._items(path, key, task)
         if self.val_path:
-            train, val = found, self._items(self.val_path, "examples.val_path", task)
+            train, val = items, self._items(self.val_path, "examples.val_path", task)
         else:
-            keys_E = np.asarray([coded.key(item.messages) for item in found], np.uint64)
+            keys_E = np.asarray([coded.key(item.messages) for item in items], np.uint64)
             out_E = coded.held_out(keys_E, self.val_fraction)
-            train = [item for item, out in zip(found, out_E, strict=True) if not out]
-            val = [item for item, out in zip(found, out_E, strict=True) if out]
+            train = [item for item, out in zip(items, out_E, strict=True) if not out]
+            val = [item for item, out in zip(items, out_E, strict=True) if out]
             if not val:
                 why = "since all are the same: name others by examples.val_path"
                 self.say(f"none of the prompts of {path} is held out, {why}")
@@ -167,7 +162,7 @@ class Reader(typing.NamedTuple):
             file = "gsm8k:FILE.jsonl, or --config.data.path=FILE.jsonl"
             raise ConfigError(f"config.reward.tasks=gsm8k needs its file: {file}")
         read = examples.read_prompts(path, key, self.notes, _question if task is not None else None)
-        found, long = [], 0
+        items, long = [], 0
         while chunk := list(itertools.islice(read, coded.CHUNK)):
             rendered = [(asked, text) for asked in chunk if (text := self._rendered(asked)) is not None]
             found_ids = chat.all_ids(self.tokenizer, [text for _, text in rendered])
@@ -177,20 +172,20 @@ class Reader(typing.NamedTuple):
                     continue
                 truth = None if task is None else asked.columns["answer"]
                 judge = None if task is None else (task, truth)
-                found.append(Item(asked.messages, ids, asked.columns, str(asked.place), judge, truth))
+                items.append(Item(asked.messages, ids, asked.columns, str(asked.place), judge, truth))
         self.notes.check()
-        if not found:
+        if not items:
             why = self.too_long("all its prompts are") if long else self.notes.left_out or "it has no prompts"
             raise ConfigError(f"{path}: {why}")
         if long:
-            self.say(f"{long:,} of {long + len(found):,} prompts of {path} are left out: {self.too_long('they are')}")
-        return found
+            self.say(f"{long:,} of {long + len(items):,} prompts of {path} are left out: {self.too_long('they are')}")
+        return items
 
     def _rendered(self, asked: examples.Asked) -> str | None:
         """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
-        one = examples.Chat(asked.messages, asked.place, tools=asked.tools)
-        if one.keys:
-            for key in masks.unwritten(chat.Writer(self.tokenizer), one, self.notes.ignore):
+        example = examples.Chat(asked.messages, asked.place, tools=asked.tools)
+        if example.keys:
+            for key in masks.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
                 self.notes.note("refused", key, asked.place, masks.UNWRITTEN)
         try:
             return chat.render(self.tokenizer, asked.messages, tools=asked.tools)
@@ -218,10 +213,10 @@ def _question(row: Row) -> tuple[Messages, dict[str, str]]:
 
 
 def _sha256(items: Iterable[Item]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for item in items:
-        found.update(json.dumps([item.ids, dict(item.columns)], default=str).encode())
-    return found.hexdigest()
+        digest.update(json.dumps([item.ids, dict(item.columns)], default=str).encode())
+    return digest.hexdigest()
 
 
 class Made:
@@ -264,15 +259,14 @@ class Made:
             )
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:
-        """See `Source`. Raises RunError if the task makes no question that fits."""
+        """Returns the items of these draws. Raises RunError if the task makes no question that fits."""
         own = [(self._start + number) * _TRIES % _HALF for number in numbers]
-        found = self._first(own, lambda item: not for_evaluation(item.prompt))
-        if None in found:
+        items = self._first(own, lambda item: not for_evaluation(item.prompt))
+        if None in items:
             raise RunError(f"{self._label} made no question in {_TRIES} tries that fits and is not kept for evaluation")
-        return found
+        return items
 
     def held_out(self, count: int) -> list[Item]:
-        """See `Source`."""
         if count > self._asked:
             own = [_HALF + number * _TRIES for number in range(self._asked, count)]
             self._held_out += self._first(own, lambda item: for_evaluation(item.prompt))
@@ -280,31 +274,30 @@ class Made:
         return [item for item in self._held_out[:count] if item]
 
     def passes(self, draws: int) -> float:
-        """See `Source`."""
         del draws
         return 0.0
 
     def _first(self, own: Sequence[int], fits: Callable[[Item], bool]) -> list[Item | None]:
         """For each draw the first of its questions, from number `own` on, that `fits`; None if none of its 64 does."""
-        found: list[Item | None] = [None] * len(own)
+        chosen: list[Item | None] = [None] * len(own)
         for again in range(_TRIES):
-            missing = [i for i, item in enumerate(found) if item is None]
+            missing = [i for i, item in enumerate(chosen) if item is None]
             if not missing:
                 break
             made = self._questions([own[i] + again for i in missing])
             for i, item in zip(missing, made, strict=True):
                 if isinstance(item, Item) and fits(item):
-                    found[i] = item
-        return found
+                    chosen[i] = item
+        return chosen
 
     def _questions(self, numbers: Sequence[int]) -> list[Item | str | None]:
         """The questions of these numbers; None for one that is too long, a text for one that can't be made."""
-        found = []
+        questions = []
         for first in range(0, len(numbers), _AT_ONCE):
             part = numbers[first : first + _AT_ONCE]
             answers = self._ask([(self._number, number) for number in part])
-            found += [self._item(*given) for given in zip(part, answers, strict=True)]
-        return found
+            questions += [self._item(*pair) for pair in zip(part, answers, strict=True)]
+        return questions
 
     def _ask(self, wanted: list[tuple[int, int]]) -> list:
         try:

@@ -1,0 +1,111 @@
+"""Settles a config: the only code that puts values where a config says auto, or 0 for a rule or for the data's vocabulary.
+
+    settled = settle.on_platform(config, platform)      # model.attention, model.dtype
+    settled = settled.as_begun(folder)                  # optim.lr, matrix_lr_ratio, b2
+    settled = settled.with_vocabulary(size)             # model.vocab_size, once the data is open
+    config = tune.fit(settled.runs, mesh, say, parts)   # model.remat, train.microbatch_size: those that fit
+
+A plan has no devices, and perhaps no data: it takes `sized` and `assuming` in place of the last two.
+"""
+
+import dataclasses
+import pathlib
+
+from jaxlm import config_files, files
+from jaxlm.config import BY_RULE, Config, ModelConfig, OptimConfig, older
+from jaxlm.console import Say
+from jaxlm.data import vocabulary
+from jaxlm.models import hardware
+from jaxlm.plan import departures, recipe
+from jaxlm.processes import from_first, say
+from jaxlm.step import optim as optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """A config on its way from what was asked to what runs.
+
+    Attributes:
+      asked: what config.json keeps: `auto` as the user left it, so that another machine chooses for itself.
+      runs: what runs.
+    """
+
+    asked: Config
+    runs: Config
+
+    def as_begun(self, folder: pathlib.Path) -> "Settled":
+        """Returns it with the held-out text and the rates that the run in a folder began with; of a new run, by rule.
+
+        Raises:
+          ConfigError: a new run would learn nothing.
+        """
+        config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
+        rates = from_first(lambda: rates_so_far(folder, config))
+        config = by_rule(config, say, rates)
+        if not rates:
+            optimizer.check_learns(config.optim, config.train.steps)
+            for line in departures.too_high(config):
+                say(line)
+        asked = dataclasses.replace(self.asked, eval=config.eval, optim=config.optim)
+        return Settled(asked, config)
+
+    def with_vocabulary(self, size: int) -> "Settled":
+        """Returns it with the size of the data's vocabulary, where that was left open."""
+        return Settled(*(vocabulary.with_size(config, size) for config in (self.asked, self.runs)))
+
+
+def on_platform(config: Config, platform: str) -> Settled:
+    """Returns the config for a platform. Raises ConfigError if that can't run what is asked for (`hardware.for_platform`)."""
+    model = hardware.for_platform(config.model, platform, config.mesh.context)
+    return Settled(config, dataclasses.replace(config, model=model))
+
+
+def to_read(model: ModelConfig, platform: str) -> ModelConfig:
+    """Returns a model's config for a platform. Without gradients there is nothing to recompute or to offload."""
+    return dataclasses.replace(hardware.for_platform(model, platform), remat="none", offload=False)
+
+
+def sized(config: Config, say: Say, size: int = 0) -> Config:
+    """Returns the config with this size of the vocabulary where it leaves that open; 0: as its data has it, or may have."""
+    return vocabulary.with_size(config, size) if size else vocabulary.assumed(config, say)
+
+
+def assuming(config: Config, *, remat: str, rows: int) -> Config:
+    """Returns the config with this remat and these rows of a microbatch where it leaves them to the devices."""
+    m, t = config.model, config.train
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(m, remat=remat if m.remat == "auto" else m.remat),
+        train=dataclasses.replace(t, microbatch_size=rows if t.microbatch_size == -1 else t.microbatch_size),
+    )
+
+
+def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
+    """Returns the config with the rates and the b2 that it leaves to the rule; see `recipe.by_rule`."""
+    return recipe.by_rule(config, say, kept)
+
+
+def ruled(config: Config, **changes) -> OptimConfig:
+    """Returns `optim` as the rule has it for the config with these changes of `optim`, such as lr=0.0. Says nothing."""
+    changed = dataclasses.replace(config, optim=dataclasses.replace(config.optim, **changes))
+    return by_rule(changed, lambda line: None).optim
+
+
+def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
+    """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
+    home = folder if _has_begun(folder) else files.expanded(config.origin)
+    saved = home / "config.json"
+    if not (home == folder or config.origin_state) or not saved.is_file():
+        return None
+    optim = config_files.from_run(saved).optim
+    return {key: getattr(optim, key) for key in BY_RULE}
+
+
+def _older_batches(folder: pathlib.Path) -> list[int]:
+    """`eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
+    saved = folder / "config.json"
+    return list(config_files.from_run(saved).eval.older_batches) if _has_begun(folder) and saved.is_file() else []
+
+
+def _has_begun(folder: pathlib.Path) -> bool:
+    return files.has_steps(folder / "checkpoints")
