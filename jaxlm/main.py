@@ -6,7 +6,7 @@ Also the console script `jaxlm`. What is imported here, before signals are held 
 import gc
 import sys
 
-from jaxlm import interrupts
+from jaxlm.host import interrupts
 
 
 def console_script() -> int:
@@ -18,7 +18,7 @@ def _run(argv: list[str]) -> int:
     interrupts.hold()
     # A start makes a million objects that stay. To look at them again after every 700 took a tenth of it.
     gc.set_threshold(100_000, 50, 100)
-    from jaxlm import cli
+    from jaxlm.cli import cli
 
     return cli.main(argv, script=True)
 

@@ -84,7 +84,7 @@ def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tup
     words = [
         sys.executable,
         "-m",
-        "jaxlm.cli",
+        "jaxlm.cli.cli",
         verb,
         f"--config={config}",
         f"--config.data.dir={folder / 'data'}",

@@ -19,9 +19,9 @@ from bench_step import SMALLEST
 
 from jaxlm import models
 from jaxlm.config import Config, ModelConfig, resolve
-from jaxlm.config_files import apply_override
+from jaxlm.config.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.models.generate import Generator
+from jaxlm.models.decode.generate import Generator
 from jaxlm.models.transformer import Transformer
 
 Run = typing.Callable[[], list[list[int]]]

@@ -17,8 +17,9 @@ import tempfile
 import time
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.eval import likelihood, lm_eval_tasks, model, results
+from jaxlm.config import config_files
+from jaxlm.eval import likelihood, model, results
+from jaxlm.eval import lm_eval as lm_eval_tasks
 
 TASKS = (("arc_easy", 0), ("arc_easy", 5), ("piqa", 0), ("gsm8k", 0))
 

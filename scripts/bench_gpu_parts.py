@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import config_files, xla_flags
-from jaxlm.config import Config, resolve
-from jaxlm.data import loader, rows
+from jaxlm.config import Config, config_files, resolve
+from jaxlm.data.batches import loader, rows
+from jaxlm.devices import xla_flags
 from jaxlm.models import hardware
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend

@@ -13,7 +13,8 @@ import time
 
 import numpy as np
 
-from jaxlm.data import loader, rows, shards
+from jaxlm.data.batches import loader, rows
+from jaxlm.data.shards import shards
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 

@@ -25,19 +25,21 @@ import bench_loader
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import sharding
 from jaxlm.config import Config, resolve
-from jaxlm.config_files import load
-from jaxlm.data import loader, rows, shards
-from jaxlm.objectives import base
+from jaxlm.config.config_files import load
+from jaxlm.data.batches import loader, rows
+from jaxlm.data.shards import shards
+from jaxlm.devices import sharding
+from jaxlm.run import clock as clock_lib
+from jaxlm.run import loggers, signals
+from jaxlm.run.checkpoints import digest
+from jaxlm.run.checkpoints.store import Checkpointer
+from jaxlm.step.objectives import base
 from jaxlm.step.state import TrainState
-from jaxlm.train import clock as clock_lib
-from jaxlm.train import hooks, loggers, loop, signals, stability, watches
+from jaxlm.train import hooks, loop, stability, watches
 from jaxlm.train.batches import LoaderBatches
-from jaxlm.train.checkpoints import digest
-from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.meter import Meter
-from jaxlm.train.recorder import Recorder
+from jaxlm.train.log.meter import Meter
+from jaxlm.train.log.recorder import Recorder
 
 
 class Device(threading.Thread):

@@ -28,11 +28,13 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     """Returns what takes a step of ours."""
     import jax
 
-    from jaxlm import config, config_files, processes, sharding
+    from jaxlm import config
+    from jaxlm.commands.train import chats
+    from jaxlm.commands.train.kind import Ready
+    from jaxlm.config import config_files
+    from jaxlm.devices import processes, sharding
     from jaxlm.interop import inherit
     from jaxlm.models import hardware
-    from jaxlm.programs import posttraining
-    from jaxlm.programs.task import Ready
 
     settings = {"origin": given.run, "data.path": given.examples, "workdir": folder, "replay.share": 0.0}
     settings |= {"train.batch_size": given.batch, "train.seq_len": given.length, "data.val_fraction": 0.01}
@@ -42,7 +44,7 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     c = config.resolve(asked)
     mesh = processes.start(c.hardware, c.distributed, c.mesh, c.model.dtype)
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform, c.mesh.context))
-    training = {"sft": posttraining.Chats, "dpo": posttraining.Pairs}[kind](c)
+    training = {"sft": chats.Chats, "dpo": chats.Pairs}[kind](c)
     ready = Ready(c, training.parts(c, mesh), training.data(c))
     state, frozen = ready.parts.create(training.origin(c))
     ready = training.begin(ready, state, frozen)

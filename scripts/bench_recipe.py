@@ -34,7 +34,7 @@ import bench_recipe_runs as runs_lib
 from bench_recipe_runs import Fields, Run
 
 from jaxlm.config import ConfigError
-from jaxlm.data import shards
+from jaxlm.data.shards import shards
 
 
 def plan(args: argparse.Namespace) -> int:

@@ -12,8 +12,7 @@ import bench_recipe_runs as runs_lib
 import bench_recipe_stats as stats
 from bench_recipe_runs import Fields, Run
 
-from jaxlm import config_files
-from jaxlm.config import Config, ConfigError, resolve
+from jaxlm.config import Config, ConfigError, config_files, resolve
 from jaxlm.plan import recipe
 
 Keys = dict[str, typing.Any]

@@ -29,9 +29,9 @@ import bench_recipe_runs as runs_lib
 import numpy as np
 from bench_recipe_runs import Fields, Run
 
-from jaxlm import config_files
-from jaxlm.config import ConfigError, resolve
-from jaxlm.data import rows, shards
+from jaxlm.config import ConfigError, config_files, resolve
+from jaxlm.data.batches import rows
+from jaxlm.data.shards import shards
 
 NANOCHAT = "nanochat"  # in place of the Trainer's own arguments
 PEERS: dict[str, typing.Any] = {

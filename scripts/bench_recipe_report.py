@@ -12,7 +12,7 @@ import bench_recipe_runs as runs_lib
 import bench_recipe_stats as stats
 from bench_recipe_runs import Fields, Run
 
-from jaxlm.console import print_table
+from jaxlm.host.console import print_table
 
 STEPTIMES = "steptimes.jsonl"  # beside runs.jsonl
 NONE = "-"

@@ -23,8 +23,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.data import passes, rows, shards
-from jaxlm.train import metrics
+from jaxlm.data.batches import passes, rows
+from jaxlm.data.shards import shards
+from jaxlm.run import metrics
 
 LOADED = 0.15  # cores that others keep busy; beyond it times are worth nothing
 
@@ -218,7 +219,7 @@ def jaxlm(words: Sequence[str], log: pathlib.Path, held: typing.IO[bytes] | None
     root = str(pathlib.Path(__file__).resolve().parents[1])
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
     with log.open("wb") as said:
-        command = [sys.executable, "-m", "jaxlm.cli", *words]
+        command = [sys.executable, "-m", "jaxlm.cli.cli", *words]
         descriptors = (held.fileno(),) if held else ()
         return subprocess.run(command, stdout=said, stderr=said, env=env, pass_fds=descriptors, check=False).returncode
 

@@ -13,8 +13,7 @@ import bench_recipe_runs as runs_lib
 import bench_step
 import jax
 
-from jaxlm import config_files
-from jaxlm.config import Config, ConfigError, resolve
+from jaxlm.config import Config, ConfigError, config_files, resolve
 
 
 def make_config(arm: str, shape: str, overrides: list[str]) -> Config:

@@ -17,11 +17,11 @@ from bench_step import SMALLEST
 
 from jaxlm import models
 from jaxlm.config import SampleConfig, resolve
-from jaxlm.config_files import apply_override
+from jaxlm.config.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.models import answers
-from jaxlm.models.decode import Engine
-from jaxlm.models.generate import Generator
+from jaxlm.models.decode import draw
+from jaxlm.models.decode.engine import Engine
+from jaxlm.models.decode.generate import Generator
 
 SHAPE = (
     *("model.n_layers=4", "model.d_model=256", "model.n_heads=4", "model.n_kv_heads=2", "model.head_dim=64"),
@@ -75,7 +75,7 @@ def measure(
     runs = {
         "answers": lambda seed: [
             new
-            for new, _ in answers.draw(engine, prompts, settings.max_new_tokens, seeds=range(seed, seed + len(prompts)))
+            for new, _ in draw.draw(engine, prompts, settings.max_new_tokens, seeds=range(seed, seed + len(prompts)))
         ],
         "Generator": lambda seed: generator(prompts, settings, seed=seed),
     }

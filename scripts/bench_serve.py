@@ -18,11 +18,11 @@ from bench_step import SMALLEST
 
 from jaxlm import models
 from jaxlm.config import resolve
-from jaxlm.config_files import apply_override
+from jaxlm.config.config_files import apply_override
 from jaxlm.configs import local_35m
-from jaxlm.console import print_table
 from jaxlm.eval.completions import greedy
-from jaxlm.models.generate import Generator
+from jaxlm.host.console import print_table
+from jaxlm.models.decode.generate import Generator
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
 
 

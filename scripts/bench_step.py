@@ -21,13 +21,13 @@ from concurrent import futures
 import jax
 import numpy as np
 
-from jaxlm import sharding
 from jaxlm.config import Config, ConfigError, resolve
-from jaxlm.config_files import apply_override
+from jaxlm.config.config_files import apply_override
 from jaxlm.configs import base
+from jaxlm.devices import sharding
 from jaxlm.models import hardware
-from jaxlm.objectives import lm
 from jaxlm.step import parts as parts_lib
+from jaxlm.step.objectives import lm
 
 Batches = typing.Iterator[dict[str, np.ndarray]]
 SMALLEST = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.n_kv_heads=1", "model.d_ff=64"]

@@ -18,8 +18,8 @@ import time
 
 import jax
 
-from jaxlm import config_files, sharding
-from jaxlm.config import Config, MeshConfig, resolve
+from jaxlm.config import Config, MeshConfig, config_files, resolve
+from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan import fit, lower, memory
 

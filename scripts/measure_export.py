@@ -23,12 +23,14 @@ def make(run: pathlib.Path, name: str) -> None:
     import jax
     import numpy as np
 
-    from jaxlm import config, config_files, models, tree
-    from jaxlm.data import coder
-    from jaxlm.data.tokenizer import train_tokenizer
+    from jaxlm import config, models
+    from jaxlm.config import config_files
+    from jaxlm.data.tokenizer import coder
+    from jaxlm.data.tokenizer.ours import train_tokenizer
+    from jaxlm.devices import tree
     from jaxlm.models import hardware
-    from jaxlm.train.checkpoints import weights
-    from jaxlm.train.workdir import TOKENIZER
+    from jaxlm.run.checkpoints import weights
+    from jaxlm.run.workdir import TOKENIZER
 
     given = config_files.load(name, [f"workdir={run}", f"data.dir={run / 'data'}"])
     if not given.model.vocab_size:  # left open, for the data to say
@@ -55,7 +57,16 @@ def make(run: pathlib.Path, name: str) -> None:
 
 def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
     """Returns what one export, in a process of its own, took."""
-    command = [sys.executable, "-m", "jaxlm.cli", "export", str(run), f"--to={to}", f"--dtype={dtype}", f"--out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlm.cli.cli",
+        "export",
+        str(run),
+        f"--to={to}",
+        f"--dtype={dtype}",
+        f"--out={out}",
+    ]
     child = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
     said = child.stdout.read()
     _, status, usage = os.wait4(child.pid, 0)

@@ -15,8 +15,8 @@ import re
 
 import jax
 
-from jaxlm import config_files, models
-from jaxlm.config import Config, resolve
+from jaxlm import models
+from jaxlm.config import Config, config_files, resolve
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, flops, speed
 from jaxlm.step import optim

@@ -60,10 +60,10 @@ def values(run: pathlib.Path, name: str) -> list[float]:
 def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
     """Returns the share of answers that end, of the model's and of the held-out ones."""
     from jaxlm import config as config_lib  # here, so that this process is small while runs train
-    from jaxlm import config_files
-    from jaxlm.data import chat
+    from jaxlm.config import config_files
+    from jaxlm.data.chats import chat
     from jaxlm.eval import model
-    from jaxlm.models import generate
+    from jaxlm.models.decode import generate
 
     c = config_lib.resolve(config_files.from_run(run / "config.json"))
     restored = model.restore(c, "latest")

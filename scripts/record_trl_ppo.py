@@ -2,7 +2,7 @@
 
     python -m venv ppo && ppo/bin/pip install "trl==1.12.*" torch && ppo/bin/python scripts/record_trl_ppo.py
 
-Writes tests/objectives/trl_ppo.npz, with the versions in it. TRL 1.12 has PPO, 1.16 has it no more. It has functions for means
+Writes tests/step/objectives/trl_ppo.npz, with the versions in it. TRL 1.12 has PPO, 1.16 has it no more. It has functions for means
 and whitening under a mask (`masked_mean`, `masked_whiten`), which are called here. All else stands in the middle of
 `PPOTrainer.train` (trl/experimental/ppo/ppo_trainer.py), in its steps 3 to 6 and its inner loop, and is written out here in
 PyTorch, formula by formula.

@@ -161,7 +161,7 @@ def chats(options: dict[str, dict], each: int) -> list[tuple[str, str]]:
     """Returns questions of these tasks, none of which is held out, with the parts of their answers in any order."""
     import reasoning_gym
 
-    from jaxlm.train.rewards import tasks
+    from jaxlm.train.rl import tasks
 
     rng, found = random.Random(0), []
     for name, values in options.items():

@@ -28,8 +28,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxlm import config_files
-from jaxlm.config import ConfigError, resolve
+from jaxlm.config import ConfigError, config_files, resolve
 from jaxlm.corpus.sources import embedded
 from jaxlm.plan import accelerators
 
@@ -240,7 +239,7 @@ def number_of(name: str) -> int:
 
 def write_sums(out: pathlib.Path, task: str, count: int) -> None:
     """Writes questions of a task with their answers, as chats."""
-    from jaxlm.train.rewards import judges, tasks  # reasoning-gym, of the extra `rl`, is needed for nothing else
+    from jaxlm.train.rl import judges, tasks  # reasoning-gym, of the extra `rl`, is needed for nothing else
 
     (spec,) = tasks.parse(task)
     try:

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxlm import config, config_files, console
-from jaxlm.config import RunError
+from jaxlm import config
+from jaxlm.config import RunError, config_files
+from jaxlm.host import console
+from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import state as states
 from jaxlm.train import hooks, loop
-from jaxlm.train.checkpoints.store import Checkpointer
 
 process, processes, port, folder, steps = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
 fails, well = [*map(int, sys.argv[6:]), 10**9, 10**9][:2]

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError
+from jaxlm import config
+from jaxlm.config import ConfigError, config_files
 from jaxlm.corpus.stages import registry
 from jaxlm.plan import params
 

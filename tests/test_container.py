@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from jaxlm import config_files
+from jaxlm.config import config_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -132,7 +132,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
         verb, *words = shlex.split(cell[1:].format(**names))
         ran.append([verb, *words])
         if verb == "jaxlm":
-            subprocess.run([sys.executable, "-m", "jaxlm.cli", *words], env=environment, check=True, timeout=300)
+            subprocess.run([sys.executable, "-m", "jaxlm.cli.cli", *words], env=environment, check=True, timeout=300)
     assert [one[:2] for one in ran] == [["pip", "install"], ["jaxlm", "train"], ["jaxlm", "sample"]]
     assert ran[0][-1] == str(tmp_path / "jaxlm")
     run, data = shown

@@ -8,7 +8,8 @@ import documented
 import import_graph
 from documented import ROOT
 
-from jaxlm import cli, config_files, verbs
+from jaxlm.cli import cli, verbs
+from jaxlm.config import config_files
 
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 PAGES = [ROOT / "CONTRIBUTING.md", *documented.PAGES]

@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 
-from jaxlm.train import metrics
+from jaxlm.run import metrics
 
 STEPS = 24
 TINY = {
@@ -129,7 +129,7 @@ def test_the_run_learns_evaluates_samples_and_is_then_complete(place, uninterrup
 
 def jaxlm(*argv: str, folder: pathlib.Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "jaxlm.cli", *argv],
+        [sys.executable, "-m", "jaxlm.cli.cli", *argv],
         env=environment(),
         cwd=folder,
         capture_output=True,

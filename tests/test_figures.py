@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.console import dollars, gigabytes, hours, human
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.host.console import dollars, gigabytes, hours, human
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, fit, summary
 from jaxlm.plan.params import count_params

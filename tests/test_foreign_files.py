@@ -24,10 +24,13 @@ import tiny_peft
 from backports import zstd
 from safetensors.numpy import save_file
 
-from jaxlm import cli, config, config_files, tree
+from jaxlm import config
+from jaxlm.cli import cli
+from jaxlm.config import config_files
+from jaxlm.devices import tree
 from jaxlm.eval import results
 from jaxlm.interop import peft, peft_config
-from jaxlm.train import apart
+from jaxlm.run.survive import train_in_child
 
 pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.faults
@@ -200,7 +203,7 @@ def _data(root):
         shutil.move(file, place / file.name)
     (place / "c.py").write_text(_config("{here}", "{here}/t.jsonl", "('unicode', 'exact')"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart, "train", _measured)
+        patch.setattr(train_in_child, "train", _measured)
         assert cli.main(_LADDER.format(made=root, it=root / "ladder", out=root / "x").split()) == 0
 
 

@@ -9,19 +9,23 @@ import pytest
 import tiny_hf
 import tiny_mangled
 
-from jaxlm import cli, config_files, files
-from jaxlm.config import ConfigError
+from jaxlm.cli import cli
+from jaxlm.config import ConfigError, branch, config_files
 from jaxlm.corpus import conclude, documents
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.corpus.sources import files as sources
 from jaxlm.corpus.sources import plain
-from jaxlm.data import chat, coder
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
 from jaxlm.eval import core, results
+from jaxlm.host import files
 from jaxlm.interop import export, hf_config, hf_weights, peft_config
-from jaxlm.plan import ladder, machines
-from jaxlm.train import branch, ledger, metrics, summary, workdir
-from jaxlm.train.checkpoints import meta, mirror_layout, remote, verify
-from jaxlm.train.checkpoints.damage import CorruptCheckpointError
+from jaxlm.plan.ladder import ladder
+from jaxlm.plan.tune import machines
+from jaxlm.run import ledger, metrics, workdir
+from jaxlm.run.checkpoints import meta, mirror_layout, remote, verify
+from jaxlm.run.checkpoints.damage import CorruptCheckpointError
+from jaxlm.train import summary
 
 pytest.importorskip("tokenizers")
 DEEP = tiny_mangled.DEEP.encode()

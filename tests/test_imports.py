@@ -14,27 +14,27 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CLEAN = {
     "jaxlm/__init__.py": "",
     "jaxlm/main.py": "from jaxlm import cli",
-    "jaxlm/cli.py": "import jaxlm.programs.sample",
+    "jaxlm/cli/cli.py": "import jaxlm.commands.sample",
     "jaxlm/config/__init__.py": "from jaxlm.config.schema import Config",
     "jaxlm/config/schema.py": "",
     "jaxlm/config/build.py": "from jaxlm.config import schema",
-    "jaxlm/sharding.py": "from jaxlm.config import Config",
+    "jaxlm/devices/sharding.py": "from jaxlm.config import Config",
     "jaxlm/ops/rope.py": "from jaxlm import sharding",
     "jaxlm/corpus/stage.py": "",
     "jaxlm/corpus/stages/__init__.py": "from jaxlm.corpus import stage",
     "jaxlm/corpus/stages/html.py": "from jaxlm.corpus import stage, stages",
     "jaxlm/corpus/prepare.py": "from jaxlm.corpus import stages",
     "jaxlm/models/llama.py": "from jaxlm.ops.rope import rotate",
-    "jaxlm/data/rows.py": "from jaxlm.config import ConfigError",
-    "jaxlm/objectives/base.py": "from jaxlm.models import llama",
-    "jaxlm/step/step.py": "from jaxlm.objectives import base",
+    "jaxlm/data/batches/rows.py": "from jaxlm.config import ConfigError",
+    "jaxlm/step/objectives/base.py": "from jaxlm.models import llama",
+    "jaxlm/step/step.py": "from jaxlm.step.objectives import base",
     "jaxlm/plan/memory.py": "from jaxlm.step import step",
-    "jaxlm/train/loop.py": "from jaxlm.plan import memory\nfrom jaxlm.train.checkpoints import store",
-    "jaxlm/train/ledger.py": "",
-    "jaxlm/train/checkpoints/store.py": "from jaxlm.plan import memory",
-    "jaxlm/eval/loss.py": "from jaxlm.train import loop",
+    "jaxlm/train/loop.py": "from jaxlm.plan import memory\nfrom jaxlm.run.checkpoints import store",
+    "jaxlm/run/ledger.py": "",
+    "jaxlm/run/checkpoints/store.py": "from jaxlm.plan import memory",
+    "jaxlm/eval/held_out.py": "from jaxlm.train import loop",
     "jaxlm/interop/hf.py": "",
-    "jaxlm/programs/sample.py": "import jaxlm\nfrom jaxlm.eval import loss",
+    "jaxlm/commands/sample.py": "import jaxlm\nfrom jaxlm.eval import loss",
 }
 
 
@@ -66,18 +66,18 @@ def test_what_is_allowed_passes():
     [
         ("jaxlm/ops/rope.py", "from jaxlm.models import llama", "imports jaxlm/models/llama.py (floor 2): up"),
         ("jaxlm/step/step.py", "from jaxlm.plan import memory", "imports jaxlm/plan/memory.py (floor 4): up"),
-        ("jaxlm/sharding.py", "import jaxlm.ops.rope", "imports jaxlm/ops/rope.py (floor 1): up"),
+        ("jaxlm/devices/sharding.py", "import jaxlm.ops.rope", "imports jaxlm/ops/rope.py (floor 1): up"),
         ("jaxlm/ops/rope.py", "from ..models import llama", "imports jaxlm/models/llama.py (floor 2): up"),
         ("jaxlm/ops/rope.py", "import importlib\nimportlib.import_module('jaxlm.models.llama')", "(floor 2): up"),
         ("jaxlm/ops/rope.py", "if TYPE_CHECKING:\n    from jaxlm.models.llama import Llama", "(floor 2): up"),
         ("jaxlm/ops/rope.py", "def f():\n    from jaxlm.models import llama", "(floor 2): up"),
-        ("jaxlm/train/ledger.py", "def f():\n    import jaxlm.programs.sample", "(floor 6): up"),
-        ("jaxlm/data/rows.py", "from jaxlm.models import llama", "both on floor 2: sideways"),
+        ("jaxlm/run/ledger.py", "def f():\n    import jaxlm.commands.sample", "(floor 6): up"),
+        ("jaxlm/data/batches/rows.py", "from jaxlm.models import llama", "both on floor 2: sideways"),
         ("jaxlm/interop/hf.py", "from jaxlm.eval import loss", "both on floor 5: sideways"),
         ("jaxlm/plan/memory.py", "from jaxlm.train import ledger", "both on floor 4: sideways"),
-        ("jaxlm/objectives/base.py", "from jaxlm.step import step", "both on floor 3: sideways"),
+        ("jaxlm/step/objectives/base.py", "from jaxlm.step import step", "both on floor 3: sideways"),
         ("jaxlm/other/new.py", "", "stands on no floor"),
-        ("jaxlm/eval/loss.py", "from jaxlm.train.gone import x", "imports jaxlm.train.gone, which is not there"),
+        ("jaxlm/eval/held_out.py", "from jaxlm.train.gone import x", "imports jaxlm.train.gone, which is not there"),
     ],
 )
 def test_an_import_that_goes_up_or_sideways_is_caught(path, line, found):
@@ -92,7 +92,7 @@ def test_an_import_that_goes_up_or_sideways_is_caught(path, line, found):
         ("jaxlm/config/schema.py", "if TYPE_CHECKING:\n    from . import Config", "circle of modules: "),
         ("jaxlm/corpus/stage.py", "from jaxlm.corpus import prepare", "circle of modules: jaxlm/corpus/prepare.py -> "),
         # No circle of modules: the loop uses one module of the folder, another of them uses the loop.
-        ("jaxlm/train/checkpoints/damage.py", "from jaxlm.train import loop", "checkpoints -> loop.py -> checkpoints"),
+        ("jaxlm/run/checkpoints/damage.py", "from jaxlm.train import loop", "checkpoints -> loop.py -> checkpoints"),
         ("jaxlm/corpus/stages/code.py", "from jaxlm.corpus import prepare", "prepare.py -> stages -> prepare.py"),
         ("jaxlm/config/extra.py", "from jaxlm import sharding", "circle of folders in jaxlm: config -> sharding.py"),
         ("jaxlm/plan/cost.py", "from jaxlm.train import ledger", "circle of folders in jaxlm: plan -> train -> plan"),
@@ -105,14 +105,14 @@ def test_a_circle_is_caught(path, line, found):
 @pytest.mark.parametrize(
     ("path", "line", "found"),
     [
-        ("jaxlm/train/checkpoints/store.py", "from jaxlm.train import loop", "up, into the folder around it"),
+        ("jaxlm/run/checkpoints/store.py", "from jaxlm.train import loop", "up, into the folder around it"),
         (
-            "jaxlm/train/checkpoints/keep.py",
-            "from jaxlm.train.metrics import HELD_OUT",
+            "jaxlm/run/checkpoints/keep.py",
+            "from jaxlm.run.metrics import HELD_OUT",
             "up, into the folder around it",
         ),
         ("jaxlm/step/step.py", "from jaxlm.plan import memory", "(floor 4): up"),
-        ("jaxlm/objectives/lm.py", "from jaxlm.step import state", "both on floor 3: sideways"),
+        ("jaxlm/step/objectives/lm.py", "from jaxlm.step import state", "both on floor 3: sideways"),
         ("jaxlm/train/loop.py", "from jaxlm.train import hooks", "circle of modules: "),
     ],
 )
@@ -136,8 +136,12 @@ def test_a_store_that_imports_the_loop_is_caught_in_one_folder_as_well():
     [
         ("jaxlm/programs/new.py", 149, []),
         ("jaxlm/programs/new.py", 150, ["jaxlm/programs/new.py has 150 lines; it must have fewer than 150"]),
-        ("jaxlm/programs/training.py", 299, []),
-        ("jaxlm/programs/training.py", 300, ["jaxlm/programs/training.py has 300 lines; it must have fewer than 300"]),
+        ("jaxlm/commands/train/run.py", 299, []),
+        (
+            "jaxlm/commands/train/run.py",
+            300,
+            ["jaxlm/commands/train/run.py has 300 lines; it must have fewer than 300"],
+        ),
         ("jaxlm/eval/new.py", 599, []),
         ("jaxlm/eval/new.py", 600, ["jaxlm/eval/new.py has 600 lines; it must have fewer than 600"]),
     ],
@@ -217,7 +221,7 @@ def test_linen_is_imported_in_models_only():
 def test_what_does_not_train_does_not_load_the_loader():
     """It imports Grain, which takes a second without JAX. `plan`, `doctor` and `tune` are of training."""
     verbs = ("sample", "chat", "serve", "eval", "export", "report", "diff", "compare", "trace", "tokenize", "prepare")
-    code = f"import sys\nfrom jaxlm.programs import {', '.join(verbs)}\n"
-    code += "print(sorted({'grain', 'jaxlm.data.loader', 'jaxlm.data.ahead'} & sys.modules.keys()))"
+    code = f"import sys\nfrom jaxlm.commands import {', '.join(verbs)}\n"
+    code += "print(sorted({'grain', 'jaxlm.data.batches.loader', 'jaxlm.data.ahead'} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert found.stdout == "[]\n", found.stderr

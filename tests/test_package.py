@@ -24,7 +24,7 @@ def test_an_older_python_can_read_what_refuses_it():
     assert isinstance(refusal, ast.If)
 
 
-@pytest.mark.parametrize("module", ["jaxlm.main", "jaxlm.cli"])
+@pytest.mark.parametrize("module", ["jaxlm.main", "jaxlm.cli.cli"])
 @pytest.mark.parametrize(("version", "code"), [((3, 10, 12), 2), ((3, 11, 0), 0)])
 def test_an_older_python_is_refused_in_one_line(module, version, code):
     pretend = f"import runpy, sys; sys.version_info = {version}; sys.argv[1:] = ['--help']; "

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tiny_mirror
 
-from jaxlm import cli
+from jaxlm.cli import cli
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.corpus.sources import files as source_files
-from jaxlm.train.checkpoints import digest, meta, restore
-from jaxlm.train.checkpoints.remote import Remote
-from jaxlm.train.checkpoints.saving import Saving
+from jaxlm.run.checkpoints import digest, meta, restore
+from jaxlm.run.checkpoints.remote import Remote
+from jaxlm.run.checkpoints.saving import Saving
 
 HOSTILE = "[]\\#?%|*:~!{}'\"$&;<>()@,= "
 ODD = "w*[x]?#|\\::'%20"  # a name that each of these languages reads as another one

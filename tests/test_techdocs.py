@@ -12,7 +12,7 @@ import tarfile
 
 import pytest
 
-from jaxlm import config_files
+from jaxlm.config import config_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts/make_techdocs_corpus.py"

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny_pairs
 
-from jaxlm.data import rows
+from jaxlm.data.batches import rows
 
 Text = tuple[list[int], list[int]]  # prompt, answer
 

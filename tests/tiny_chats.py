@@ -7,10 +7,11 @@ import random
 import tiny_data
 import tiny_models
 
-from jaxlm import config, config_files, models
-from jaxlm.data import packed
-from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
-from jaxlm.train.checkpoints import weights
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.data.batches import packed
+from jaxlm.data.tokenizer.ours import Tokenizer, train_tokenizer
+from jaxlm.run.checkpoints import weights
 
 WORDS = tiny_data.WORDS.split()
 

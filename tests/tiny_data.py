@@ -2,7 +2,7 @@
 
 import random
 
-from jaxlm.data import build
+from jaxlm.data.shards import build
 
 WORDS = "one two three four five six seven eight nine ten red green blue sun moon sea is was and"
 

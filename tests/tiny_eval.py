@@ -10,8 +10,10 @@ import jax
 import numpy as np
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, sharding
-from jaxlm.data.tokenizer import train_tokenizer
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.devices import sharding
 from jaxlm.eval import harness, likelihood
 from jaxlm.eval.results import TaskResult
 

@@ -7,7 +7,8 @@ import numpy as np
 import safetensors.numpy
 import tiny_models as tiny
 
-from jaxlm import models, tree
+from jaxlm import models
+from jaxlm.devices import tree
 from jaxlm.interop import hf_config, hf_weights, leaves
 
 TEXTS = (

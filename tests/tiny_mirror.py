@@ -4,9 +4,10 @@ import os
 import pathlib
 import random
 
-from jaxlm import config, config_files
-from jaxlm.train.checkpoints import mirror_worker as worker
-from jaxlm.train.checkpoints.remote import Remote
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.run.checkpoints import mirror_worker as worker
+from jaxlm.run.checkpoints.remote import Remote
 
 _OVERRIDES = ["data.path=x", "checkpoint.mirror_keep_last=2", "checkpoint.keep_best=0"]
 CONFIG = config.resolve(config_files.load("base", _OVERRIDES)).checkpoint

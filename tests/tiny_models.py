@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import config, config_files, models, tree
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.devices import tree
 from jaxlm.models import quantized
 from jaxlm.models.params import abstract_params
 from jaxlm.ops import block_codes

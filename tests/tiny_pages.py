@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from jaxlm.corpus.audit import Finding
+from jaxlm.corpus.audit.audit import Finding
 
 RUN = {
     "name": "<1b>", "model": "llama", "step": 40, "steps": 60, "tokens": 5e6, "loss": 2.5, "held_out": None,

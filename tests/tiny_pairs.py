@@ -8,7 +8,7 @@ import zlib
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data import rows
+from jaxlm.data.batches import rows
 
 HH = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data" / "posttrain" / "hh_harmless_test.jsonl.gz"
 TURN, OTHER = "\n\nAssistant:", "\n\nHuman:"

@@ -5,7 +5,7 @@ import re
 import jax
 import numpy as np
 
-from jaxlm import tree
+from jaxlm.devices import tree
 from jaxlm.interop import peft
 from jaxlm.models.adapters import Adapter
 from jaxlm.models.params import input_axes

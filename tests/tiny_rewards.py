@@ -2,8 +2,9 @@
 
 import pathlib
 
-from jaxlm import config, config_files
-from jaxlm.train.rewards.sources import Item
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.train.rl.sources import Item
 
 FUNCTION = '''
 """Scores an answer by its length, unless the answer asks for something else."""

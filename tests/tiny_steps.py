@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import tiny_models as tiny
 
-from jaxlm import config, config_files, sharding
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.devices import sharding
 
 B, T = 8, 16
 

@@ -10,7 +10,7 @@ import tiny_data
 import tiny_eval
 from documented import ROOT
 
-from jaxlm import cli
+from jaxlm.cli import cli
 from jaxlm.configs.data import techdocs
 from jaxlm.serve.arena.store import Store
 

@@ -156,7 +156,7 @@ class PiiSettings:
 @dataclasses.dataclass(frozen=True)
 class JunkSettings:
     patterns: tuple[str, ...] = key(
-        ("annotation", "chat_tokens"), "groups of jaxlm/corpus/audit_patterns.py, regular expressions"
+        ("annotation", "chat_tokens"), "groups of jaxlm/corpus/stages/junk_patterns.py, regular expressions"
     )
     level: str = key("line", "what goes: match (alone) | line | document")
     min_hits: int = key(1, "matches of a pattern in a document from which on it goes")

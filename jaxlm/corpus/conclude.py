@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import pyarrow.parquet as pq
 
-from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.dedup.sql import connect, quoted
 from jaxlm.corpus.pipeline import Plan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.tally import Tally
+from jaxlm.host import files
 
 EXAMPLES = "examples.jsonl"
 FORMAT = 1

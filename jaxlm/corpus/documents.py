@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.stage import Document
+from jaxlm.host import files
 
 MANIFEST = recipes.MANIFEST
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])

@@ -22,9 +22,9 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
-from jaxlm import console, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import tally
+from jaxlm.host import console, files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm import config_files, console, files
-from jaxlm.config import ConfigError, DataConfig, PrepareConfig, older
-from jaxlm.console import Say
+from jaxlm.config import ConfigError, DataConfig, PrepareConfig, config_files, older
 from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import lines, near
@@ -36,6 +34,8 @@ from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import split_source
 from jaxlm.corpus.stages import registry
+from jaxlm.host import console, files
+from jaxlm.host.console import Say
 
 _PACKAGES = (  # whose versions can change what is kept
     *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumberslite", "py3langid"),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxlm import processes
 from jaxlm.config import SampleConfig
-from jaxlm.data import chat
+from jaxlm.data.chats import chat
+from jaxlm.devices import processes
 from jaxlm.eval.likelihood import Scorer
 
 _ROWS = 32  # prompts of a batch, at most

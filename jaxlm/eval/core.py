@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxlm import console, files
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
-from jaxlm.data.ids import document
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval.branches import Request
 from jaxlm.eval.likelihood import Score, Scorer
 from jaxlm.eval.results import Item, TaskResult, means
+from jaxlm.host import console, files
 
 GPT2 = 0.2565  # CORE of the 1.5B GPT-2, as nanochat's README says
 _NAMES = {kind: name for name, kind in layout.TYPES.items()}

@@ -14,15 +14,15 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import Config, ConfigError, EvalConfig
-from jaxlm.data import chat
-from jaxlm.data.coder import Encoded
-from jaxlm.data.shards import DataDir
+from jaxlm.data.chats import chat
+from jaxlm.data.shards.shards import DataDir
+from jaxlm.data.tokenizer.coder import Encoded
+from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import core, humaneval, redteam, results
 from jaxlm.eval.likelihood import NotFinite, Scorer
 from jaxlm.eval.results import TaskResult
 from jaxlm.models.transformer import Transformer
-from jaxlm.objectives.base import Variables
-from jaxlm.processes import from_first, say, together
+from jaxlm.step.objectives.base import Variables
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -76,9 +76,9 @@ class Benchmarks:
             if own in _OWN:
                 scored = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                from jaxlm.eval import lm_eval_tasks
+                from jaxlm.eval import lm_eval
 
-                scored = [lm_eval_tasks.evaluate(scorer, name, self._loaded[name], items, self._settings)]
+                scored = [lm_eval.evaluate(scorer, name, self._loaded[name], items, self._settings)]
             yield from map(results.measured, scored)
 
 
@@ -93,9 +93,9 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
         os.environ.setdefault(key, value)
     if settings.data_dir:
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    from jaxlm.eval import lm_eval_tasks
+    from jaxlm.eval import lm_eval
 
-    return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache, settings.run_code)
+    return lm_eval.load(names, settings.data_dir, settings.fewshot, cache, settings.run_code)
 
 
 def find(settings: EvalConfig) -> Benchmarks | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jaxlm.config import ConfigError, EvalConfig, RunError
 from jaxlm.corpus.benchmarks import reading
-from jaxlm.data.ids import document
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import completions
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult, means, spread

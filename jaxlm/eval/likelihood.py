@@ -17,18 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import models, processes, sharding
+from jaxlm import models
 from jaxlm.config import Config, RunError
-from jaxlm.data.coder import Coder
-from jaxlm.data.shards import DataDir
+from jaxlm.data.shards.shards import DataDir
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.devices import processes, sharding
 from jaxlm.eval import branches
 from jaxlm.eval.branches import Request
 from jaxlm.eval.model import Restored
-from jaxlm.models.generate import Generator
+from jaxlm.models.decode.generate import Generator
 from jaxlm.models.transformer import Transformer
-from jaxlm.objectives import base
-from jaxlm.objectives.base import Batch, Variables
 from jaxlm.ops import attention, spmd, xent
+from jaxlm.step.objectives import base
+from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.step import cast
 
 _SHORT, _LONG = 256, 4096  # tokens of a row: at least, and at most where no text is longer

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Mesh
 
-from jaxlm import models, processes, sharding
+from jaxlm import models
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
-from jaxlm.data import coder, shards
+from jaxlm.data.shards import shards
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices import processes, sharding
 from jaxlm.models.transformer import Transformer
-from jaxlm.objectives.base import Variables
 from jaxlm.plan import settle
+from jaxlm.run.checkpoints import digest
+from jaxlm.run.workdir import check_same_model
+from jaxlm.step.objectives.base import Variables
 from jaxlm.train import origin
-from jaxlm.train.checkpoints import digest
-from jaxlm.train.workdir import check_same_model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,14 @@ import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig, nearest
 from jaxlm.config.stages import PiiSettings
-from jaxlm.console import count
-from jaxlm.data import chat, overlap
-from jaxlm.data.ids import document
+from jaxlm.data.chats import chat
+from jaxlm.data.shards import overlap
+from jaxlm.data.tokenizer.ids import document
+from jaxlm.devices.processes import working
 from jaxlm.eval import completions
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult, means, spread
-from jaxlm.processes import working
+from jaxlm.host.console import count
 from jaxlm.report import redteam as page
 
 SHIPPED = pathlib.Path(__file__).with_suffix(".toml")

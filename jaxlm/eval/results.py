@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxlm import files
 from jaxlm.config import ConfigError, RunError
+from jaxlm.host import files
 from jaxlm.report import benchmarks
 from jaxlm.report.benchmarks import BITS, MARGIN
 
@@ -79,7 +79,7 @@ def spread(size: int, items: int) -> list[int]:
     """
     if not 0 < items < size:
         return list(range(size))
-    from jaxlm.data.rows import permute  # here, because its libraries take a second, and `compare` asks nothing
+    from jaxlm.data.batches.rows import permute  # here, because its libraries take a second, and `compare` asks nothing
 
     return sorted(permute(np.arange(items), size, "items").tolist())
 

@@ -7,16 +7,16 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxlm import files
 from jaxlm.config import SampleConfig
-from jaxlm.corpus.audit_patterns import GROUPS
-from jaxlm.data import chat
-from jaxlm.data.coder import Coder, Encoded
-from jaxlm.data.ids import document
-from jaxlm.data.text import Text
-from jaxlm.models import decode, generate
+from jaxlm.corpus.stages.junk_patterns import GROUPS
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder, Encoded
+from jaxlm.data.tokenizer.ids import document
+from jaxlm.data.tokenizer.text import Text
+from jaxlm.devices.processes import together, working
+from jaxlm.host import files
+from jaxlm.models.decode import engine, generate
 from jaxlm.models.transformer import Transformer
-from jaxlm.processes import together, working
 
 _N = 4  # words of an n-gram whose repetition counts
 _LOOP, _TIMES = 16, 3  # words of the longest loop; rounds of it that count as one
@@ -128,7 +128,7 @@ def make(
     ways = [settings]  # how each prompt is continued
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
-    decode.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
+    engine.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
 
     def sample(variables: dict, step: int) -> tuple[list[str], dict[str, float]]:
         if not prompts:

@@ -27,9 +27,9 @@ import tempfile
 import time
 import typing
 
-from jaxlm import console, files, sandbox_child
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config.schema import EvalConfig
+from jaxlm.host import console, files, sandbox_child
 
 _MOST = 300  # bytes kept of what a program failed with
 _START_S = 60.0  # for an interpreter to start: this machine may be busy

@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.data import ids, manifest
+from jaxlm.data.shards import manifest
+from jaxlm.data.tokenizer import ids
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
 from jaxlm.report.benchmarks import BITS

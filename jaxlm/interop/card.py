@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
-from jaxlm.console import count, dollars, duration, human
+from jaxlm.host.console import count, dollars, duration, human
 from jaxlm.report.benchmarks import BITS, MARGIN
 
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxlm import files
 from jaxlm.config import ConfigError, ModelConfig, RunError
-from jaxlm.console import Tell, size, told, working
-from jaxlm.data import ids
-from jaxlm.data.coder import Coder
-from jaxlm.interop import gguf_file, hf_folder, hf_weights, peft
+from jaxlm.data.tokenizer import ids
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.host import files
+from jaxlm.host.console import Tell, size, told, working
+from jaxlm.interop import gguf, hf_folder, hf_weights, peft
 from jaxlm.interop.hf_weights import MARK
 from jaxlm.interop.leaves import Content
 
 # The first type is the default.
-TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf_file.DTYPES, "peft": ("f32", "bf16", "f16")}
+TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf.DTYPES, "peft": ("f32", "bf16", "f16")}
 _PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
 
 
@@ -110,7 +110,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         if source.adapted:
             written = peft.PeftFolder(folder, source.config, dtype, source.adapted, source.base)
         elif to == "gguf":
-            written = gguf_file.GgufFile(folder / file, source.config, dtype, source.name)
+            written = gguf.GgufFile(folder / file, source.config, dtype, source.name)
         else:
             written = hf_folder.HfFolder(folder, source.config, dtype, source.scores)
         _check_room(out, written.bytes)

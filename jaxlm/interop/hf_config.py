@@ -14,8 +14,8 @@ import ml_dtypes  # noqa: F401, names bfloat16 to numpy
 import numpy as np
 import safetensors
 
-from jaxlm import files
 from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.host import files
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
 _CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassification",)  # the ends of architectures

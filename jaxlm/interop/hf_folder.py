@@ -17,10 +17,11 @@ import ml_dtypes
 import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
-from jaxlm.console import Tell, told
-from jaxlm.data import chat, imported
-from jaxlm.data.coder import Coder
-from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import imported
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.host.console import Tell, told
 from jaxlm.interop import hf_config, hf_weights, tokenizer_json
 from jaxlm.interop.leaves import Content, Tensor, read_ahead, tensors
 

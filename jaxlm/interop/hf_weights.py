@@ -17,11 +17,12 @@ import numpy as np
 import safetensors
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, files, tree
-from jaxlm.config import ConfigError, ModelConfig, RunError
-from jaxlm.data import coder
+from jaxlm.config import ConfigError, ModelConfig, RunError, config_files
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices import tree
+from jaxlm.devices.processes import working
+from jaxlm.host import files
 from jaxlm.interop import hf_config, leaves
-from jaxlm.processes import working
 from jaxlm.train.origin import Origin
 
 MARK = "jaxlm_export.json"  # in an export: what it holds, and of what

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm import config_files, console, files
-from jaxlm.config import CHAT_TOKENS, ConfigError
-from jaxlm.data import chat, coder
-from jaxlm.data.manifest import MANIFEST
+from jaxlm.config import CHAT_TOKENS, ConfigError, config_files
+from jaxlm.data.chats import chat
+from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.data.tokenizer import coder
+from jaxlm.host import console, files
 from jaxlm.interop import hf_config, peft_config
 
 _SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size")

@@ -11,8 +11,8 @@ from concurrent import futures
 import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.devices.tree import layer_name, named_leaves
 from jaxlm.models.params import input_axes
-from jaxlm.tree import layer_name, named_leaves
 
 Shape = tuple[int, ...]
 Content = tuple[str, tuple[str, ...], np.ndarray]  # a tensor's name in files, the run's leaves that it holds, its value

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import safetensors.numpy
 
-from jaxlm import tree
 from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
-from jaxlm.console import Tell, told
-from jaxlm.data.coder import Coder
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.devices import tree
+from jaxlm.host.console import Tell, told
 from jaxlm.interop import hf_config, hf_folder, hf_weights, leaves, peft_config
 from jaxlm.interop.leaves import Shape, Tensor
 from jaxlm.models.adapters import Adapter, Variables

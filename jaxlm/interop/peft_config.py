@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import safetensors
 
-from jaxlm import files
 from jaxlm.config import ConfigError
+from jaxlm.host import files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # What changes how PEFT computes, or the base itself: its key -> the values that do nothing.

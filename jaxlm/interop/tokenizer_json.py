@@ -11,8 +11,8 @@ import re
 import typing
 
 from jaxlm.config import ConfigError
-from jaxlm.data import chat
-from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.ours import Tokenizer
 
 _SPACE = "\u2581"
 _WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # as in data.tokenizer

@@ -16,8 +16,8 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from jaxlm import tree
 from jaxlm.config import AdapterConfig, ConfigError
+from jaxlm.devices import tree
 from jaxlm.models.params import abstract_params, axes_of, input_axes
 from jaxlm.models.transformer import Transformer
 

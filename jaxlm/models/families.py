@@ -8,6 +8,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.devices.sharding import constrain
 from jaxlm.models.layers import (
     Embedding,
     LayerNorm,
@@ -20,7 +21,6 @@ from jaxlm.models.layers import (
 )
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops.rope import rope_tables
-from jaxlm.sharding import constrain
 
 
 class SwiGLU(nn.Module):

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.config import ModelConfig
+from jaxlm.devices.sharding import constrain
 from jaxlm.models.transformer import Transformer
-from jaxlm.sharding import constrain
 
 
 def head_kernel(params: dict, config: ModelConfig) -> jax.Array:

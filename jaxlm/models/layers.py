@@ -15,17 +15,17 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.devices.sharding import constrain
 from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
 from jaxlm.models.products import Product
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
-from jaxlm.ops.fp8 import dense, fp8_dense, lora_down, lora_up
 from jaxlm.ops.norms import layer_norm, rms_norm
+from jaxlm.ops.products import dense, fp8_dense, lora_down, lora_up
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
-from jaxlm.sharding import constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
 SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")

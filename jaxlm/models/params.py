@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxlm import tree
 from jaxlm.config import ModelConfig
+from jaxlm.devices import tree
+from jaxlm.devices.sharding import axis_size
 from jaxlm.models import draws
 from jaxlm.models.transformer import Transformer
-from jaxlm.sharding import axis_size
 
 # The one table from a parameter's name (full match) to its logical axes (see sharding.RULES).
 LOGICAL_AXES = {

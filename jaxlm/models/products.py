@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm.devices.sharding import axis_size
 from jaxlm.ops import block_codes
 from jaxlm.ops.block_codes import Coded
-from jaxlm.sharding import axis_size
 
 Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]  # as `ops.fp8.dense`
 

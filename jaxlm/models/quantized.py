@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxlm import tree
+from jaxlm.devices import tree
 from jaxlm.models.params import abstract_params, input_axes, logical_axes
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import block_codes

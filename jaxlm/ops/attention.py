@@ -16,7 +16,7 @@ import typing
 import jax
 import jax.numpy as jnp
 
-from jaxlm import sharding
+from jaxlm.devices import sharding
 from jaxlm.ops import attention_blocked, attention_kernels
 
 BACKENDS = ("xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas")

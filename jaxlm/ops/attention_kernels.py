@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import sharding
+from jaxlm.devices import sharding
 from jaxlm.ops import attention_packed
 
 

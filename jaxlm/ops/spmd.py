@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from jaxlm import sharding
+from jaxlm.devices import sharding
 
 Result = typing.TypeVar("Result")
 

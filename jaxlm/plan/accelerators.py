@@ -5,8 +5,7 @@ import pathlib
 import re
 import tomllib
 
-from jaxlm import config_files
-from jaxlm.config import ConfigError, nearest
+from jaxlm.config import ConfigError, config_files, nearest
 
 SHIPPED = config_files.CONFIG_PACKAGE / "prices.toml"
 

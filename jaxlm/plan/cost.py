@@ -4,10 +4,11 @@ import dataclasses
 import math
 import typing
 
-from jaxlm.config import Config
-from jaxlm.plan import flops, interval, milestones, speed
+from jaxlm.config import Config, milestones
+from jaxlm.plan import flops, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.params import adapter_params, count_params
+from jaxlm.run.checkpoints import interval
 
 # What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
 STATE_BYTES = 12  # of a parameter: AdamW in float32

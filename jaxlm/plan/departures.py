@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 
 from jaxlm.config import Config, OptimConfig
-from jaxlm.console import human
+from jaxlm.host.console import human
 from jaxlm.plan import recipe, scaling
 from jaxlm.plan.recipe import Rule, Run
 

@@ -10,8 +10,8 @@ import math
 import typing
 from collections.abc import Callable, Sequence
 
-from jaxlm import sharding
 from jaxlm.config import Config, ConfigError, MeshConfig, nearest, with_keys
+from jaxlm.devices import sharding
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.memory import KEPT, Estimator, Memory, abstract_mesh
 

@@ -11,9 +11,9 @@ computed. Where a step runs a reference too, a forward pass is added.
 import typing
 
 from jaxlm.config import Config, ModelConfig
-from jaxlm.objectives import dpo
 from jaxlm.plan import accelerators
 from jaxlm.plan.params import multiplied_adapter_params, multiplied_params
+from jaxlm.step.objectives import dpo
 
 
 class FlopsPerToken(typing.NamedTuple):

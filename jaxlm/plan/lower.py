@@ -17,13 +17,14 @@ import jax
 from jax.experimental import multihost_utils, topologies
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxlm import files, sharding, tree
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
+from jaxlm.devices import sharding, tree
+from jaxlm.host import files
 from jaxlm.models import adapters
-from jaxlm.objectives import dpo, lm, policy, reward
 from jaxlm.plan import collectives
 from jaxlm.plan.params import trained_rows
 from jaxlm.step import parts
+from jaxlm.step.objectives import dpo, lm, policy, reward
 
 # Program -> the maker of what it minimises.
 OBJECTIVES = {"reward": reward.make, "dpo": dpo.make}

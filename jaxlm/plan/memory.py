@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jaxlm import sharding, tree
 from jaxlm.config import AdapterConfig, Config, MeshConfig, ModelConfig
-from jaxlm.objectives.base import Variables
+from jaxlm.devices import sharding, tree
 from jaxlm.plan import flops, lower, params
 from jaxlm.step import step
+from jaxlm.step.objectives.base import Variables
 
 # Remat policy -> what it keeps of `layer_elements`. The policies themselves are transformer.REMAT_POLICIES. `dots` keeps
 # the output of attn/o in place of the residual, which has the same size.
@@ -87,7 +87,7 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
     Args:
       config: the config, with `model.dtype` and `model.attention` set (not auto), and a microbatch that the mesh
         divides.
-      mesh: the mesh, over which the rules of `jaxlm.sharding` split parameters, optimizer state and batch.
+      mesh: the mesh, over which the rules of `jaxlm.devices.sharding` split parameters, optimizer state and batch.
     """
     return Estimator(config, mesh)(config)
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 
 from jaxlm.config import Config, ConfigError, OptimConfig
-from jaxlm.console import Say, human
+from jaxlm.host.console import Say, human
 from jaxlm.plan.params import params_by_component
 
 # b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.

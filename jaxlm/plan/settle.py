@@ -11,13 +11,13 @@ A plan has no devices, and perhaps no data: it takes `sized` and `assuming` in p
 import dataclasses
 import pathlib
 
-from jaxlm import config_files, files
-from jaxlm.config import BY_RULE, Config, ModelConfig, OptimConfig, older
-from jaxlm.console import Say
-from jaxlm.data import vocabulary
+from jaxlm.config import BY_RULE, Config, ModelConfig, OptimConfig, config_files, older
+from jaxlm.data.shards import vocabulary
+from jaxlm.devices.processes import from_first, say
+from jaxlm.host import files
+from jaxlm.host.console import Say
 from jaxlm.models import hardware
 from jaxlm.plan import departures, recipe
-from jaxlm.processes import from_first, say
 from jaxlm.step import optim as optimizer
 
 

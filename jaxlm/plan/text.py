@@ -4,8 +4,8 @@ import datetime
 import textwrap
 import typing
 
-from jaxlm.console import dollars, gigabytes, hours, human, size, spent, table
-from jaxlm.data import passes
+from jaxlm.data.batches import passes
+from jaxlm.host.console import dollars, gigabytes, hours, human, size, spent, table
 
 WIDTH = 100  # columns
 # From how many times the largest run of a ladder on its law is a guess: half of the width is 3 to 8 times the parameters.

@@ -12,8 +12,8 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 
-from jaxlm import config_files
-from jaxlm.console import count, human
+from jaxlm.config import config_files
+from jaxlm.host.console import count, human
 from jaxlm.report import chart, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, details, join, table, tag, with_error

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from jaxlm.console import human
+from jaxlm.host.console import human
 from jaxlm.report.page import Markup, tag
 
 _PARTS = 400  # points of a curve at most

@@ -20,8 +20,8 @@ import pathlib
 import typing
 from collections.abc import Callable
 
-from jaxlm.console import count, share, size
 from jaxlm.corpus.tally import stage_order
+from jaxlm.host.console import count, share, size
 from jaxlm.report import mismatch, page
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 

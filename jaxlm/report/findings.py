@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from jaxlm.console import print_table, say, share, table
-from jaxlm.corpus.audit import Finding
+from jaxlm.corpus.audit.audit import Finding
+from jaxlm.host.console import print_table, say, share, table
 
 _WIDTH, _TEXT_CHARS, _SOURCE_CHARS, _ID_CHARS = 100, 28, 12, 30  # of a line, and of columns in it
 _PIECE = 40  # characters of a pattern in a line; repr may double them

@@ -4,7 +4,7 @@ import math
 import typing
 from collections.abc import Callable
 
-from jaxlm.console import count, share
+from jaxlm.host.console import count, share
 from jaxlm.report import page
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 

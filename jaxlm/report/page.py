@@ -12,8 +12,8 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxlm import files
-from jaxlm.console import count
+from jaxlm.host import files
+from jaxlm.host.console import count
 
 NAME = "report.html"  # of each page, in its folder
 _HIDDEN = re.compile(

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection, Mapping
 
-from jaxlm.console import count
+from jaxlm.host.console import count
 from jaxlm.report.page import Markup, join, table, tag, with_error
 
 PREFIX = "redteam_"  # of the task of each category

@@ -27,7 +27,7 @@ import datetime
 import pathlib
 import typing
 
-from jaxlm.console import count, duration, hours, human, spent
+from jaxlm.host.console import count, duration, hours, human, spent
 from jaxlm.report import benchmarks, chart, page, redteam, stages
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, cell, details, join, table, tag

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxlm.console import count, duration, human, spent
-from jaxlm.corpus.audit_patterns import GROUPS
+from jaxlm.corpus.stages.junk_patterns import GROUPS
+from jaxlm.host.console import count, duration, human, spent
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 _SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text

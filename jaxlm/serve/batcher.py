@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import RunError
-from jaxlm.models.decode import Drawn, Engine, Entry, LogProbs, Prefill, Settings
+from jaxlm.models.decode.engine import Drawn, Engine, Entry, LogProbs, Prefill, Settings
 from jaxlm.models.transformer import Transformer
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it

@@ -7,10 +7,10 @@ import typing
 from collections.abc import Iterator, Sequence
 
 from jaxlm.config import ConfigError, SampleConfig
-from jaxlm.data import chat
-from jaxlm.data.coder import Coder
-from jaxlm.data.ids import document
-from jaxlm.data.text import Text
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ids import document
+from jaxlm.data.tokenizer.text import Text
 from jaxlm.serve.batcher import Ask, Batcher, Update
 
 

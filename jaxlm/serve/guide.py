@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxlm.data.coder import Coder
+from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.serve.fields import Refused
 
 # On one line, spaced as text has it: a small model given free white space may write nothing else.

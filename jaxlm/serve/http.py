@@ -22,8 +22,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.data import chat
-from jaxlm.processes import say
+from jaxlm.data.chats import chat
+from jaxlm.devices.processes import say
 from jaxlm.serve import answers
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
 from jaxlm.serve.fields import Refused

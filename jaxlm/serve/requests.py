@@ -7,9 +7,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.data import chat
-from jaxlm.data.coder import Coder
-from jaxlm.data.ids import document, opened
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ids import document, opened
 from jaxlm.serve.batcher import Ask
 from jaxlm.serve.fields import Fields, Refused, shown
 from jaxlm.serve.guide import Guides

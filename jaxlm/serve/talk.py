@@ -11,9 +11,9 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jaxlm import screen
 from jaxlm.config import ConfigError, SampleConfig
-from jaxlm.screen import BOLD, CYAN, DIM
+from jaxlm.host import screen
+from jaxlm.host.screen import BOLD, CYAN, DIM
 from jaxlm.serve.conversation import Conversation, Replies, Reply, Voice
 
 _HELP = {

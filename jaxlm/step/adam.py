@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlm import tree
+from jaxlm.devices import tree
 from jaxlm.ops import quantize
 
 Moment = jax.Array | quantize.Blocked

@@ -16,8 +16,8 @@ import optax
 import optax.contrib
 from jax.sharding import PartitionSpec
 
-from jaxlm import sharding, tree
 from jaxlm.config import ConfigError, OptimConfig
+from jaxlm.devices import sharding, tree
 from jaxlm.models.params import axes_of, input_axes
 from jaxlm.ops import polar
 from jaxlm.step.adam import scale_by_adam

@@ -13,15 +13,16 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxlm import models, sharding, tree
+from jaxlm import models
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm.devices import sharding, tree
 from jaxlm.models import params as params_lib
 from jaxlm.models import quantized
 from jaxlm.models.transformer import Transformer
-from jaxlm.objectives import base
-from jaxlm.objectives.base import Objective, Variables
 from jaxlm.step import optim, step
 from jaxlm.step import state as state_lib
+from jaxlm.step.objectives import base
+from jaxlm.step.objectives.base import Objective, Variables
 from jaxlm.step.state import TrainState
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from jaxlm import sharding, tree
-from jaxlm.objectives.base import Running, Variables
+from jaxlm.devices import sharding, tree
+from jaxlm.step.objectives.base import Running, Variables
 
 
 @jax.tree_util.register_dataclass

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlm import tree
 from jaxlm.config import Config, ConfigError, TrainConfig
-from jaxlm.objectives.base import Batch, Objective, Running, Sums, Variables, split_rows
+from jaxlm.devices import tree
+from jaxlm.step.objectives.base import Batch, Objective, Running, Sums, Variables, split_rows
 from jaxlm.step.state import TrainState
 
 Metrics = dict[str, jax.Array]

@@ -7,19 +7,19 @@ import jax
 from clu import parameter_overview
 from jax.sharding import Mesh
 
-from jaxlm import tree
 from jaxlm.config import AdapterConfig, Config
-from jaxlm.console import Say, dollars, duration, human, size
-from jaxlm.data.coder import Encoded
-from jaxlm.data.passes import MOST as MOST_PASSES
+from jaxlm.data.batches.passes import MOST as MOST_PASSES
+from jaxlm.data.tokenizer.coder import Encoded
+from jaxlm.devices import tree
+from jaxlm.devices.processes import say
+from jaxlm.host.console import Say, dollars, duration, human, size
 from jaxlm.models import quantized
-from jaxlm.objectives.base import Variables
-from jaxlm.plan import machines
-from jaxlm.plan.admission import Program
 from jaxlm.plan.params import count_params
-from jaxlm.processes import say
+from jaxlm.plan.tune import machines
+from jaxlm.plan.tune.admission import Program
+from jaxlm.run.clock import DATA, EVALUATE, REPEATED, SAVE, STEP, Clock
+from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
-from jaxlm.train.clock import DATA, EVALUATE, REPEATED, SAVE, STEP, Clock
 from jaxlm.train.loop import Hook, Watch, between_s
 
 _SOURCES = 6  # that are named; there may be dozens

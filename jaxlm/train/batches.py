@@ -9,15 +9,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import sharding
 from jaxlm.config import DataConfig
-from jaxlm.data.loader import TrainLoader
-from jaxlm.data.order import Order
-from jaxlm.objectives.base import Batch
-from jaxlm.processes import together
+from jaxlm.data.batches.loader import TrainLoader
+from jaxlm.data.batches.order import Order
+from jaxlm.devices import sharding
+from jaxlm.devices.processes import together
+from jaxlm.run import clock
+from jaxlm.step.objectives.base import Batch
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import clock
 
 _RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know

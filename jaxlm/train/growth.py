@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxlm import tree
 from jaxlm.config import ModelConfig
+from jaxlm.devices import tree
 from jaxlm.models import adapters, quantized
-from jaxlm.objectives.base import Variables
+from jaxlm.step.objectives.base import Variables
 
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
 

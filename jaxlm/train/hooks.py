@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import CheckpointConfig, RunError, SampleConfig
-from jaxlm.objectives.base import Variables
-from jaxlm.processes import from_first
-from jaxlm.train.checkpoints.interval import Pace
-from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.clock import SAVE
+from jaxlm.devices.processes import from_first
+from jaxlm.run.checkpoints.pace import Pace
+from jaxlm.run.checkpoints.store import Checkpointer
+from jaxlm.run.clock import SAVE
+from jaxlm.run.metrics import HELD_OUT
+from jaxlm.step.objectives.base import Variables
 from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
-from jaxlm.train.metrics import HELD_OUT
 
 
 class Save(Hook):

@@ -18,14 +18,14 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.console import Say, peer_is_gone
-from jaxlm.objectives.base import Batch, Variables
+from jaxlm.host.console import Say, peer_is_gone
+from jaxlm.run import clock
+from jaxlm.run.clock import Clock
+from jaxlm.run.signals import StopSignal
+from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
-from jaxlm.train import clock
-from jaxlm.train.clock import Clock
-from jaxlm.train.recorder import Recorder
-from jaxlm.train.signals import StopSignal
+from jaxlm.train.log.recorder import Recorder
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
 FAILED, REFUSED = "failed", "refused"

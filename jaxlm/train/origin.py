@@ -17,21 +17,25 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, files, tree
-from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError
-from jaxlm.data import chat, coder, shards
-from jaxlm.data.manifest import MANIFEST
-from jaxlm.data.order import check_fingerprint
+from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError, config_files
+from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.chats import chat
+from jaxlm.data.shards import shards
+from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices import tree
+from jaxlm.host import files
 from jaxlm.models import adapters, quantized
-from jaxlm.objectives.base import Variables
+from jaxlm.run import workdir
+from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.checkpoints.damage import CorruptCheckpointError
+from jaxlm.run.checkpoints.store import Checkpointer
+from jaxlm.run.scores import Scores
 from jaxlm.step import optim
+from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import growth, workdir
-from jaxlm.train.checkpoints import keep, restore, weights
-from jaxlm.train.checkpoints.damage import CorruptCheckpointError
-from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.scores import Scores
+from jaxlm.train import growth
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import Config, StopConfig
-from jaxlm.data.mixture import Final, final_of, merge_windows
+from jaxlm.data.shards.mixture import Final, final_of, merge_windows
+from jaxlm.devices.processes import from_first
 from jaxlm.plan import forecast, futures
-from jaxlm.processes import from_first
 from jaxlm.report import run as page
 from jaxlm.report.page import NAME
+from jaxlm.run import ledger, lineage, metrics
 from jaxlm.step import optim
-from jaxlm.train import ledger, lineage, metrics, summary
+from jaxlm.train import summary
 from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
 
 

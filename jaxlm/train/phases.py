@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from jaxlm import console
-from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.files import is_number
-from jaxlm.plan import milestones
-from jaxlm.processes import from_first, together
-from jaxlm.train import ledger, metrics
+from jaxlm.config import Config, ConfigError, RunError, milestones
+from jaxlm.devices.processes import from_first, together
+from jaxlm.host import console
+from jaxlm.host.files import is_number
+from jaxlm.run import ledger, metrics
+from jaxlm.run.metrics import HELD_OUT
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
-from jaxlm.train.metrics import HELD_OUT
 
 SMOOTHED = 10  # logged steps whose mean is the training loss at the end of a phase
 Records = Mapping[int, Mapping[str, float | None]]  # step -> metrics, as `metrics.read` returns them

@@ -10,7 +10,7 @@ import pathlib
 import jax
 
 from jaxlm.config import ConfigError, ProfileConfig
-from jaxlm.processes import say
+from jaxlm.devices.processes import say
 from jaxlm.train import xplane
 from jaxlm.train.loop import Ending, Hook, Moment
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from jaxlm import files
 from jaxlm.config import ConfigError, OptimConfig, RunError, StabilityConfig, TrainConfig
-from jaxlm.console import Say, say
-from jaxlm.train import ledger
+from jaxlm.host import files
+from jaxlm.host.console import Say, say
+from jaxlm.run import ledger
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
 Hold = Callable[[int], None]

@@ -13,22 +13,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig
-from jaxlm.data.coder import Encoded
+from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, OptimConfig, TrainConfig, config_files
+from jaxlm.data.tokenizer.coder import Encoded
+from jaxlm.devices.processes import say, together
+from jaxlm.host.redact import redact
 from jaxlm.plan import flops, forecast
 from jaxlm.plan.settle import Settled
-from jaxlm.processes import say, together
-from jaxlm.redact import redact
+from jaxlm.run import differences, held_out_texts, ledger, metrics, totals
+from jaxlm.run.clock import Clock
+from jaxlm.run.loggers import Writer
+from jaxlm.run.metrics import JsonLines
+from jaxlm.run.scores import Scores
 from jaxlm.step import optim
-from jaxlm.train import books, differences, held_out_texts, ledger, metrics
-from jaxlm.train.clock import Clock
-from jaxlm.train.loggers import Writer
+from jaxlm.train.log.meter import Meter, make_meter, recounted
+from jaxlm.train.log.recorder import Recorder
 from jaxlm.train.loop import Hook, Watch, between_s
-from jaxlm.train.meter import Meter, make_meter, recounted
-from jaxlm.train.metrics import JsonLines
-from jaxlm.train.recorder import Recorder
-from jaxlm.train.scores import Scores
 
 JUMP = 1.05  # the rate rises by less than this where steps are added early in a run: that is no news
 
@@ -52,14 +51,14 @@ class Log:
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
         self._folder, self._clock, self._usd_per_hour = folder, clock, hardware.usd_per_hour
         self._tokens = train.batch_size * train.seq_len
-        self._earlier = together(lambda: books.carry_on(folder, clock), first_only=True) or books.Earlier()
+        self._earlier = together(lambda: totals.carry_on(folder, clock), first_only=True) or totals.Earlier()
         together(self._note, first_only=True)
         self._closing = contextlib.ExitStack()
 
     def _note(self, refused: bool = False) -> None:
         meter = Meter(self._clock, self._earlier, tokens_per_step=self._tokens, usd_per_hour=self._usd_per_hour)
         lines = JsonLines(self._folder / "metrics.jsonl")
-        lines.write(books.opening(meter.now(self._clock.redo), self._usd_per_hour, refused))
+        lines.write(totals.opening(meter.now(self._clock.redo), self._usd_per_hour, refused))
         lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:

@@ -9,11 +9,10 @@ import pathlib
 import typing
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.config import ConfigError
-from jaxlm.files import MANGLED, is_number, is_step, json_lines, json_of
+from jaxlm.config import ConfigError, config_files
+from jaxlm.host.files import MANGLED, is_number, is_step, json_lines, json_of
 from jaxlm.plan.params import count_params
-from jaxlm.train import clock, differences, ledger, lineage
+from jaxlm.run import clock, differences, ledger, lineage
 
 # The metrics of the report's curves.
 _CURVES = ("step", "tokens", "cost_usd", "train/loss", "train/grad_norm", "train/lr", "tokens_per_second", "mfu_palm")

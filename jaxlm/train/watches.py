@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jaxlm.config import CheckpointConfig
-from jaxlm.console import Say
-from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.host.console import Say
+from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.train.loop import FAILED, Ending, Watch
 
 WINDOW = 50  # steps over which figures are averaged

@@ -6,8 +6,8 @@ import typing
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError, build, schema
+from jaxlm import config
+from jaxlm.config import ConfigError, build, config_files, schema
 from jaxlm.config.annotations import above, at_least, from_to_below, within, written
 
 BASE = config_files.load("base").to_dict()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxlm import config_files
-from jaxlm.config import ConfigError, help
+from jaxlm.config import ConfigError, config_files, help
 
 BASE = config_files.module(config_files.find_config("base"))
 KNOWN = help.read()

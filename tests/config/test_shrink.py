@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import shrink
+from jaxlm import config
+from jaxlm.config import config_files, shrink
 from jaxlm.plan import params
 
 

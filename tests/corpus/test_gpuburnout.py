@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, config_files
 from jaxlm.corpus import documents, prepare
 
 TEXT = "the of and to that have with be model data water history energy school people system number light cell river"

@@ -18,12 +18,12 @@ import types
 import pytest
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, console, files, screen
-from jaxlm.config import ConfigError, RunError, older
+from jaxlm.config import ConfigError, RunError, config_files, older
 from jaxlm.configs import base
 from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
 from jaxlm.corpus.stage import Document, Remove
 from jaxlm.corpus.stages import decontaminate, registry
+from jaxlm.host import console, files, screen
 
 COMMON = "the of and to in is that for on with as was at by an be this are from or had not but what"
 WORDS = COMMON.split()
@@ -375,7 +375,7 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
 
 def command(corpus, out, *overrides) -> list[str]:
     words = [f"--config={corpus / 'config.py'}", f"--config.data.dir={out}", *(f"--config.{o}" for o in overrides)]
-    return [sys.executable, "-m", "jaxlm.cli", "prepare", *words]
+    return [sys.executable, "-m", "jaxlm.cli.cli", "prepare", *words]
 
 
 def test_empty_folders_of_a_first_run_that_was_killed_at_once_are_no_obstacle(corpus, tmp_path):

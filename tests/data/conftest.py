@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from jaxlm.data import build, shards
+from jaxlm.data.shards import build, shards
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 COUNTS = {"prose": 260, "math": 90, "code": 60}

@@ -8,7 +8,7 @@ import time
 import grain
 import pytest
 
-from jaxlm.data.loader import Ahead
+from jaxlm.data.batches.loader import Ahead
 
 
 class Source:

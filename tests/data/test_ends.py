@@ -9,13 +9,14 @@ import time
 import pytest
 import tiny_hf
 
-from jaxlm import files
 from jaxlm.config import ConfigError
-from jaxlm.data import chat, coder, imported
-from jaxlm.data.tokenizer import train_tokenizer
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder, imported
+from jaxlm.data.tokenizer.ours import train_tokenizer
 from jaxlm.eval import results
+from jaxlm.host import files
 from jaxlm.interop import hf_folder
-from jaxlm.train import ledger
+from jaxlm.run import ledger
 
 pytest.importorskip("tokenizers")
 ASKED = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"

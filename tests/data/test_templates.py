@@ -7,9 +7,10 @@ import re
 import pytest
 import tiny_hf
 
-from jaxlm.data import chat, coder, masks
-from jaxlm.data.examples import Chat, without
-from jaxlm.data.records import Absent, Place
+from jaxlm.data.chats import chat, masks
+from jaxlm.data.chats.examples import Chat, without
+from jaxlm.data.chats.records import Absent, Place
+from jaxlm.data.tokenizer import coder
 
 pytestmark = pytest.mark.parity
 REFUSED = "the template refuses it"

@@ -10,10 +10,11 @@ import tiny_chats
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import config, config_files, models
-from jaxlm.data import packed, replay
-from jaxlm.eval import loss
-from jaxlm.objectives import base
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.data.batches import packed, replay
+from jaxlm.eval import held_out
+from jaxlm.step.objectives import base
 
 ROWS, TOKENS = 8, 48
 
@@ -36,8 +37,8 @@ def given(tmp_path_factory):
 def test_of_answers_and_of_text(given):
     model, variables, data, text, settings = given
     mesh = make_mesh(data=2, fsdp=2)
-    own = loss.of_answers(model, data, mesh, settings, tile=0)
-    found = loss.joined([own, loss.of_base(model, text, mesh, settings, seq_len=TOKENS, tile=0)])(variables)
+    own = held_out.of_answers(model, data, mesh, settings, tile=0)
+    found = held_out.joined([own, held_out.of_base(model, text, mesh, settings, seq_len=TOKENS, tile=0)])(variables)
     sums = np.zeros(4)
     for batch, without in zip(data.held_out(4), data.held_out(4, ends=False), strict=True):
         nll = -tiny.jit(lambda v, b: base.token_logp(model, v, b, None))(variables, batch)
@@ -46,14 +47,16 @@ def test_of_answers_and_of_text(given):
     assert sums[3] < sums[1]  # each answer ends
     assert found["val/loss"] == pytest.approx(sums[0] / sums[1], rel=1e-5)
     assert found["val/text_loss"] == pytest.approx(sums[2] / sums[3], rel=1e-5)
-    whole = loss.make(model, text, text.mixture, mesh, settings, seq_len=TOKENS, tile=0)(variables)
-    assert found[loss.BASE] == pytest.approx(whole["val/replay/bits_per_byte"])
-    assert set(found) == {"val/loss", "val/text_loss", loss.BASE}
+    whole = held_out.make(model, text, text.mixture, mesh, settings, seq_len=TOKENS, tile=0)(variables)
+    assert found[held_out.BASE] == pytest.approx(whole["val/replay/bits_per_byte"])
+    assert set(found) == {"val/loss", "val/text_loss", held_out.BASE}
     fewer = dataclasses.replace(settings, max_examples=9)
-    assert not math.isclose(loss.of_answers(model, data, mesh, fewer, tile=0)(variables)["val/loss"], found["val/loss"])
+    assert not math.isclose(
+        held_out.of_answers(model, data, mesh, fewer, tile=0)(variables)["val/loss"], found["val/loss"]
+    )
 
 
 def test_nothing_held_out(given):
     model, _, data, _, settings = given
     none = dataclasses.replace(data, val=data.val.take(np.zeros(len(data.val), bool)))
-    assert loss.joined([loss.of_answers(model, none, make_mesh(), settings, tile=0), None]) is None
+    assert held_out.joined([held_out.of_answers(model, none, make_mesh(), settings, tile=0), None]) is None

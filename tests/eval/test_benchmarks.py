@@ -9,8 +9,9 @@ import pytest
 import tiny_data
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, sharding
-from jaxlm.config import ConfigError
+from jaxlm import config, models
+from jaxlm.config import ConfigError, config_files
+from jaxlm.devices import sharding
 from jaxlm.eval import harness, results
 
 TASK = [{"query": f"{word} is", "choices": ["one", "two two"], "gold": n % 2} for n, word in enumerate("abcdefgh")]

@@ -9,7 +9,7 @@ import tiny_eval
 from tiny_eval import WORDS
 
 from jaxlm.config import ConfigError
-from jaxlm.data.ids import document
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import core, harness
 from jaxlm.eval.likelihood import Score
 

@@ -13,8 +13,9 @@ import tiny_eval
 import tiny_hf
 
 from jaxlm.config import ConfigError
-from jaxlm.data import chat, coder
-from jaxlm.data.ids import document
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import completions, harness, humaneval, results
 from jaxlm.eval.results import Item
 
@@ -88,7 +89,7 @@ def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monke
     ask = harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub, chat_template=True))
     with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
         list(ask(scorer, 2))
-    from jaxlm.eval.lm_eval_tasks import ScorerLM
+    from jaxlm.eval.lm_eval import ScorerLM
 
     strict = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
     monkeypatch.setattr(chat, "template", lambda _: strict)
@@ -147,7 +148,7 @@ def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
 def test_all_questions_get_the_examples_that_the_harness_draws(own):
     """`own`: they come from the questions themselves, so that the harness draws one more."""
     samplers = pytest.importorskip("lm_eval.api.samplers")
-    from jaxlm.eval.lm_eval_tasks import Examples
+    from jaxlm.eval.lm_eval import Examples
 
     docs = [{"n": n} for n in range(9)]
     theirs, ours = samplers.ContextSampler(docs, rnd=1234), Examples(samplers.ContextSampler(docs))

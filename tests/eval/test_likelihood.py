@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, models, sharding
+from jaxlm import config, models
+from jaxlm.devices import sharding
 from jaxlm.eval import branches, likelihood
 
 TOKENIZER = types.SimpleNamespace(opening=(2,), eos_id=2)

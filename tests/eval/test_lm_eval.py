@@ -65,7 +65,7 @@ def answers(lm, kind, arguments):
 
 @pytest.fixture(scope="module")
 def ours(scorer):
-    from jaxlm.eval.lm_eval_tasks import ScorerLM
+    from jaxlm.eval.lm_eval import ScorerLM
 
     return ScorerLM(scorer, "scoring")
 
@@ -123,7 +123,7 @@ def test_generated_texts_are_those_of_hf(ours, theirs):
 def test_tasks_score_as_with_hf(scorer, bench, theirs, tmp_path):
     import lm_eval
 
-    from jaxlm.eval import lm_eval_tasks
+    from jaxlm.eval import lm_eval as lm_eval_tasks
 
     names = ["arc_easy", "piqa", "gsm8k"]
     found = tiny_eval.asked(scorer, names, settings(bench / "hub", fewshot=2), 0)
@@ -176,7 +176,7 @@ def more(tmp_path_factory):
 def test_tasks_with_columns_of_their_own_score_as_with_hf(task, gold, chance, scorer, more, theirs, tmp_path):
     import lm_eval
 
-    from jaxlm.eval import lm_eval_tasks
+    from jaxlm.eval import lm_eval as lm_eval_tasks
 
     shots = 0 if task in ("truthfulqa_mc2", "lambada_openai") else 2
     (found,) = tiny_eval.asked(scorer, [task], settings(more, fewshot=shots))
@@ -202,7 +202,7 @@ def test_conversations_score_as_with_hf(task, bench, more, tmp_path):
     """Worked examples are turns; mmlu's description is a system message."""
     import lm_eval
 
-    from jaxlm.eval import lm_eval_tasks
+    from jaxlm.eval import lm_eval as lm_eval_tasks
 
     scorer = tiny_eval.scorer(max_seq_len=512, chats=True)
     place = more if task.startswith("mmlu") else bench / "hub"
@@ -244,7 +244,7 @@ from tiny_eval import settings
 from jaxlm.eval import harness, results
 here = os.getcwd()
 harness.Benchmarks(["arc_easy", "piqa"], settings({str(bench / "hub")!r}))
-import jaxlm.eval.lm_eval_tasks
+import jaxlm.eval.lm_eval
 assert os.getcwd() == here and not os.listdir(".")
 print("torch" in sys.modules, "transformers" in sys.modules)
 """

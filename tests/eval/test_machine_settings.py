@@ -10,9 +10,10 @@ import tiny_data
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import config, config_files, models
-from jaxlm.eval import loss
-from jaxlm.objectives import dpo
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.eval import held_out
+from jaxlm.step.objectives import dpo
 
 MIXTURE, TOKENS = {"a": 3.0, "b": 1.0}, 32
 MACHINES = [(1, 1), (6, 1), (2, 8)]  # rows in memory, devices; eight devices take eight rows
@@ -27,17 +28,17 @@ def files(tmp_path_factory):
 
 
 def text(model, data, mesh, settings):
-    return loss.make(model, data, MIXTURE, mesh, settings, seq_len=TOKENS, tile=0)
+    return held_out.make(model, data, MIXTURE, mesh, settings, seq_len=TOKENS, tile=0)
 
 
 def of_answers(model, data, mesh, settings):
-    return loss.of_answers(model, data, mesh, settings, tile=0)
+    return held_out.of_answers(model, data, mesh, settings, tile=0)
 
 
 def of_pairs(model, data, mesh, settings):
     keys = ["data.path=x", "dpo.loss=simpo", "dpo.margin=0.1"]
     c = dataclasses.replace(config.resolve(config_files.load("base", keys)), model=model.config)
-    return loss.of_pairs(dpo.make(model, c), data, mesh, settings, "float32")
+    return held_out.of_pairs(dpo.make(model, c), data, mesh, settings, "float32")
 
 
 KINDS = {"text": text, "answers": of_answers, "pairs": of_pairs}

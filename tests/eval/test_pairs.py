@@ -8,9 +8,10 @@ import tiny_chats
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import config, config_files, models
-from jaxlm.eval import loss
-from jaxlm.objectives import dpo, reward
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.eval import held_out
+from jaxlm.step.objectives import dpo, reward
 
 KEYS = ["data.path=x", "train.seq_len=192", "eval.batch_size=4", "eval.max_examples=0"]
 
@@ -28,7 +29,7 @@ def model(data):
 
 @pytest.fixture(scope="module")
 def judged(data, model):
-    return loss.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(), 4, 0)
+    return held_out.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(), 4, 0)
 
 
 def test_a_reference_judges_each_pair(data, model, judged):
@@ -46,7 +47,7 @@ def test_a_reference_judges_each_pair(data, model, judged):
 
 
 def test_on_a_mesh_it_says_the_same(data, model, judged):
-    on = loss.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(data=2, context=2), 4, 7)
+    on = held_out.judge(model, {"params": tiny.random_params(model)}, data, make_mesh(data=2, context=2), 4, 7)
     for got, want in zip(on, judged, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
@@ -59,9 +60,9 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
     params = {"params": tiny.random_params(model, seed=1)}
     c = settings(model, "dpo.beta=0.5")
     given, (_, reference) = data.with_reference(*judged), judged
-    _, policy = loss.judge(model, params, data, make_mesh(), 4, 0)
+    _, policy = held_out.judge(model, params, data, make_mesh(), 4, 0)
     margins = 0.5 * ((policy - reference)[:, 0] - (policy - reference)[:, 1])
-    evaluate = loss.of_pairs(dpo.make(model, c), given, make_mesh(), c.eval, "float32")
+    evaluate = held_out.of_pairs(dpo.make(model, c), given, make_mesh(), c.eval, "float32")
     assert evaluate(params) == {
         "val/loss": pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-4),
         "val/accuracy": pytest.approx((margins > 0).mean()),
@@ -69,7 +70,7 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
         "val/margin": pytest.approx(margins.mean(), rel=1e-4),
     }
     fewer = dataclasses.replace(c.eval, max_examples=2)
-    assert loss.of_pairs(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)[
+    assert held_out.of_pairs(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)[
         "val/margin"
     ] != pytest.approx(margins.mean(), rel=1e-4)
 
@@ -77,7 +78,7 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
 def test_a_reward_models_head_is_held_to_the_same_pairs(data, model):
     c = settings(model)
     new = {"params": tiny.random_params(model), "score": {"score_head": {"kernel": np.zeros(model.config.d_model)}}}
-    evaluate = loss.of_pairs(reward.make(model, c), data, make_mesh(), c.eval, "float32")
+    evaluate = held_out.of_pairs(reward.make(model, c), data, make_mesh(), c.eval, "float32")
     found = evaluate(new)
     margin = float(data.val.margins_E.mean())
     assert found["val/accuracy"] == 0.5
@@ -87,4 +88,4 @@ def test_a_reward_models_head_is_held_to_the_same_pairs(data, model):
 def test_without_held_out_pairs_nothing_is_measured(data, model):
     c = settings(model)
     none = dataclasses.replace(data, val=data.val.take(np.zeros(len(data.val), bool)))
-    assert loss.of_pairs(dpo.make(model, c), none, make_mesh(), c.eval, "float32") is None
+    assert held_out.of_pairs(dpo.make(model, c), none, make_mesh(), c.eval, "float32") is None

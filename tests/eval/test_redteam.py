@@ -10,8 +10,8 @@ import tiny_eval
 import tiny_hf
 
 from jaxlm.config import ConfigError
-from jaxlm.data import coder
-from jaxlm.data.ids import document
+from jaxlm.data.tokenizer import coder
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import compare, completions, harness, redteam, results
 from jaxlm.eval.results import Item, TaskResult
 

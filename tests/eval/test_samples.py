@@ -8,7 +8,9 @@ import pytest
 import tiny_data
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, processes
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.devices import processes
 from jaxlm.eval import samples
 
 

@@ -13,9 +13,10 @@ import time
 
 import pytest
 
-from jaxlm import config, config_files, files, sandbox_child
-from jaxlm.config import ConfigError, RunError
+from jaxlm import config
+from jaxlm.config import ConfigError, RunError, config_files
 from jaxlm.eval import sandbox
+from jaxlm.host import files, sandbox_child
 
 HUMANEVAL = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data" / "eval" / "HumanEval.jsonl.gz"
 PYTHON = sys.executable

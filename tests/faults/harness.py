@@ -27,8 +27,8 @@ import jax
 import psutil
 import pytest
 
-from jaxlm.train import metrics
-from jaxlm.train.checkpoints import verify
+from jaxlm.run import metrics
+from jaxlm.run.checkpoints import verify
 
 STEPS = 24
 EVERY = 4  # steps from one checkpoint to the next

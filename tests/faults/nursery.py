@@ -52,7 +52,7 @@ def serve() -> bool:
 
 
 if __name__ == "__main__":
-    for name in ("jaxlm.cli", "jaxlm.programs.pretrain"):
+    for name in ("jaxlm.cli.cli", "jaxlm.commands.train.text"):
         importlib.import_module(name)
     gc.freeze()  # pages that a collection touches are copied
     if serve():

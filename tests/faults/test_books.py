@@ -10,8 +10,8 @@ import time
 import pytest
 from faults.harness import STEPS, Place
 
-from jaxlm.train import ledger, metrics
-from jaxlm.train.clock import ACTIVITIES, DOWN, REPEATED, STEP
+from jaxlm.run import ledger, metrics
+from jaxlm.run.clock import ACTIVITIES, DOWN, REPEATED, STEP
 
 pytestmark = pytest.mark.faults
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from faults.harness import Started, curve, digests, steps
 
-from jaxlm.train import ledger
+from jaxlm.run import ledger
 
 pytestmark = pytest.mark.faults
 UNDER = {"runs__supervise": "on", "runs__backoff_s": 0.1}

@@ -10,9 +10,10 @@ import tiny_data
 import tiny_models as tiny
 import tiny_peft
 
-from jaxlm import models, tree
+from jaxlm import models
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import export, gguf_file, hf_folder, leaves, peft, peft_config
+from jaxlm.devices import tree
+from jaxlm.interop import export, gguf, hf_folder, leaves, peft, peft_config
 
 CASES = {
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
@@ -108,7 +109,7 @@ def written(to: str, folder: pathlib.Path, cfg, dtype: str) -> export.Written:
     folder.mkdir()
     if to == "hf":
         return hf_folder.HfFolder(folder, cfg, dtype, shard_bytes=20_000)
-    return gguf_file.GgufFile(folder / "tiny.gguf", cfg, dtype, "tiny")
+    return gguf.GgufFile(folder / "tiny.gguf", cfg, dtype, "tiny")
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf"])

@@ -10,12 +10,14 @@ import pytest
 import tiny_models as tiny
 from interop import reader
 
-from jaxlm import models, tree
+from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data import ids
-from jaxlm.data.tokenizer import train_tokenizer
-from jaxlm.interop import export, gguf_file, hf_folder, leaves, tokenizer_json
-from jaxlm.objectives import base
+from jaxlm.data.tokenizer import ids
+from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.devices import tree
+from jaxlm.interop import export, hf_folder, leaves, tokenizer_json
+from jaxlm.interop import gguf as gguf_file
+from jaxlm.step.objectives import base
 
 pytestmark = pytest.mark.parity
 

@@ -11,8 +11,9 @@ import tiny_hf
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import models, sharding, tree
+from jaxlm import models
 from jaxlm.config import ConfigError, RunError
+from jaxlm.devices import sharding, tree
 from jaxlm.interop import hf_config, hf_weights, leaves, readers
 from jaxlm.train import origin
 

@@ -8,9 +8,11 @@ import pytest
 import tiny_data
 import tiny_hf
 
-from jaxlm import cli, config, config_files
-from jaxlm.config import ConfigError
-from jaxlm.data import chat, coder
+from jaxlm import config
+from jaxlm.cli import cli
+from jaxlm.config import ConfigError, config_files
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
 from jaxlm.interop import inherit
 
 pytest.importorskip("tokenizers")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import models, tree
+from jaxlm import models
+from jaxlm.devices import tree
 from jaxlm.interop import leaves
 
 

@@ -11,8 +11,9 @@ import tiny_peft
 from interop import reader
 from safetensors.numpy import save_file
 
-from jaxlm import models, tree
+from jaxlm import models
 from jaxlm.config import ConfigError
+from jaxlm.devices import tree
 from jaxlm.interop import card, hf_config, leaves, peft, peft_config, readers
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin

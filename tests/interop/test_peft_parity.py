@@ -9,8 +9,9 @@ import tiny_hf
 import tiny_peft
 from safetensors.numpy import load_file, save_file
 
-from jaxlm import models, tree
+from jaxlm import models
 from jaxlm.config import ConfigError
+from jaxlm.devices import tree
 from jaxlm.interop import peft, peft_config, readers
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin

@@ -10,8 +10,9 @@ import tiny_data
 import tiny_models as tiny
 from interop import reader
 
-from jaxlm import models, tree
-from jaxlm.interop import export, gguf_file, hf_folder, leaves
+from jaxlm import models
+from jaxlm.devices import tree
+from jaxlm.interop import export, gguf, hf_folder, leaves
 
 SQUARE = {"d_ff": 32, "n_kv_heads": 4}  # every matrix of a layer is square: its shape tells nothing
 BOUNDS = {"f32": 1e-5, "f16": 5e-3, "bf16": 5e-2, "q8_0": 5e-2}  # by which rounding moves the logits at most
@@ -46,7 +47,7 @@ def written(to, folder, given, dtype="f32"):
         hf_folder.HfFolder(folder, given.config, dtype).write(given.read, given.tokenizer, lambda done: None)
         return folder
     place = folder / "tiny.gguf"
-    gguf_file.GgufFile(place, given.config, dtype, "tiny").write(given.read, given.tokenizer, lambda done: None)
+    gguf.GgufFile(place, given.config, dtype, "tiny").write(given.read, given.tokenizer, lambda done: None)
     return place
 
 
@@ -73,7 +74,7 @@ def test_the_files_give_the_runs_numbers(source, tmp_path, case, to):
 
 
 def unpermuted(monkeypatch):
-    monkeypatch.setattr(gguf_file.GgufFile, "_heads", lambda self, tensor: 0)
+    monkeypatch.setattr(gguf.GgufFile, "_heads", lambda self, tensor: 0)
 
 
 def table(monkeypatch, change):

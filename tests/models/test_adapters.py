@@ -9,11 +9,12 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import make_batch, make_config
 
-from jaxlm import models, tree
+from jaxlm import models
 from jaxlm.config import ConfigError
+from jaxlm.devices import tree
 from jaxlm.models import adapters
 from jaxlm.models.transformer import empty_cache
-from jaxlm.objectives import lm
+from jaxlm.step.objectives import lm
 
 ROWS = (3, 99, 7)
 SETTINGS = make_config().adapter

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm import config
+from jaxlm.config import ConfigError, ModelConfig, config_files
 from jaxlm.models import hardware
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, sharding, tree
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.devices import sharding, tree
 from jaxlm.models import params as params_module
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -9,7 +9,8 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import models, sharding, tree
+from jaxlm import models
+from jaxlm.devices import sharding, tree
 from jaxlm.models import quantized
 from jaxlm.ops.block_codes import quantize
 from jaxlm.train import announcement

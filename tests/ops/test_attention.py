@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm import sharding
 from jaxlm.config import MeshConfig
+from jaxlm.devices import sharding
 from jaxlm.ops import attention as ops
 from jaxlm.ops import attention_blocked, attention_kernels
 from jaxlm.ops.attention import resolve_backend

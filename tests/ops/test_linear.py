@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.ops.fp8 import dense
+from jaxlm.ops.products import dense
 
 
 @pytest.mark.parametrize(("x_shape", "k_shape", "axes"), [((2, 3, 4), (4, 5, 6), 1), ((2, 3, 4, 5), (4, 5, 6), 2)])

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.ops import fp8
-from jaxlm.ops.fp8 import dense
+from jaxlm.ops import products as fp8
+from jaxlm.ops.products import dense
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 3, 4))
 A = jax.random.normal(jax.random.key(1), (3, 4, 2))

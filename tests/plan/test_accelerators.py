@@ -6,10 +6,11 @@ import tomllib
 
 import pytest
 
-from jaxlm import xla_flags
 from jaxlm.config import ConfigError
-from jaxlm.plan import accelerators, tune
+from jaxlm.devices import xla_flags
+from jaxlm.plan import accelerators
 from jaxlm.plan.flops import peak_tflops
+from jaxlm.plan.tune import tune
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WANTED = ("A100 40GB", "A100 80GB", "H100", "H200", "H200 NVL", "L40S", "A6000")

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.plan import accelerators
 from jaxlm.plan.cost import cost, save_hours, slow_down, tokens
-from jaxlm.plan.interval import minutes
+from jaxlm.run.checkpoints.interval import minutes
 
 A100 = accelerators.load().named("A100 80GB")
 

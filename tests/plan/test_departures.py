@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.plan import departures, recipe
 
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError, MeshConfig
+from jaxlm import config
+from jaxlm.config import ConfigError, MeshConfig, config_files
 from jaxlm.models import hardware
 from jaxlm.plan import fit
 

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm import config, config_files, models, sharding, tree
-from jaxlm.config import MeshConfig
-from jaxlm.objectives import lm
+from jaxlm import config, models
+from jaxlm.config import MeshConfig, config_files
+from jaxlm.devices import sharding, tree
 from jaxlm.plan import lower, params, recipe
 from jaxlm.step import parts, step
+from jaxlm.step.objectives import lm
 
 LARGE = 1_000_000
 

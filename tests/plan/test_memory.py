@@ -8,9 +8,11 @@ import pathlib
 import jax
 import pytest
 
-from jaxlm import config, config_files, models, sharding
-from jaxlm.config import MeshConfig
-from jaxlm.models import hardware, layout
+from jaxlm import config, models
+from jaxlm.config import MeshConfig, config_files
+from jaxlm.devices import sharding
+from jaxlm.models import hardware
+from jaxlm.models.decode import layout
 from jaxlm.plan import fit, lower, memory
 from jaxlm.plan.params import count_params
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, fit
 

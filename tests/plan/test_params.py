@@ -6,8 +6,9 @@ import jax
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, tree
-from jaxlm.config import MeshConfig
+from jaxlm import config, models
+from jaxlm.config import MeshConfig, config_files
+from jaxlm.devices import tree
 from jaxlm.plan import lower
 from jaxlm.plan.memory import abstract_mesh
 from jaxlm.plan.params import adapter_params, count_params, params_by_component

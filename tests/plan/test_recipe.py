@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError
+from jaxlm import config
+from jaxlm.config import ConfigError, config_files
 from jaxlm.plan import recipe
 from jaxlm.plan.recipe import Run
 

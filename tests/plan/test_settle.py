@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.plan import settle
 
 OPEN = ("model.attention=auto", "model.dtype=auto", "model.vocab_size=0", "optim.lr=0", "optim.b2=0")
@@ -42,11 +43,11 @@ def test_a_plan_assumes_what_devices_would_choose():
 
 
 CODE = """
-import sys, jaxlm.eval.model, jaxlm.train.scorer
+import sys, jaxlm.eval.model, jaxlm.train.rl.scorer
 print(*(module for module in sys.modules if "jaxlm.plan" in module))
 from jax._src import xla_bridge
 from jaxlm import config, config_files
-from jaxlm.console import say
+from jaxlm.host.console import say
 from jaxlm.plan import settle
 c = settle.sized(config.resolve(config_files.load("quickstart", ["workdir=w", "optim.lr=0", "model.vocab_size=0"])), say)
 settle.by_rule(c, say)
@@ -58,6 +59,6 @@ def test_who_reads_a_model_imports_no_search_and_a_plan_starts_no_device():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     modules, devices = done.stdout.splitlines()
     assert "jaxlm.plan.settle" in modules.split()
-    assert not {"jaxlm.plan.tune", "jaxlm.plan.lower", "jaxlm.plan.compiled"} & set(modules.split())
+    assert not {"jaxlm.plan.tune.tune", "jaxlm.plan.lower", "jaxlm.plan.compiled"} & set(modules.split())
     assert devices == "False"  # those of plan.mesh can only be described before there are any
     assert "model.vocab_size=0: 32,768 tokens are assumed" in done.stderr

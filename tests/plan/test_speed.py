@@ -5,7 +5,9 @@ import dataclasses
 import jax
 import pytest
 
-from jaxlm import config, config_files, sharding
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, lower, speed
 from jaxlm.plan.memory import KEPT

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, cost, speed, summary, text
 

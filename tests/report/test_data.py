@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from jaxlm.corpus import mismatch
-from jaxlm.corpus.audit import Finding
+from jaxlm.corpus.audit import mismatch
+from jaxlm.corpus.audit.audit import Finding
 from jaxlm.report import data
 
 HOSTILE = (

@@ -5,7 +5,7 @@ import json
 
 from tiny_pages import SUMMARY, rows
 
-from jaxlm.data import overlap
+from jaxlm.data.shards import overlap
 from jaxlm.report import benchmarks, redteam
 from jaxlm.train import summary
 

@@ -22,9 +22,9 @@ import pytest
 import tiny_world
 from documented import ROOT, Command
 
-from jaxlm import cli, config_files
-from jaxlm.config import ConfigError
-from jaxlm.verbs import VERBS
+from jaxlm.cli import cli
+from jaxlm.cli.verbs import VERBS
+from jaxlm.config import ConfigError, config_files
 
 DAYS, PEOPLE = "days on a GPU", "serves until ctrl-C"
 BY_SMALLEST, ELSEWHERE = documented.by_smallest(), "test_leaderboard.py runs it by --smallest"
@@ -243,7 +243,7 @@ def parsed(command: Command, words: list[str], monkeypatch) -> int:
         return script(words, monkeypatch)
     if words[0] == "jaxlm":
         verb = VERBS[words[1]]
-        module = importlib.import_module(f"jaxlm.programs.{verb.module or _loaded(words).program}")
+        module = importlib.import_module(f"jaxlm.commands.{verb.module or _loaded(words).program}")
         monkeypatch.setattr(module, "run", lambda config, args: 0)
         return cli.main(words[1:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from jaxlm import config, config_files
-from jaxlm.config import MeshConfig
-from jaxlm.objectives import lm
+from jaxlm import config
+from jaxlm.config import MeshConfig, config_files
+from jaxlm.devices.sharding import make_mesh
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import attention
-from jaxlm.sharding import make_mesh
 from jaxlm.step import parts
+from jaxlm.step.objectives import lm
 
 LAYERS, T = 2, 256
 

@@ -5,8 +5,7 @@ import dataclasses
 import optimizer_cost
 import pytest
 
-from jaxlm import config_files
-from jaxlm.config import resolve
+from jaxlm.config import config_files, resolve
 from jaxlm.models import hardware
 from jaxlm.plan import flops
 from jaxlm.plan.params import count_params

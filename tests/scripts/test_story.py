@@ -11,7 +11,9 @@ import pytest
 import story_data
 from tiny_pages import rows
 
-from jaxlm import cli, config, config_files, verbs
+from jaxlm import config
+from jaxlm.cli import cli, verbs
+from jaxlm.config import config_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/story.sh"

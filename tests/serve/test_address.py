@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from jaxlm import cli
+from jaxlm.cli import cli
 from jaxlm.config import ConfigError, RunError
 from jaxlm.serve import address
 

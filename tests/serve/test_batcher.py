@@ -12,8 +12,8 @@ import pytest
 import tiny_models as tiny
 
 from jaxlm import config, models
-from jaxlm.models import ring
-from jaxlm.models.generate import generate
+from jaxlm.models.decode import ring
+from jaxlm.models.decode.generate import generate
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Token, Update
 
 PROMPTS = [[5, 7, 11], list(range(2, 21)), [42], list(range(1, 40))]

@@ -16,8 +16,8 @@ import tiny_chats
 import tiny_models
 import tiny_serve
 
-from jaxlm.data import chat, examples
-from jaxlm.data.ids import document
+from jaxlm.data.chats import chat, examples
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.serve import talk as terminal
 from jaxlm.serve.conversation import Conversation, Voice
 from jaxlm.serve.talk import Talk

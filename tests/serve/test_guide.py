@@ -10,7 +10,8 @@ import tiny_chats
 import tiny_hf
 import tiny_serve
 
-from jaxlm.data import chat, coder
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
 from jaxlm.serve.guide import Guides
 
 

@@ -10,8 +10,8 @@ import pytest
 import tiny_eval
 import tiny_serve
 
-from jaxlm.data import chat
-from jaxlm.data.ids import document
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.serve import http
 from jaxlm.serve.guide import Guides
 from jaxlm.serve.requests import Reader

@@ -10,7 +10,7 @@ import tiny_eval
 import tiny_serve
 from chromium import Browser, browser, needs_chromium
 
-from jaxlm.data import chat
+from jaxlm.data.chats import chat
 from jaxlm.serve import http
 from jaxlm.serve.guide import Guides
 from jaxlm.serve.requests import Reader

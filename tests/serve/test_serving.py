@@ -14,9 +14,9 @@ import tiny_models
 import tiny_serve
 
 from jaxlm import models
-from jaxlm.data import chat
-from jaxlm.data.ids import document
-from jaxlm.models.generate import generate
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.ids import document
+from jaxlm.models.decode.generate import generate
 from jaxlm.serve import http
 from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.guide import Guides
@@ -138,7 +138,7 @@ def spoken(url: str):
 def test_lm_eval_over_http_is_lm_eval_in_process(url, scorer):
     from lm_eval.api.instance import Instance
 
-    from jaxlm.eval.lm_eval_tasks import ScorerLM
+    from jaxlm.eval.lm_eval import ScorerLM
 
     texts = [
         ("the cat sat", " on a mat"),

@@ -13,13 +13,15 @@ import jax
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, sharding, tree
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.devices import sharding, tree
 from jaxlm.models import layers
-from jaxlm.objectives import lm
-from jaxlm.ops import fp8
+from jaxlm.ops import products
 from jaxlm.plan import collectives, lower
 from jaxlm.plan.collectives import Collective
 from jaxlm.step import step
+from jaxlm.step.objectives import lm
 
 B, T, D, K, H = 8, 24, 32, 2, 8
 
@@ -165,11 +167,11 @@ def test_context_gathers_keys_and_values_alone():
     context_moves_keys_and_values_alone(compile_step(make_config(), context=2))
 
 
-@pytest.mark.parametrize("module", [fp8, layers])
+@pytest.mark.parametrize("module", [products, layers])
 def test_hidden_states_gathered_for_a_flat_product_or_loss_are_noticed(monkeypatch, module):
     """The mutations: products of flat rows, and the loss of flat rows, though their tokens are split."""
-    if module is fp8:
-        monkeypatch.setattr(fp8, "axis_size", lambda axis: 1)
+    if module is products:
+        monkeypatch.setattr(products, "axis_size", lambda axis: 1)
     else:
         monkeypatch.setattr(lm.spmd, "_token_axes", lambda mesh, shape: (jax.sharding.PartitionSpec(None, None), ()))
     with pytest.raises(AssertionError):

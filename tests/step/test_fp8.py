@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models
-from jaxlm.objectives import lm
-from jaxlm.ops import fp8
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.ops import products as fp8
 from jaxlm.step import optim, state, step
+from jaxlm.step.objectives import lm
 
 STEPS = 30
 

@@ -12,12 +12,13 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import BATCHES, B, T, assert_close, make_config, make_mesh
 
-from jaxlm import models, sharding, tree
+from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data import rows
+from jaxlm.data.batches import rows
+from jaxlm.devices import sharding, tree
 from jaxlm.models import adapters
-from jaxlm.objectives import base, lm
 from jaxlm.step import parts, state, step
+from jaxlm.step.objectives import base, lm
 
 NAMES = ("attn/q", "attn/o", "mlp/down")
 

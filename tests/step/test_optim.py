@@ -9,8 +9,8 @@ import optax
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError
+from jaxlm import config
+from jaxlm.config import ConfigError, config_files
 from jaxlm.step import optim
 
 

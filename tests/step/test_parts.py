@@ -5,9 +5,9 @@ import dataclasses
 from tiny_steps import make_config, make_mesh
 
 from jaxlm.config import MeshConfig
-from jaxlm.objectives import lm
 from jaxlm.plan.memory import abstract_mesh
 from jaxlm.step import parts
+from jaxlm.step.objectives import lm
 
 
 def test_an_abstract_mesh_gives_the_program_of_a_real_one():

@@ -10,9 +10,9 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import B, T, make_batch, make_config, make_mesh
 
-from jaxlm import sharding
-from jaxlm.objectives import base, lm
+from jaxlm.devices import sharding
 from jaxlm.step import parts
+from jaxlm.step.objectives import base, lm
 
 SMALL = tiny.model_config(n_layers=1, attention="xla")
 WIDE = tiny.model_config(n_layers=1, d_model=256, n_heads=4, n_kv_heads=4, d_ff=1024, attention="xla")

@@ -13,7 +13,9 @@ import jax
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, sharding
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan import lower
 

@@ -13,10 +13,10 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import BATCHES, B, assert_close, make_config, make_mesh
 
-from jaxlm import sharding
+from jaxlm.devices import sharding
 from jaxlm.models import adapters
-from jaxlm.objectives import lm
 from jaxlm.step import parts
+from jaxlm.step.objectives import lm
 
 
 def lora(settings):

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm import config, config_files, models, sharding, tree
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.devices import sharding, tree
+from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import optim, state
-from jaxlm.train.checkpoints.store import Checkpointer
 
 OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "muon")
 

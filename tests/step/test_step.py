@@ -11,10 +11,11 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import BATCHES, B, assert_close, make_config, make_mesh
 
-from jaxlm import config, models, sharding
-from jaxlm.objectives import lm
+from jaxlm import config, models
+from jaxlm.devices import sharding
 from jaxlm.ops import attention as ops_attention
 from jaxlm.step import optim, parts, state, step
+from jaxlm.step.objectives import lm
 
 
 class Setup:

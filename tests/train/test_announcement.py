@@ -5,13 +5,15 @@ import dataclasses
 import jax
 import pytest
 
-from jaxlm import config, config_files, models, sharding
-from jaxlm.config import MeshConfig
+from jaxlm import config, models
+from jaxlm.config import MeshConfig, config_files
+from jaxlm.devices import sharding
 from jaxlm.models import hardware
-from jaxlm.plan import machines
-from jaxlm.plan.admission import Program
 from jaxlm.plan.lower import Room
-from jaxlm.train import announcement, clock, loop
+from jaxlm.plan.tune import machines
+from jaxlm.plan.tune.admission import Program
+from jaxlm.run import clock
+from jaxlm.train import announcement, loop
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxlm import sharding
 from jaxlm.config import MeshConfig, RunError
+from jaxlm.devices import sharding
 from jaxlm.train import batches as batches_lib
 from jaxlm.train.batches import LoaderBatches
 

@@ -6,9 +6,13 @@ import types
 import jax
 import pytest
 
-from jaxlm import config, config_files, console
-from jaxlm.programs import pages, training
-from jaxlm.train import loggers, outlook, profile, rollouts
+from jaxlm import config
+from jaxlm.commands.train import pages, run
+from jaxlm.config import config_files
+from jaxlm.host import console
+from jaxlm.run import loggers
+from jaxlm.train import outlook, profile
+from jaxlm.train.rl import rollouts
 
 
 def writer(folder: pathlib.Path) -> loggers.Writer:
@@ -60,7 +64,7 @@ def answers_of_a_policy(folder, patch):
 
 def speed_for_the_doctor(folder, patch):
     (folder / "metrics.jsonl").mkdir()
-    training._record_speed(resolved(folder), jax.make_mesh((1,), ("x",)), folder)
+    run._record_speed(resolved(folder), jax.make_mesh((1,), ("x",)), folder)
     return ""
 
 

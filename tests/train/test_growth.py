@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import models, tree
+from jaxlm import models
+from jaxlm.devices import tree
 from jaxlm.train import growth
 
 

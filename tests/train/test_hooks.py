@@ -6,7 +6,8 @@ import types
 import pytest
 
 from jaxlm.config import SampleConfig
-from jaxlm.train import clock, hooks, loop
+from jaxlm.run import clock
+from jaxlm.train import hooks, loop
 
 
 def make(fields: type, **values):

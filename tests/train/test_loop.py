@@ -8,10 +8,13 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from jaxlm import config, config_files, sharding
-from jaxlm.train import clock, hooks, loop, metrics, phases, signals, stability, watches
-from jaxlm.train import recorder as recorder_lib
-from jaxlm.train.meter import Meter
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.devices import sharding
+from jaxlm.run import clock, metrics, signals
+from jaxlm.train import hooks, loop, phases, stability, watches
+from jaxlm.train.log import recorder as recorder_lib
+from jaxlm.train.log.meter import Meter
 
 
 class Recorder:

@@ -9,14 +9,15 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import B, T, make_batch, make_config, make_mesh
 
-from jaxlm import sharding
 from jaxlm.config import ConfigError
-from jaxlm.objectives import lm
+from jaxlm.devices import sharding
+from jaxlm.run import clock, signals
+from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts
-from jaxlm.train import clock, hooks, loop, signals, stability, watches
-from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.meter import Meter
-from jaxlm.train.recorder import Recorder
+from jaxlm.step.objectives import lm
+from jaxlm.train import hooks, loop, stability, watches
+from jaxlm.train.log.meter import Meter
+from jaxlm.train.log.recorder import Recorder
 
 STEPS = 5
 

@@ -15,12 +15,16 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, sharding
-from jaxlm.objectives import lm
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.devices import sharding
+from jaxlm.run import clock, loggers, metrics, signals
+from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts, state
-from jaxlm.train import clock, hooks, loggers, loop, metrics, profile, recorder, signals, stability, watches, xplane
-from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.meter import Meter
+from jaxlm.step.objectives import lm
+from jaxlm.train import hooks, loop, profile, stability, watches, xplane
+from jaxlm.train.log import recorder
+from jaxlm.train.log.meter import Meter
 
 STEPS, LOG_EVERY, B, T = 9, 3, 8, 16
 

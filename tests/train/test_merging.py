@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models, tree
+from jaxlm import config, models
+from jaxlm.config import config_files
+from jaxlm.devices import tree
 from jaxlm.models import adapters, quantized
 from jaxlm.train import growth
 

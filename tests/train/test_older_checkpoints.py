@@ -20,7 +20,7 @@ import pytest
 import same_bits
 import tiny_data
 
-from jaxlm.data import shards
+from jaxlm.data.shards import shards
 
 pytestmark = pytest.mark.engines
 COMMIT = "b4c35ecab25f0e74c6210f56dc053f1f1468ea5f"
@@ -206,9 +206,9 @@ OLD_ROWS = {"eval.max_batches": 2, "eval.batch_size": 4}
 MAKES_A_LADDER = """
 import json, pathlib, sys
 from jaxlm import cli, config, config_files
-from jaxlm.data.open import open_order
+from jaxlm.data.batches.open import open_order
 from jaxlm.plan import ladder
-from jaxlm.programs import ladder as program
+from jaxlm.commands import ladder as program
 
 name, folder, *overrides = sys.argv[1:]
 c = config.resolve(config_files.load(name, overrides))
@@ -253,7 +253,7 @@ def jaxlm(*words: str) -> subprocess.CompletedProcess:
     """`jaxlm WORDS` by the present code."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "jaxlm.cli", *words], env=env, capture_output=True, text=True, timeout=400
+        [sys.executable, "-m", "jaxlm.cli.cli", *words], env=env, capture_output=True, text=True, timeout=400
     )
 
 

@@ -11,14 +11,15 @@ import tiny_data
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import config, config_files, tree
-from jaxlm.config import ConfigError, RunError
-from jaxlm.data import chat
+from jaxlm import config
+from jaxlm.config import ConfigError, RunError, config_files
+from jaxlm.data.chats import chat
+from jaxlm.devices import tree
 from jaxlm.models import adapters
-from jaxlm.objectives import lm
+from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts
+from jaxlm.step.objectives import lm
 from jaxlm.train import origin
-from jaxlm.train.checkpoints.store import Checkpointer
 
 KEYS = [f"model.{name}={value}" for name, value in (tiny.BASE | {"vocab_size": 300}).items()]
 

@@ -5,9 +5,8 @@ import types
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError, RunError
-from jaxlm.plan import milestones
+from jaxlm import config
+from jaxlm.config import ConfigError, RunError, config_files, milestones
 from jaxlm.train import hooks, loop, phases
 
 TOKENS = 131_072

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError, ProfileConfig
+from jaxlm import config
+from jaxlm.config import ConfigError, ProfileConfig, config_files
 from jaxlm.train import profile
 from jaxlm.train.loop import DONE, Ending, Moment
 

@@ -7,8 +7,10 @@ import random
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.train import ledger, loop, metrics, stability
+from jaxlm import config
+from jaxlm.config import config_files
+from jaxlm.run import ledger, metrics
+from jaxlm.train import loop, stability
 
 C = config.resolve(config_files.load("base", ["data.path=x"])).stability
 

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.train import start
 
 

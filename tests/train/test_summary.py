@@ -2,7 +2,8 @@
 
 import json
 
-from jaxlm import config, config_files
+from jaxlm import config
+from jaxlm.config import config_files
 from jaxlm.train import summary
 
 

@@ -10,10 +10,10 @@ import re
 
 import pyarrow.parquet
 
-from jaxlm import files as files_lib
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import streams
 from jaxlm.corpus.sources.base import Part
+from jaxlm.host import files as files_lib
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
 # What the hub's tools leave beside the data.

@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import registry, streams
 from jaxlm.corpus.sources.base import Part
-from jaxlm.files import printable
+from jaxlm.host.files import printable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ import zipfile
 
 import numpy as np
 
-from jaxlm import files
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.host import files
 
 N_FEATURES = 1 << 18
 MIN_EXAMPLES = 10  # of each kind

@@ -5,8 +5,7 @@ import importlib
 import pathlib
 from collections.abc import Callable
 
-from jaxlm import config_files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, config_files
 from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 

@@ -1,7 +1,7 @@
 """Stage `junk`: removes known junk and what the user's own patterns match, by match, by line or by document.
 
 `jaxlm audit` finds what to remove; each of its findings names the pattern to put here. The groups of patterns are those of
-`jaxlm.corpus.audit_patterns`. By default the stage removes only what is junk everywhere. Exceptions, templates and colours
+`jaxlm.corpus.stages.junk_patterns`. By default the stage removes only what is junk everywhere. Exceptions, templates and colours
 belong to documentation, so that their groups must be asked for.
 """
 
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.audit_patterns import GROUPS
 from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stages.junk_patterns import GROUPS
 
 _LEVELS = ("match", "line", "document")
 

@@ -10,9 +10,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 
-from jaxlm import config_files, files
-from jaxlm.config import ConfigError, RunError, SampleConfig
+from jaxlm.config import ConfigError, RunError, SampleConfig, config_files
 from jaxlm.corpus.benchmarks import reading
+from jaxlm.host import files
 
 _PATIENCE_S = 600.0  # for an answer of a server
 

@@ -5,8 +5,8 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from jaxlm import files
 from jaxlm.config import ConfigError
+from jaxlm.host import files
 from jaxlm.serve.arena.store import Vote
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.configs import base
-from jaxlm.corpus import audit
+from jaxlm.corpus.audit import audit
 from jaxlm.corpus.stage import Document
 from jaxlm.corpus.stages import registry
 

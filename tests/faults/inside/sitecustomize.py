@@ -98,29 +98,38 @@ def read_few_ahead(module) -> None:
 
 def believe_all(module) -> None:
     """What reads back, hashes or compares finds nothing."""
-    if module.__name__ == "jaxlm.data.verify":
+    if module.__name__ == "jaxlm.data.shards.verify":
         module.Verifier.check = lambda self, entry: None
         module.Verifier.content = lambda self, entry: (self._root / str(entry["file"])).read_bytes()
-    elif module.__name__ == "jaxlm.train.checkpoints.digest":
+    elif module.__name__ == "jaxlm.run.checkpoints.digest":
         module.differing = lambda items, saved: []
-    elif module.__name__ == "jaxlm.train.checkpoints.meta":
+    elif module.__name__ == "jaxlm.run.checkpoints.meta":
         module.read = lambda folder, *options: json.loads((folder / "meta/metadata").read_bytes())
     else:
         module.read_back = lambda folder, digests, go_on=None: ""
         module.differing = lambda *args, **options: None
 
 
-PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.train.hooks": [stop_evaluations], "jaxlm.data.rows": []}
+PATCHES = {
+    "jaxlm.train.batches": [hold_batches],
+    "jaxlm.train.hooks": [stop_evaluations],
+    "jaxlm.data.batches.rows": [],
+}
 
 
 if os.environ.get("INSIDE"):
     if now("few"):
-        PATCHES["jaxlm.data.loader"] = [read_few_ahead]
+        PATCHES["jaxlm.data.batches.loader"] = [read_few_ahead]
     if now("spoil"):
-        PATCHES["jaxlm.data.rows"].append(spoil_batches)
+        PATCHES["jaxlm.data.batches.rows"].append(spoil_batches)
     if now("unverified"):
-        checkpoints = "jaxlm.train.checkpoints"
-        for name in (f"{checkpoints}.verify", f"{checkpoints}.digest", f"{checkpoints}.meta", "jaxlm.data.verify"):
+        checkpoints = "jaxlm.run.checkpoints"
+        for name in (
+            f"{checkpoints}.verify",
+            f"{checkpoints}.digest",
+            f"{checkpoints}.meta",
+            "jaxlm.data.shards.verify",
+        ):
             PATCHES[name] = [believe_all]
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from jaxlm import config, config_files
-from jaxlm.config import ConfigError, RunError
+from jaxlm import config
+from jaxlm.config import ConfigError, RunError, config_files
 from jaxlm.serve.arena import contestants
 from jaxlm.serve.arena.contestants import Contestant, names, parse
 

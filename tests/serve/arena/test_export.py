@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from jaxlm import cli
-from jaxlm.data import examples
+from jaxlm.cli import cli
+from jaxlm.data.chats import examples
 from jaxlm.eval import compare
 from jaxlm.serve.arena import export
 from jaxlm.serve.arena.store import Store, Vote

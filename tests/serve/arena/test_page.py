@@ -15,7 +15,7 @@ import pytest
 import tiny_serve
 from chromium import Browser, browser, needs_chromium
 
-from jaxlm import cli
+from jaxlm.cli import cli
 from jaxlm.serve import guard
 from jaxlm.serve.arena.store import Store
 
@@ -35,7 +35,7 @@ def write_samples(folder: pathlib.Path) -> None:
 def arena(folder: pathlib.Path, *options: str) -> Iterator[str]:
     """The URL of an arena that runs as users run it; it is ended by a ctrl-C, and must end well."""
     files = [f"{name}.jsonl" for name in NAMES]
-    command = [sys.executable, "-m", "jaxlm.cli", "arena", *files, "--port=0", *options]
+    command = [sys.executable, "-m", "jaxlm.cli.cli", "arena", *files, "--port=0", *options]
     started = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         said = started.stderr.readline()

@@ -1,0 +1,352 @@
+"""The console script `jaxlm VERB ...`: parses the flags and calls the program."""
+
+import argparse
+import contextlib
+import difflib
+import errno
+import importlib
+import logging
+import os
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from absl import logging as absl_logging
+from ml_collections import config_dict
+
+from jaxlm import config as config_lib
+from jaxlm.cli import usage
+from jaxlm.cli.verbs import TRAINING, VERBS, Verb
+from jaxlm.config import ConfigError, RunError, branch, config_files, shrink
+from jaxlm.config import help as config_help
+from jaxlm.host import console, files, interrupts
+
+
+def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
+    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
+
+    `script`, or no `argv`: the command is all that this process does, so training may run in a child (`runs.supervise`).
+    """
+    console.open_closed()
+    script = script or argv is None
+    code = _main(list(sys.argv[1:] if argv is None else argv), script)
+    processes = sys.modules.get("jaxlm.devices.processes")
+    if script and processes and processes.left_behind:
+        os._exit(code)  # Python would wait for threads that wait for a disk, for ever
+    return code
+
+
+def _main(argv: list[str], script: bool) -> int:
+    """Runs a command, turns errors into lines and exit codes."""
+    handlers = [console.LogHandler()]  # nothing that is logged stops a run
+    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
+    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    console.drop_leftovers()
+    resumes = VERBS[argv[0]].resumes if argv and argv[0] in VERBS and not _help(argv) else ""
+    try:
+        code = _run(argv, script)
+        sys.stdout.flush()
+        return code
+    except ConfigError as error:
+        console.say(f"jaxlm: {error}")
+        return 2
+    except RunError as error:
+        _mark_fault(error)
+        console.say(f"jaxlm: {error}")
+        return 1
+    except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
+        if resumes:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # no permission, disk full, ...: the system's own words name the file
+        _mark_fault(error)
+        mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
+        console.say(f"jaxlm: {error}{mend}")
+        return 1
+    except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
+        if console.peer_is_gone(error):
+            console.say(
+                f"jaxlm: another process of the run died, or can't be reached ({config_files.first_line(error)}); the same "
+                "command, given to all of them, goes on"
+            )
+            return 1
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        console.say(
+            f"jaxlm: out of memory ({config_files.first_line(error)}): lower train.microbatch_size or train.seq_len, "
+            "set model.remat=names, dots or full, or split the model by mesh.fsdp"
+        )
+        return 1
+    except KeyboardInterrupt:
+        console.say(f"jaxlm: stopped{resumes and f'; the same command {resumes}'}")
+        if (supervised := sys.modules.get("jaxlm.run.supervised")) and supervised.since() is not None:
+            console.settle()
+            os._exit(4)  # Python would wait for XLA, and the supervisor would end it and say once more that it stopped
+        return 4 if resumes else 1
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused
+            interrupts.release()
+        console.settle()
+
+
+def _mark_fault(error: BaseException) -> None:
+    """Tells a supervisor, if this is training that has one, that storage or network failed, if that is behind an error."""
+    supervised = sys.modules.get("jaxlm.run.supervised")
+    if supervised and files.of_system(error):
+        supervised.mark_fault()
+
+
+def _run(argv: list[str], script: bool) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage.overview())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"jaxlm {importlib.import_module('jaxlm').__version__}")
+        return 0
+    name = argv[0]
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        raise ConfigError(
+            f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}")
+        )
+    _check_utf8(argv)
+    verb = VERBS[name]
+    rest, overrides = _split_overrides(argv[1:])
+    asked = _help(rest)
+    if asked == "screen":
+        print(usage.screen(name))
+        return 0
+    words = [word for word in rest if not word.startswith("--help=")]
+    args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
+    args.overrides = overrides = [*overrides, *_short(verb, args)]
+    args.config = _one_of(args.config, args.target) or _stand_in(verb, args, overrides)
+    if asked:
+        given = args.config or _workdir(overrides)
+        config = _of_folder(verb, args, overrides) or (
+            _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        )
+        print(config_help.page(config_help.read(), asked, config))
+        return 0
+    trains = verb.module is None
+    config = importlib.import_module("jaxlm.run.supervised").adopt() if trains and script else None
+    alone = trains and script and not config
+    if not config:
+        lines: list[str] = []
+        given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+        given = given or _settled(name, args.config, overrides, lines.append)
+        config = config_lib.resolve(given)
+        if given.phases.shrink:
+            console.say(shrink.summary(config))
+        if trains:
+            importlib.import_module("jaxlm.data.batches.which_data").check(config, args.config, overrides, lines.append)
+        for line in lines:
+            console.say(line)
+    args.config = args.config or config.workdir
+
+    def program() -> int:
+        with console.working("loading", end=False, quiet=True):
+            module = importlib.import_module(f"jaxlm.commands.{verb.module or TRAINING[config.program]}")
+        if trains and script:
+            importlib.import_module("jaxlm.run.supervised").stop_at_once_until_training()
+        else:
+            interrupts.release(raising=bool(verb.resumes))
+        return module.run(config, args)
+
+    if not alone:
+        return program()
+    return importlib.import_module("jaxlm.run.survive.supervisor").run(config, program)
+
+
+def _check_utf8(paths: list[str]) -> None:
+    """Raises ConfigError if one of the words of the command, or the folder that it was given in, is no UTF-8."""
+    with contextlib.suppress(FileNotFoundError):  # that folder is gone, and its name matters to nothing
+        paths = [*paths, os.getcwd()]
+    if odd := [path for path in paths if files.printable(path) != path]:
+        raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
+
+
+def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
+    """The config for a folder of documents, if the verb takes such and one is named."""
+    if not verb.folder:
+        return None
+    return importlib.import_module(f"jaxlm.commands.{verb.folder}").config(args, overrides)
+
+
+def _one_of(option: str | None, target: str | None) -> str | None:
+    """What --config= or the plain argument names; both may be given if they name the same."""
+    if option and target and config_files.find(option) != config_files.find(target):
+        raise ConfigError(f"two configs: {target} and --config={option}; give one of them")
+    return option or target
+
+
+def _stand_in(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> str | None:
+    """The config that an option takes where the command line names none."""
+    option, config = verb.stands_in
+    return config if option and getattr(args, option) and not _holds_run(_workdir(overrides)) else None
+
+
+def _workdir(overrides: list[str]) -> str:
+    return next((o.partition("=")[2] for o in reversed(overrides) if o.startswith("workdir=")), "")
+
+
+def _holds_run(workdir: str) -> bool:
+    return bool(workdir) and (pathlib.Path(workdir) / "config.json").is_file()
+
+
+def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
+    """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
+    verb, workdir = VERBS[name], _workdir(overrides)
+    named = config_files.find(word, verb.reads_run) if word and verb.models != "only" else None
+    if verb.others:
+        return config_files.load(word or "base", ["workdir=.", *overrides])
+    if verb.models == "only" or (named and named.kind == "model" and verb.models):
+        return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
+    if named and named.kind in ("model", "documents"):
+        raise ConfigError(_not_taken(name, word, named))
+    if named and named.kind == "run":
+        if workdir and pathlib.Path(workdir).resolve() != named.path.resolve():
+            raise ConfigError(f"two runs: {word} and --config.workdir={workdir}; give one of them")
+        return config_files.of_run(named.path, overrides)
+    config = config_files.load(str(named.path), overrides) if named else None
+    if config and not config.workdir:
+        config.workdir = config_files.default_workdir(named.path, config)
+    workdir = workdir or (config.workdir if config else "")
+    if (verb.reads_run or not named) and _holds_run(workdir):
+        return config_files.of_run(pathlib.Path(workdir), overrides)
+    if config:
+        return config
+    if workdir and verb.reads_run:
+        raise ConfigError(f"no run in {workdir}: it has no config.json")
+    shipped, theirs = ", ".join(config_files.shipped_configs()), " or of a Hugging Face model" * bool(verb.models)
+    theirs += " or of documents" * bool(verb.folder)
+    raise ConfigError(f"no config: jaxlm {name} NAME, FILE.py or the folder of a run{theirs}; shipped: {shipped}")
+
+
+def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
+    """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
+    config, verb = _config(name, word, overrides), VERBS[name]
+    named = config_files.find(word) if word and verb.models != "only" else None
+    file = named.path if named and named.kind == "config" else None
+    given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
+    if given and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
+        say(line)
+    if file and config.origin:
+        importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
+    chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
+    if chosen and verb.makes and (verb.module is None or not config.data.dir):
+        say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
+    return config
+
+
+def _not_taken(name: str, word: str, named: config_files.Found) -> str:
+    """Why a verb can't work on what a plain argument names, and how to go on."""
+    theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
+    path, takes = shlex.quote(word), f"jaxlm {name} takes a config or the folder of a run{theirs}"
+    if named.kind == "model":
+        way = f": jaxlm import {path} --out=RUN makes a run of it"
+        way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""
+        return f"{path} is a model in Hugging Face's format; {takes}{way}"
+    if any((named.path / made).is_file() for made in ("manifest.json", "prepared.json")):
+        return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
+    texts = (
+        f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
+    )
+    if VERBS[name].reads_run and named.path.is_dir():
+        return f"no run in {path}: it has no config.json; {takes}{texts}"
+    return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
+
+
+def _split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Takes `--config.key=value` and `--config.key value` out; returns (other arguments, ["key=value", ...])."""
+    rest, overrides = [], []
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("--config."):
+            rest.append(word)
+            continue
+        override = word.removeprefix("--config.")
+        if "=" not in override:
+            value = next(words, None)
+            if value is None or value.startswith("--"):
+                raise ConfigError(f"{word} needs a value: {word}=VALUE")
+            override = f"{override}={value}"
+        overrides.append(override)
+    return rest, overrides
+
+
+def _help(argv: Sequence[str]) -> str:
+    """The help that is asked for: "" = none, "screen" = the verb's, else a section or key of the config."""
+    if {"-h", "--help", "--help="} & set(argv):
+        return "screen"
+    return next((word.partition("=")[2] for word in argv if word.startswith("--help=")), "")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _is_something(word: str) -> bool:
+    try:
+        return bool(config_files.find(word))
+    except (ConfigError, OSError, ValueError):  # the last ones: no path can look like this text
+        return False
+
+
+def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
+    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`.
+
+    Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
+    """
+    parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
+    for plain, taken in (("target", not verb.others), ("other", verb.second)):
+        if taken:
+            parser.add_argument(plain, nargs="?")
+    parser.add_argument("--config")
+    if verb.rest or verb.others:
+        parser.add_argument("words", nargs="*")
+    for option, arguments in verb.options.items():
+        required = needs_all and arguments.get("required", False)
+        parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
+    args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
+    unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
+    if verb.at_step:
+        args.target, args.step = config_files.at_step(args.target or "")
+    if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
+        args.target, args.words = None, [args.target, *args.words]  # the run is named already
+    if args.target and "=" in args.target and not os.path.exists(args.target):
+        unknown = [args.target, *unknown]
+    if unknown:
+        raise ConfigError(f"unknown argument {unknown[0]!r}; {_argument_hint(name, verb, unknown[0])}")
+    return args
+
+
+def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
+    """The overrides that the verb's short options stand for: --temperature=1 for sample.temperature=1."""
+    given = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
+    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in given.items()}
+    return [f"{key}={value}" for key, value in values.items() if value is not None]
+
+
+def _argument_hint(name: str, verb: Verb, argument: str) -> str:
+    word = argument.partition("=")[0]
+    if not word.startswith("-") and "=" not in argument:
+        return f"jaxlm {name} takes one config or run, and it has been named"
+    keys = [key.name for key in config_help.read().keys]
+    if word in keys:
+        return f"did you mean --config.{argument}?"
+    last = word.lstrip("-").replace("-", "_").split(".")[-1]
+    same = [key for key in keys if key.split(".")[-1] == last]
+    if same:  # rather one of the verb's own sections
+        order = {section: number for number, section in enumerate(verb.keys)}
+        return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
+    near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
+    return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""The commands of the console script, with their arguments."""
+
+import dataclasses
+from typing import Literal
+
+from jaxlm.config import branch
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """One command.
+
+    Attributes:
+      module: the module of jaxlm.commands whose `run(config, args)` does the work and returns the exit code; None for
+        that of the config's program (TRAINING).
+      summary: one line for the help.
+      options: the flags in addition to --config: name -> arguments of `add_argument`. One with a `key` is short for
+        --config.KEY.
+      reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
+        workdir are given.
+      keys: the sections of the config that the command's help lists first.
+      makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
+      resumes: what the same command does after an interruption, for the line that says so: "goes on"; "" if it begins
+        anew. It decides the exit code, 4 or 1.
+      folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; "" if
+        the command takes none.
+      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      rest_help: what these are, for the help.
+      at_step: True if a run may be named as RUN@STEP; the first one's step comes as `args.step`.
+      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
+      others: what its plain arguments are where these name no config, for the help, "CONTESTANT"; all come as `args.words`, and
+        the config is that of defaults.
+      stands_in: an option, and the config that it takes where the command line names none.
+      second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
+    """
+
+    module: str | None
+    summary: str
+    options: dict[str, dict] = dataclasses.field(default_factory=dict)
+    reads_run: bool = False
+    keys: tuple[str, ...] = ()
+    makes: bool = False
+    resumes: str = ""
+    rest: str = ""
+    rest_help: str = "a text to continue; without one, those of the config"
+    others: str = ""
+    at_step: bool = False
+    second: str = ""
+    folder: str = ""
+    models: Literal["", "also", "only"] = ""
+    stands_in: tuple[str, str] = ("", "")
+
+
+def _text(metavar: str, words: str, default: str | None = "") -> dict:
+    return {"default": default, "metavar": metavar, "help": words}
+
+
+def _number(words: str, default: int = 0) -> dict:
+    return {"type": int, "default": default, "metavar": "N", "help": words}
+
+
+def _flag(words: str) -> dict:
+    return {"action": "store_true", "help": words}
+
+
+# config.program -> the module of jaxlm.commands that trains so.
+TRAINING = {"pretrain": "pretrain"}
+TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "posttraining") | dict.fromkeys(("ppo", "grpo"), "reinforcement")
+_JSON = {"--json": _flag("print JSON instead of a table")}
+_CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
+_DRAWING = {
+    "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
+    "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
+    "--top-p": {"key": "sample.top_p", "metavar": "P", "help": "draw from what has probability P together; 1 = off"},
+}
+VERBS = {
+    "train": Verb(
+        None,
+        "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
+        branch.OPTIONS,
+        keys=("train", "model", "optim", "data"),
+        makes=True,
+        resumes="goes on from what is done",
+    ),
+    "prepare": Verb(
+        "prepare",
+        "clean, deduplicate and audit documents into config.data.dir, with a report",
+        {
+            "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: as what it holds asks for)", None),
+            "--out": _text("DATA", "of a DIR: the folder for the result (default: data/NAME_OF_DIR)", None),
+            **_JSON,
+        },
+        keys=("data", "prepare"),
+        makes=True,
+        resumes="goes on from what is done",
+        folder="folder",
+    ),
+    "tokenize": Verb(
+        "tokenize",
+        "make the tokenizer, the shards and the manifest in config.data.dir",
+        {
+            "--sweep": _text("N,N,...", "only compare vocabularies of these sizes; writes nothing", None),
+            "--reference": _text(
+                "FILE.model",
+                "what to compare with; none = nothing (default: trained on embedded prose)",
+                "embedded:prose",
+            ),
+            **_JSON,
+        },
+        keys=("data",),
+        makes=True,
+        resumes="goes on; shards that are not finished are made anew",
+    ),
+    "tune": Verb(
+        "tune",
+        "time candidate settings of the train step on this device, and write the fastest as overrides",
+        {"--out": _text("FILE", "file for the overrides (default: WORKDIR/tuned.txt)", None), **_JSON},
+        keys=("tune", "train", "model", "loss", "hardware"),
+    ),
+    "plan": Verb(
+        "plan",
+        "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
+        {"--budget": _text("USD", "the best model for the money (default: of speed_1b)"), **_JSON},
+        keys=("plan",),
+        stands_in=("budget", "speed_1b"),
+    ),
+    "ladder": Verb(
+        "ladder",
+        "small runs of a config's family on its data, which foretell its held-out loss before it is run",
+        {
+            "--hours": {
+                "type": float,
+                "metavar": "H",
+                "help": "for all runs (default: .5, or .03 of the config's own)",
+            },
+            "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
+            "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what the hours hold)"),
+            "--plan": _flag("only print the runs and their hours"),
+            "--out": _text("LADDER", "the folder for the runs and ladder.json (default: WORKDIR/ladder)", None),
+            **_JSON,
+        },
+        keys=("train", "model", "optim", "data"),
+        makes=True,
+        resumes="goes on with the run that it was at",
+    ),
+    "doctor": Verb(
+        "doctor",
+        "check this machine before a run: GPUs, memory, disk, mirror, speed, versions",
+        _JSON,
+        keys=("train", "model", "data", "checkpoint", "hardware"),
+    ),
+    "sample": Verb(
+        "sample",
+        "continue prompts with the model of a run",
+        {
+            "--prompt": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "the same for a text that begins with -; may be repeated",
+            },
+            "--draws": _number("continue each prompt so often (default: 1)", 1),
+            **_DRAWING,
+            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each text, at most"},
+            **_CHECKPOINT,
+            **_JSON,
+        },
+        reads_run=True,
+        rest="PROMPT",
+        keys=("sample",),
+        models="also",
+    ),
+    "chat": Verb(
+        "chat",
+        "talk to the model of a run in the terminal, or to several at once",
+        {
+            "--system": _text("TEXT", "what the system says in front of the conversation"),
+            "--message": {"action": "append", "metavar": "TEXT", "help": "say this and leave; may be repeated"},
+            "--plain": _flag("continue plain text, though the model has a chat template"),
+            **_DRAWING,
+            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each answer, at most"},
+            **_CHECKPOINT,
+        },
+        reads_run=True,
+        rest="RUN_B",
+        rest_help="another model that hears the same; each may be RUN@STEP",
+        at_step=True,
+        keys=("sample",),
+        models="also",
+    ),
+    "serve": Verb(
+        "serve",
+        "answer over HTTP, as OpenAI's API does, with the model of a run; a page to talk to it",
+        {
+            "--port": _number("0 = any that is free (default: 8000)", 8000),
+            "--host": _text("ADDRESS", "0.0.0.0 = reached from other machines (default: 127.0.0.1)", "127.0.0.1"),
+            "--api-key": _text("KEY", "what clients must show (default: JAXLM_API_KEY, or none)", None),
+            "--rows": _number("requests that run at once (default: 8)", 8),
+            "--queue": _number("requests that wait (default: 64)", 64),
+            "--max-prompt": _number("tokens of a prompt; 0 = the context"),
+            **_CHECKPOINT,
+        },
+        reads_run=True,
+        models="also",
+    ),
+    "import": Verb(
+        "import_hf",
+        "make a run of a Hugging Face model: its weights, its tokenizer, its config",
+        {"--out": {"required": True, "metavar": "RUN", "help": "the folder for the run"}},
+        models="only",
+        keys=("model",),
+    ),
+    "export": Verb(
+        "export",
+        "write a run's model for others: a Hugging Face folder, a GGUF file, an adapter for PEFT; read back and compared",
+        {
+            "--to": {
+                "required": True,
+                "choices": ("hf", "gguf", "peft"),
+                "help": "hf: a folder of transformers; gguf: one file; peft: the adapter alone",
+            },
+            "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
+            **_CHECKPOINT,
+            "--dtype": {"help": "hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0; peft: f32"},
+            **_JSON,
+        },
+        reads_run=True,
+    ),
+    "eval": Verb(
+        "eval",
+        "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE, red team",
+        {
+            "--tasks": _text("TASK,TASK,...", "benchmarks, arc_easy,mmlu,... (default: eval.tasks)", None),
+            "--text": _text("PATH", "bits per byte of any text: a file, folder or glob"),
+            "--limit": _number("questions of each task; 0 = all"),
+            "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
+            **_CHECKPOINT,
+            **_JSON,
+        },
+        reads_run=True,
+        keys=("eval",),
+        models="also",
+    ),
+    "audit": Verb(
+        "audit",
+        "find junk in prepared documents, in existing shards or in the sources, worst first",
+        {
+            "--top": _number("findings to print (default: 50; 0 = all)", 50),
+            "--source": _text("NAME", "print the findings of this source only"),
+            "--max-bytes": _number("of each source to read; 0 = all"),
+            **_JSON,
+        },
+        reads_run=True,
+        keys=("data", "prepare"),
+    ),
+    "trace": Verb(
+        "trace",
+        "which documents were in the batch of a step",
+        {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
+        reads_run=True,
+    ),
+    "report": Verb(
+        "report",
+        "one page with a run's curves, costs, samples: RUN/report.html",
+        _JSON | {"--took": _text("FOLDER", "show what a script's commands took too: files with seconds")},
+        reads_run=True,
+    ),
+    "diff": Verb(
+        "diff",
+        "what differs between two runs, and the first step at which they part",
+        _JSON,
+        reads_run=True,
+        second="RUN_B",
+    ),
+    "compare": Verb(
+        "compare",
+        "whether two runs, or two checkpoints of one, can be told apart: the paired test, in words",
+        {
+            "--checkpoint": _text("A,B", "their steps, or latest (default: the latest with results)"),
+            "--votes": _text("FILE", 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie'),
+            "--command": _text("CMD", "judge by a command: CMD RUN STEP prints a score a line, higher is better"),
+            "--lower-is-better": _flag("of --command's scores, such as losses, less is better"),
+            **_JSON,
+        },
+        reads_run=True,
+        second="RUN_B",
+        models="also",
+    ),
+    "arena": Verb(
+        "arena",
+        "people vote blindly between the answers of runs, servers or files of samples, on a page",
+        {
+            "--prompts": _text("FILE", "a line each, or .jsonl (default: the config's)"),
+            "--store": _text("FILE", "answers and votes (arena.sqlite)", "arena.sqlite"),
+            "--port": _number("of the page (default: 8080; 0 = any)", 8080),
+            "--host": _text("HOST", "0.0.0.0 = other machines may vote too", "127.0.0.1"),
+            "--no-reveal": _flag("don't say after a vote whose the answers were"),
+            "--results": _flag("print ratings, agreement and biases; opens no page"),
+            "--export-votes": _text("FILE", "of two, for jaxlm compare --votes"),
+            "--export-pairs": _text("FILE", "preferences, for jaxlm train dpo"),
+            **_JSON,
+        },
+        others="CONTESTANT",
+        keys=("sample",),
+    ),
+}

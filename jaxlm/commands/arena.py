@@ -1,0 +1,130 @@
+"""`jaxlm arena A B ...`: people vote blindly between the answers of runs, servers or files of samples."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+
+import jax
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config, ConfigError
+from jaxlm.eval import model, samples
+from jaxlm.host.console import say, table, working
+from jaxlm.interop import inherit, readers
+from jaxlm.serve import address
+from jaxlm.serve.arena import contestants, export, page, ratings
+from jaxlm.serve.arena.contestants import Contestant
+from jaxlm.serve.arena.store import Store
+from jaxlm.train import origin
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Makes the answers that are missing and opens the page; or prints results, or writes votes."""
+    reads = args.results or args.export_votes or args.export_pairs
+    path = pathlib.Path(args.store).expanduser()
+    if not path.is_file() and (reads or not args.words):
+        raise ConfigError(f"no votes in {path}: jaxlm arena RUN_A RUN_B begins (--store=FILE names another file)")
+    if args.json and not args.results:
+        raise ConfigError("--json prints results: jaxlm arena --results --json")
+    if not reads:
+        page.check()
+    playing = [_settled(contestants.parse(word)) for word in args.words]
+    named = contestants.names(playing)
+    if len(playing) == 1:
+        raise ConfigError("one contestant alone: name two or more, jaxlm arena RUN_A RUN_B")
+    store = Store(path)
+    try:
+        ids = store.enter(named) if playing else store.enter_all()
+        if reads:
+            return _read(store, args)
+        with address.listen(args.host, args.port) as listening:
+            _answer(store, dict(zip(ids, playing, strict=False)), config, args)
+            say(f"vote at {address.url(listening)}; ctrl-C ends, and the same command goes on")
+            try:
+                page.serve(store, listening, not args.no_reveal)
+            except KeyboardInterrupt:
+                say(f"{len(store.votes()):,} votes in {path}: jaxlm arena --results --store={path}")
+        return 0
+    finally:
+        store.close()
+
+
+def _settled(one: Contestant) -> Contestant:
+    """A run with the step of its checkpoint, so that a run that trains on is another contestant; or its like."""
+    if one.kind != "run":
+        return one
+    if not model.is_there(one.where):
+        raise ConfigError(f"{one.where} is no run, no model, no file of samples and no URL: who should take part?")
+    step = origin.open(one.where, one.which, readers.READERS).provenance.get("step")
+    return dataclasses.replace(one, which="" if step is None else str(step))
+
+
+def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: argparse.Namespace) -> None:
+    """Makes the answers that the store lacks, one contestant after the other."""
+    given = {i: contestants.read_samples(one.where) for i, one in playing.items() if one.kind == "file"}
+    configs = {i: _config(one, args.overrides) for i, one in playing.items() if one.kind == "run"}
+    if args.prompts:
+        prompts = contestants.read_prompts(args.prompts)
+    elif given:
+        prompts = [*dict.fromkeys(prompt for texts in given.values() for prompt in texts)]
+    else:
+        prompts = [*next(iter(configs.values()), config).sample.prompts]
+    for number, one in playing.items():
+        missing = store.missing(number, prompts)
+        if one.kind == "file":
+            store.answer(number, {prompt: given[number][prompt] for prompt in missing if prompt in given[number]})
+        elif one.kind == "server":
+            with working(f"asking {one.where}", len(missing), "prompts") as tell:
+                for at, prompt in enumerate(missing, 1):
+                    store.answer(number, {prompt: contestants.ask(one, prompt, config.sample, config.seed)})
+                    tell(at)
+        elif missing:
+            store.answer(number, _continued(one, configs[number], missing))
+    if playing and not store.battles():
+        raise ConfigError(
+            "nothing to vote on: no prompt has two answers that differ; give other prompts, --prompts=FILE"
+        )
+
+
+def _config(one: Contestant, overrides: list[str]) -> Config:
+    """The config of a run, or of a model from elsewhere, with the overrides of the command line."""
+    own = [override for override in overrides if not override.startswith("workdir=")]
+    return config_lib.resolve(inherit.of_folder(str(pathlib.Path(one.where).resolve()), own))
+
+
+def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
+    """The answers of a run's checkpoint, as `jaxlm sample` gives them."""
+    run = model.restore(config, one.which or "latest", readers.READERS)
+    with jax.set_mesh(run.mesh), working(f"{one.name} answers {len(prompts):,} prompts"):
+        texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
+    return dict(zip(prompts, texts, strict=True))
+
+
+def _read(store: Store, args: argparse.Namespace) -> int:
+    """Writes votes and prints results, as asked."""
+    votes, names = store.votes(), store.names()
+    if args.export_votes:
+        say(f"{export.votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
+    if args.export_pairs:
+        say(f"{export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
+    if not args.results:
+        return 0
+    results = ratings.results(votes, names)
+    lines = ratings.words(results)
+    if args.json:
+        gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in results.gaps]
+        biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in results.biases]
+        agreement = results.agreement and results.agreement._asdict()
+        both = {"gaps": gaps, "biases": biases, "agreement": agreement, "words": lines}
+        print(json.dumps(dataclasses.asdict(results) | both))
+        return 0
+    people, ties = "person" if results.raters == 1 else "people", "tie" if results.ties == 1 else "ties"
+    print(f"{results.votes:,} votes by {results.raters:,} {people}, {results.ties:,} {ties}")
+    rows = [["", "votes", "Bradley-Terry, 95%", "Elo, 95%"]]
+    for one in results.ratings:
+        elo = f"{one.elo:,.0f}, {one.elo_low:,.0f} to {one.elo_high:,.0f}"
+        rows.append([one.name, f"{one.votes:,}", f"{one.rating:+.0f}, {one.low:+.0f} to {one.high:+.0f}", elo])
+    print(table(rows, right=(1,)))
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,97 @@
+"""`jaxlm chat`: a talk with the models of one or several runs, in the terminal."""
+
+import argparse
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+import jax
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import ours
+from jaxlm.devices.processes import say
+from jaxlm.eval import model
+from jaxlm.host.console import working
+from jaxlm.interop import inherit, readers
+from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.conversation import Conversation, Voice
+from jaxlm.serve.talk import Talk, Terminal
+from jaxlm.train import origin
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Talks until ctrl-D, /quit or the end of standard input; returns 2 if a line of a file could not be answered, else 0.
+
+    Raises:
+      ConfigError: there is no such run or model.
+    """
+    if config.distributed.num_processes > 1:
+        raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
+    chosen = [(config, args.step or args.checkpoint)]
+    model.check_run(config, args.config)
+    for word in args.words:
+        folder, step = config_files.at_step(word)
+        own = [override for override in args.overrides if not override.startswith("workdir=")]
+        other = config_lib.resolve(inherit.of_folder(folder, own))
+        model.check_run(other, folder)
+        chosen.append((other, step or args.checkpoint))
+    terminal = Terminal()
+    names = _names([(other.workdir, checkpoint) for other, checkpoint in chosen])
+    restored = [_restored(other, checkpoint, args.plain) for other, checkpoint in chosen]
+    with contextlib.ExitStack() as stack:
+        pairs = zip(restored, names, strict=True)
+        voices = [stack.enter_context(_voice(run, name, args.plain)) for run, name in pairs]
+        talk = Talk(voices, config.sample, config.seed, terminal)
+        if args.system:
+            talk.system(args.system)
+        with contextlib.suppress(KeyboardInterrupt):  # the second one during an answer
+            for line in args.message or terminal.lines():
+                if not talk.line(line):
+                    break
+    return 2 if talk.refused and not terminal.live else 0
+
+
+def _names(given: list[tuple[str, str]]) -> list[str]:
+    """What the models are called: by their folders; with their steps or by all of the path where that is not enough."""
+    short = [pathlib.Path(folder).resolve().name for folder, _ in given]
+    if len({*short}) == len(short):
+        return short
+    short = [f"{name}@{step}" for name, (_, step) in zip(short, given, strict=True)]
+    return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in given]
+
+
+def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
+    run = model.restore(config, checkpoint, readers.READERS)
+    for line in filter(None, (run.name, origin.better(config, checkpoint))):
+        say(line)
+    of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)
+    if of_text and chat.speaks(run.tokenizer) and not plain:
+        say("it was trained on text, not on chats: --plain lets it go on with what you type")
+    return run
+
+
+@contextlib.contextmanager
+def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
+    """A restored model that answers, compiled."""
+    if not plain and not _has_template(run.tokenizer):
+        say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
+        plain = True
+    with jax.set_mesh(run.mesh):
+        batcher = Batcher(run.model, run.variables, rows=1)
+        with contextlib.closing(batcher):
+            with working("compiling") as tell:
+                batcher.warm(lambda line: tell(0, line))
+            context, ends = run.model.config.max_seq_len, chat.ends(run.tokenizer)
+            yield Voice(name, batcher, Conversation(run.tokenizer, ends, context, plain))
+
+
+def _has_template(tokenizer) -> bool:
+    """Whether a model has a chat template. Raises ConfigError if it has one that can't be read."""
+    try:
+        chat.template(tokenizer)
+    except ConfigError:
+        return False
+    chat.Writer(tokenizer)
+    return True

@@ -1,0 +1,106 @@
+"""Writes DATA/report.html, a page with everything that `prepare` and `tokenize` found out about a corpus."""
+
+import json
+import pathlib
+import typing
+from collections.abc import Callable, Iterator
+
+from jaxlm.config import Config, PrepareConfig
+from jaxlm.corpus import conclude, documents, engine, prepare
+from jaxlm.corpus.audit import audit, contrast
+from jaxlm.data.shards import shards
+from jaxlm.host import console, files
+from jaxlm.report import data as report
+from jaxlm.report import page
+
+FINDINGS = "findings.json"
+FIT = "tokenizer_fit.json"
+_JUNK_ROWS = 200
+_SAMPLED_FILES = 256  # at most, of each source
+
+
+def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
+    """Returns audit and mismatch report of `prepare.report_mb` megabytes of each source; cached in DATA/findings.json."""
+    if not config.prepare.report_mb:
+        return {}
+    about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
+    about["weights"] = {name: source.weight for name, source in config.prepare.sources.items()}
+    about["audit"] = 2  # findings of older versions call words of a domain junk
+    about["html"] = config.prepare.stages["html"]
+    return remembered(done.path / FINDINGS, about, lambda: _inspect(config, done))
+
+
+def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
+    """Returns the result of `make`, cached in a JSON file.
+
+    Args:
+      path: the path of the file.
+      about: what the result depends on, stored with it. If the file's `about` differs, the result is computed again.
+      make: computes the result.
+
+    Returns:
+      The entries of `about` and of the result in one dict.
+    """
+    known = files.json_there(path)
+    if about.items() <= known.items():
+        return known
+    made = about | make()
+    try:
+        files.write_atomically(path, (json.dumps(made, ensure_ascii=False, indent=1) + "\n").encode())
+    except OSError as error:  # finished data may lie on a disk that can't be written
+        console.say(f"{path} can't be written: {error.strerror}")
+    return made
+
+
+def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
+    kept = {name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]}
+    paths = {name: of_source for name, of_source in documents.find(done.path).items() if name in kept}
+    with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
+        junk = pool.submit(_junk, paths, config.prepare)
+        compared = pool.submit(_mismatch, paths, config.prepare)
+        return {"junk": junk.result(), "mismatch": compared.result()}
+
+
+def _junk(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> list[dict]:
+    counts = [audit.scan(name, sample(of_source, int(settings.report_mb * 1e6))) for name, of_source in paths.items()]
+    ranked = audit.rank(counts, contrast.counts(counts, settings.target, settings.stages["html"]))
+    return [finding.to_row() for finding in ranked[:_JUNK_ROWS]]
+
+
+def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> dict | None:
+    if len(paths) < 2 and not settings.target:
+        return None
+    from jaxlm.corpus.audit import mismatch  # scikit-learn is slow to import
+
+    limit = int(settings.report_mb * 1e6)
+    texts = {name: (text for _, text in sample(of_source, limit)) for name, of_source in paths.items()}
+    target = contrast.target_texts(settings.target, limit, settings.stages["html"]) if settings.target else None
+    like = (text for _, text in target) if target else None
+    weights = {name: source.weight for name, source in settings.sources.items() if name in paths}
+    return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
+
+
+def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
+    """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
+    trained = config.workdir and (pathlib.Path(config.workdir) / page.NAME).is_file()
+    return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
+
+
+def write_with(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes DATA/report.html as `write` does, with `inspected` instead of what `inspect` finds, which takes long."""
+    root, summary = done.path, {"sources": done.manifest["sources"]}
+    summary["examples"] = conclude.examples(root)
+    summary["clusters"] = files.json_there(root / "clusters.json") or None
+    if (files.json_there(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:
+        summary["tokenizer_fit"] = files.json_there(root / FIT).get("sources")
+    summary |= inspected
+    summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
+    report.write(root / page.NAME, summary)
+    return root / page.NAME
+
+
+def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
+    """Yields (id, text) of about `limit` bytes of documents, from files spread over the whole list."""
+    chosen = paths[:: -(-len(paths) // _SAMPLED_FILES)] if paths else []
+    for path in chosen:
+        yield from documents.within(documents.read_texts([path]), max(1, limit // len(chosen)))

@@ -1,0 +1,31 @@
+"""`jaxlm diff RUN_A RUN_B`: what differs between two runs, and the first step at which they part."""
+
+import argparse
+import json
+import pathlib
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.host.console import table
+from jaxlm.run import differences
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints a table of what went in differently, and a line of verdict."""
+    if not args.other:
+        raise ConfigError("which runs? jaxlm diff RUN_A RUN_B, the folders of two runs")
+    differing = differences.compare(pathlib.Path(config.workdir), pathlib.Path(args.other))
+    if args.json:
+        print(json.dumps(differing))
+        return 0
+    rows = [[row["what"], row["name"], _short(row["a"]), _short(row["b"])] for row in differing["inputs"]]
+    same = "code, config, data, packages, hardware and price are the same"
+    print(table([["what", "name", "A", "B"], *rows]) if rows else same)
+    print(differing["verdict"])
+    if differing["held_out"]:
+        print(differing["held_out"])
+    return 0
+
+
+def _short(fact: object) -> str:
+    text = "" if fact is None else str(fact)
+    return text if len(text) <= 40 else f"{text[:37]}..."

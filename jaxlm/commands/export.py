@@ -1,0 +1,99 @@
+"""`jaxlm export RUN --to=hf|gguf|peft --out=DIR`: writes a run's model, or its adapter, for other programs."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from jaxlm.commands import model_card
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices import tree
+from jaxlm.host.console import duration, say
+from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft, readers
+from jaxlm.train import origin
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Writes the model, reads it back, compares it with the run, and says where it is."""
+    if not config.workdir:
+        raise ConfigError("which run? jaxlm export RUN --to=hf --out=DIR, with the folder of a run")
+    dtype, out = export.dtype_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
+    export.refuse(out, args.to)
+    if args.to == "gguf":
+        gguf.architecture(config.model)
+        gguf.package()
+    hf_config.content(config.model)
+    jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
+    found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
+    _check_kind(config, found, args.to)
+    if line := origin.better(config, args.checkpoint):
+        say(line)
+    source, base = _source(config, found, args.to, dtype)
+    done = export.export(source, args.to, dtype, out)
+    step = int(found.provenance["step"])
+    if args.json:
+        seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
+        print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype} | seconds))
+        return 0
+    say(f"all {done.tensors} tensors{' of the adapter' if base else ''} are the run's, as {dtype} holds them")
+    if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
+        say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
+    if base and base.codes != "none":
+        say(f"its base, in {base.codes} in training, is whole for PEFT: --to=hf writes the model as it was trained")
+    if base:
+        say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
+        if base.ids:
+            say(f"that base must be resized to {base.ids:,} ids before it takes the adapter, as README.md shows")
+    say(
+        f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
+    )
+    return 0
+
+
+def _check_kind(config: Config, found: origin.Origin, to: str) -> None:
+    """Raises ConfigError if what the run trained can't be written so."""
+    run = config.workdir
+    if to == "peft" and found.adapter is None:
+        raise ConfigError(f"{run} trained all of its model and no adapter: export it with --to=hf")
+    if to == "peft" and config.program == "reward":
+        raise ConfigError(f"{run} is a reward model, whose head PEFT keeps apart: export it merged, with --to=hf")
+    if to != "peft" and found.adapter is not None:
+        raise ConfigError(
+            f"{run} trained the vectors of a prompt, for which a model has no place: export them with --to=peft"
+        )
+
+
+def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
+    """Returns (what is exported, with its card; what that says of an adapter's base)."""
+    name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
+    tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
+    scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
+    place, base = _base(found) if adapted else (("", None), None)
+    count = tree.count(trained) if adapted else leaves.parameters(model, scores)
+    facts = model_card.facts(config, tokenizer, step, name, count)
+    text = card.text(dataclasses.replace(facts, to=to, file=f"{name}-{dtype}.gguf", rewards=scores, base=base))
+
+    def read(leaf: str) -> np.ndarray:
+        return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
+
+    about = {"run": name, "step": step}
+    return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place), base
+
+
+def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
+    """Returns (which model an adapter's base is, what its card says of it). Raises ConfigError if it lacks rows of its own."""
+    said, ids = found.meta()["base"], found.config.model.vocab_size
+    path = pathlib.Path(said["path"])
+    had = inherit.ids_of(path)
+    if missing := {*range(had, ids)} - {*found.adapter.row_ids}:
+        raise ConfigError(
+            f"{path} has {had:,} ids, the adapter was trained with {ids:,} and does not hold the rows of {len(missing)} of the "
+            "new ones: export it merged, with --to=hf"
+        )
+    step, codes = said.get("step"), found.adapter.settings.quantize
+    named = str(path), None if step is None else str(step)
+    return named, card.Base(path.name, step, ids if had < ids else 0, codes)

@@ -1,0 +1,115 @@
+"""`jaxlm import`: makes a run of a Hugging Face model: its weights as checkpoint 0, its tokenizer, its config."""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+
+import jax
+
+from jaxlm import models
+from jaxlm.config import Config, ConfigError, MeshConfig, RunError
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices import processes, sharding, tree
+from jaxlm.devices.processes import say, together
+from jaxlm.host.console import megabytes, size
+from jaxlm.host.redact import redact
+from jaxlm.interop import hf_weights, peft_config, readers
+from jaxlm.plan import settle
+from jaxlm.run import ledger
+from jaxlm.run.checkpoints import weights
+from jaxlm.run.workdir import TOKENIZER
+from jaxlm.train import origin, start
+
+_ROWS = 1024  # of the embedding: so many more than the tokenizer has ids are nothing special
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Imports the model in the folder that `config.workdir` names into the run `args.out`."""
+    folder = pathlib.Path(config.workdir)
+    out = pathlib.Path(args.out).expanduser().absolute()
+    if peft_config.is_adapter(folder):
+        raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
+    together(lambda: _check(folder, out), first_only=True)
+    began, found = time.perf_counter(), origin.open(folder, readers=readers.READERS)
+    tokenizer = found.tokenizer()
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"{folder}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {config.model.vocab_size:,}"
+        )
+    if (idle := config.model.vocab_size - tokenizer.vocab_size) > max(_ROWS, config.model.vocab_size / 10):
+        say(f"warning: {idle:,} of the model's {config.model.vocab_size:,} rows have no id: is this its tokenizer?")
+    all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
+    mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
+    settled = settle.to_read(config.model, jax.devices()[0].platform)
+    model = models.build(settled, settled.attention)
+    abstract = models.abstract_params(model)
+    shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+    data = dataclasses.replace(config.data, dir=str(out / "data"), tokenizer=str(out / TOKENIZER))
+    made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), data=data)
+    open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
+    made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
+    with _becoming(out, hf_weights.size(folder)) as part:
+        weights.save(part / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
+        together(lambda: _write(made, tokenizer, part, folder), first_only=True)
+    say(
+        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "
+        f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
+    )
+    name = shlex.quote(args.out)
+    say(
+        f'next: jaxlm sample {name} "Once upon a time", or jaxlm train base --config.origin={name} --config.data.path=TEXTS'
+    )
+    return 0
+
+
+def _opening(tokenizer: coder.Coder) -> str:
+    """What a text begins with, in words."""
+    named = {tokenizer.separator_id: "BOS", tokenizer.eos_id: "EOS"}
+    return " ".join(named.get(i, f"id {i}") for i in tokenizer.opening) or "nothing"
+
+
+def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
+    """Raises ConfigError if the run can't be made there."""
+    if out.resolve() == folder.resolve():
+        raise ConfigError(f"--out={out} is the model itself: give another folder")
+    if (out / "config.json").exists():
+        raise ConfigError(f"--out={out} holds a run or a model already: give another folder, or delete it")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out={out} is a file: give a folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"--out={out} is not empty: give a new folder")
+
+
+@contextlib.contextmanager
+def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside `out`, if there is room; it takes its name if the block ends well, and else goes."""
+    part = out.with_name(f".{out.name}.importing")
+
+    def begin() -> None:
+        shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+        part.mkdir(parents=True)
+        if needed > (free := shutil.disk_usage(part).free):
+            raise RunError(f"--out={out} needs about {size(needed)}, and {size(free)} are free there: free some room")
+
+    try:
+        together(begin, first_only=True)
+        yield part
+        together(lambda: os.rename(part, out), first_only=True)
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes tokenizer, config.json and run.json; config.json makes it a run, so it comes last."""
+    coder.write(chat.settled(tokenizer), out / TOKENIZER)
+    nothing = {"manifest_sha256": "", "choices": {}, "changed": []}
+    ledger.record_start(out, config, step=0, hardware=start.hardware(), **nothing)
+    ledger.end(out, step=0, code=0, why=f"imported from {folder.resolve()}")

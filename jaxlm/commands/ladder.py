@@ -1,0 +1,127 @@
+"""`jaxlm ladder`: small finished runs of a config's family on its own data, and what they foretell of it."""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+
+import jax
+
+from jaxlm.commands.train import text as pretrain
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.batches import which_data
+from jaxlm.devices import processes
+from jaxlm.host import console, files
+from jaxlm.host.console import hours, say
+from jaxlm.plan import settle
+from jaxlm.plan.ladder import ladder, rungs
+from jaxlm.plan.ladder import text as ladder_text
+from jaxlm.plan.ladder.ladder import Asked, Ladder
+from jaxlm.plan.ladder.rungs import Rung
+from jaxlm.run.survive import supervisor, train_in_child
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+_LEAST = 3  # sizes, and budgets
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Does the runs that are not done, prints the law and what it foretells, and keeps all in LADDER/ladder.json."""
+    rungs.check(config)
+    supervisor.wanted("on")  # or says that this needs Linux
+    if processes.several(config.distributed):
+        raise ConfigError(
+            "jaxlm ladder trains in one process at a time: start it on one host, without config.distributed"
+        )
+    asked = wanted(args)
+    which_data.check(config, args.config, args.overrides, say)
+    jax.config.update("jax_platforms", "cpu")  # leaves the devices to the runs
+    order = pretrain.data(config)
+    config = settle.sized(config, say, order.data.vocab_size)
+    if not (args.out or config.workdir):
+        raise ConfigError("no folder for the ladder: give --out=DIR")
+    folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / ladder.FOLDER)
+    plan, climbed = ladder.begin(config, order, folder, asked, args.config)
+    if line := rungs.check_data(order, climbed):
+        say(line)
+    if args.plan:
+        print(json.dumps(plan) if args.json else ladder_text.runs(plan))
+        return 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the ladder's folder {folder} can't be made: {error.strerror or error}") from error
+    with files.lock(folder, "makes the ladder in", "workdir"):
+        mixture = dict(order.mixture)
+        for run, rung in zip(plan["runs"], climbed, strict=True):
+            note(run, rung, mixture)
+        keep(folder, plan)
+        say(ladder_text.runs(plan))
+        code = climb(folder, plan, climbed, mixture)
+    if code == 0:
+        print(json.dumps(plan) if args.json else ladder_text.found(plan))
+        say(f"written to {folder / ladder.FILE}")
+    return code
+
+
+def wanted(args: argparse.Namespace) -> Asked:
+    """Returns the sizes, tokens and hours of the command line. Raises ConfigError if one is wrong."""
+    sizes, budgets = _numbers("sizes", args.sizes), _numbers("tokens", args.tokens)
+    if wrong := [size for size in sizes if size % 8]:
+        raise ConfigError(f"--sizes={args.sizes}: {wrong[0]:g} is no multiple of 8; they are widths (model.d_model)")
+    if args.hours is not None and not 0 < args.hours < math.inf:
+        raise ConfigError(f"--hours={args.hours:g} must be above 0 and finite")
+    return Asked([int(size) for size in sizes], budgets, args.hours)
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """The numbers of an option, rising: "250k,500k,1M"."""
+    numbers = set()
+    for word in filter(None, text.split(",")):
+        match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([kmb]?)", word.strip().lower())
+        if not match or not float(match[1]):
+            raise ConfigError(f"--{option}={text}: {word!r} is no number such as 500k, 1.5M or 2B")
+        numbers.add(float(match[1]) * _UNITS[match[2]])
+    if text and len(numbers) < _LEAST:
+        raise ConfigError(f"--{option}={text}: give at least {_LEAST} different ones")
+    return sorted(numbers)
+
+
+def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict[str, float]) -> int:
+    """Trains what is not done, and writes the ladder after each run. Returns the exit code."""
+    for number, (run, rung) in enumerate(zip(plan["runs"], climbed, strict=True), start=1):
+        if run["loss"] or run["why"]:
+            continue
+        what, place = f"run {number} of {len(climbed)}, {rung.name}", pathlib.Path(rung.config.workdir)
+        with console.working(what, end=False, quiet=True):
+            code = train_in_child.train(rung.config)
+        if code == 4:
+            say(f"{what}: interrupted; the same command goes on")
+            return code
+        note(run, rung, mixture)
+        if code == 3 and not run["loss"] and rung.kind == "rate":  # a rate that is too high is worth knowing
+            run["why"] = train_in_child.last_words(place)
+        keep(folder, plan)
+        if not (run["loss"] or run["why"]):
+            say(
+                f"{what}: ended with code {code}: {train_in_child.last_words(place)} (all that it said: {place / train_in_child.OUTPUT})"
+            )
+            return code or 1
+        left = sum(other["planned_hours"] or 0.0 for other in plan["runs"] if not (other["loss"] or other["why"]))
+        came = f"loss {run['loss']:.4f}" if run["loss"] else "it diverged"
+        say(f"{what}: {came}, {hours(run['hours'])}" + (f"; about {hours(left)} left" if left else ""))
+    return 0
+
+
+def note(run: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
+    """Puts what came of a run into its entry of the ladder, if it is done."""
+    if measured := train_in_child.result(rung.config, mixture):
+        run |= {"hours": measured.hours, "loss": measured.loss}
+        run |= {"bits_per_byte": measured.bits_per_byte, "bytes_per_token": measured.bytes_per_token}
+
+
+def keep(folder: pathlib.Path, plan: Ladder) -> None:
+    """Draws what conclusions the runs so far allow, and writes the ladder."""
+    plan["hours"]["spent"] = sum(run["hours"] for run in plan["runs"])
+    ladder.conclude(plan)
+    ladder.write(folder, plan)

@@ -1,0 +1,152 @@
+"""`jaxlm plan`: estimates the memory, hours and dollars of a config before anything is rented."""
+
+import argparse
+import dataclasses
+import json
+import math
+import pathlib
+import typing
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxlm.config import Config, ConfigError, with_keys
+from jaxlm.data.batches import passes
+from jaxlm.data.batches.open import open_order
+from jaxlm.data.shards import shards
+from jaxlm.host import console
+from jaxlm.host.console import say
+from jaxlm.plan import cost, fit, lower, params, settle, summary
+from jaxlm.plan.ladder import budget, ladder
+from jaxlm.plan.ladder import text as ladder_text
+from jaxlm.plan.text import render
+from jaxlm.plan.tune import this_machine
+from jaxlm.run.checkpoints import keep
+from jaxlm.run.workdir import has_checkpoints
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the plan for `plan.mesh`, for which it also compiles the step, or for one device of each accelerator.
+
+    The plan is that of the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
+    """
+    jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
+    if args.budget:
+        return best(config, budget.dollars_of(args.budget), args)
+    config = settle.by_rule(_settled(config), say)
+    if config.train.microbatch_size == -1:
+        say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
+    target = None
+    if config.plan.mesh:
+        mesh = fit.parse_mesh(config.plan.mesh)
+        fit.check_mesh(config, mesh)
+        if config.plan.compile:
+            target = lower.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
+    plan = summary.summarise(settle.on_platform(config, "gpu").runs)
+    plan["data"] = data(config) if config.program == "pretrain" else None
+    plan["ladder"] = foretold(config) if config.program == "pretrain" else None
+    plan["here"] = this_machine.row(config)
+    plan["disk"] = disk(config, plan["checkpoint"]["bytes"])
+    if target:
+        planned = settle.on_platform(config, target.platform).runs
+        planned = fit.with_changes(planned, microbatch=plan["memory"]["microbatch"])
+        with console.working(f"compiling the step for {target.name}"):
+            plan["compiled"] = lower.compile_step(dataclasses.replace(planned, mesh=mesh), mesh, target)
+    print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
+    return 0
+
+
+def best(config: Config, usd: float, args: argparse.Namespace) -> int:
+    """Prints the best model for so many dollars on each accelerator, in the proportions of the config."""
+    budget.check(config)
+    if "phases.shrink=cpu" in args.overrides:  # the config is small by now
+        raise ConfigError("--budget is of the whole run: leave config.phases.shrink out")
+    config = _settled(with_data(config, args.overrides))
+    fitted, folder = ladder.known(config, say) or (None, None)
+    with console.working("choosing a model for each accelerator"):
+        choice = budget.plan(settle.on_platform(config, "gpu").runs, usd, fitted)
+    choice["ladder"] = folder and str(folder)
+    begun = config.workdir and has_checkpoints(pathlib.Path(config.workdir))
+    for row in choice["accelerators"]:
+        read = data(with_keys(config, train={key: row["overrides"][f"train.{key}"] for key in ("steps", "batch_size")}))
+        row["epochs"] = read and read["epochs"]
+        if begun:
+            row["overrides"]["workdir"] = f"{config.workdir.rstrip('/')}-{usd:g}usd"  # a run keeps its model
+    text = (
+        json.dumps(_finite(choice), indent=1) if args.json else ladder_text.budget(choice, args.config, args.overrides)
+    )
+    print(text)
+    return 0
+
+
+def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
+    """Returns the config with the vocabulary of the data in `data.dir`, if there is any: the model is still to be chosen.
+
+    Says so if the command line (`overrides`) names a folder and there is none.
+    """
+    if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
+        if any(override.startswith("data.dir=") for override in overrides):
+            say(f"there is no finished data in {config.data.dir}, so nobody knows how often the run would read it")
+        return config
+    return with_keys(config, model={"vocab_size": shards.open_data(config.data.dir).vocab_size})
+
+
+def _settled(config: Config) -> Config:
+    """The config with a vocabulary and, in the place of auto, the remat that takes longest."""
+    config = settle.sized(config, say)
+    if config.model.remat == "auto":
+        say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
+        config = settle.assuming(config, remat="full", rows=-1)
+    return config
+
+
+def data(config: Config) -> dict[str, typing.Any] | None:
+    """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data.
+
+    Says so if training would refuse the data that is there.
+    """
+    try:
+        order, steps = open_order(config), config.train.steps
+        epochs = passes.passes(order, steps)
+        for line in passes.rounded(order):
+            say(line)
+    except ConfigError as error:
+        if (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
+            say(f"the data is left out of the plan: {error}")
+        return None
+    read = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
+    return read | ({"mixture": passes.words(order, steps)} if order.final else {})
+
+
+def foretold(config: Config) -> dict[str, typing.Any] | None:
+    """Returns the held-out loss that the ladder in WORKDIR/ladder foretells, with its interval; None if there is no ladder."""
+    if not (known := ladder.known(config, say)):
+        return None
+    fitted, folder = known
+    parameters, tokens = params.count_params(config.model), cost.tokens(config)
+    loss, low, high = fitted.loss(parameters, tokens)
+    beyond = {"parameters": parameters / fitted.params, "tokens": tokens / fitted.tokens}
+    return {"dir": str(folder), "loss": loss, "low": low, "high": high, "beyond": beyond}
+
+
+def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
+    """Returns what a run leaves on the disk: the bytes of a checkpoint, how many there are at most, bytes of a token."""
+    c = config.checkpoint
+    kept = {"keep_last": c.keep_last, "keep_best": c.keep_best, "keep_every": c.keep_every}
+    kept["phases"] = len(config.phases.plan)
+    return {
+        "checkpoint": checkpoint,
+        "checkpoints": keep.most(c, config.train.steps, kept["phases"]),
+        "why": ", ".join(f"{name} {n}" for name, n in kept.items() if n),
+        "bytes_per_token": np.dtype(shards.token_dtype(config.model.vocab_size)).itemsize,
+    }
+
+
+def _finite(value: typing.Any) -> typing.Any:
+    """The same values with None for infinities and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

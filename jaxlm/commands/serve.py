@@ -1,0 +1,86 @@
+"""`jaxlm serve`: answers over HTTP with the model of a run."""
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import pathlib
+import signal
+import socket
+
+import jax
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.chats import chat
+from jaxlm.devices.processes import say
+from jaxlm.eval import model
+from jaxlm.host.console import working
+from jaxlm.interop import readers
+from jaxlm.serve import address
+
+_NEEDS = ("starlette", "uvicorn", "sse_starlette")
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it.
+
+    Raises:
+      ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
+      RunError: the port is in use.
+    """
+    _check(config, args)
+    from jaxlm.serve import guard
+    from jaxlm.serve.batcher import Batcher
+
+    key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
+    with address.listen(args.host, args.port) as listening:
+        if not key and not guard.is_loopback(args.host):
+            say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
+        restored = model.restore(config, args.checkpoint, readers.READERS)
+        with jax.set_mesh(restored.mesh):
+            with working("laying out the model"):
+                batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)
+            with contextlib.closing(batcher):
+                with working("compiling") as tell:
+                    batcher.warm(lambda line: tell(0, line))
+                _serve(_server(args, restored, batcher, key), listening)
+    return 0
+
+
+def _check(config: Config, args: argparse.Namespace) -> None:
+    missing = [name.replace("_", "-") for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f'jaxlm serve needs {", ".join(missing)}: pip install "jaxlm[serve]"')
+    model.check_run(config, args.config)
+    if config.distributed.num_processes > 1:
+        raise ConfigError("jaxlm serve runs in one process: start it without distributed.num_processes")
+    for flag, value, least in (("rows", args.rows, 1), ("queue", args.queue, 0), ("max-prompt", args.max_prompt, 0)):
+        if value < least:
+            raise ConfigError(f"--{flag}={value} must be at least {least}")
+
+
+def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
+    """The server of a restored model."""
+    from jaxlm.serve import guard, guide, http, requests
+
+    tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
+    guides = guide.Guides(tokenizer, settings.vocab_size, ends)
+    reader = requests.Reader(tokenizer, settings.vocab_size, settings.max_seq_len, ends, guides, args.max_prompt)
+    limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
+    name = pathlib.Path(args.config).resolve().name
+    return http.Server(name, batcher, reader, limits, key)
+
+
+def _serve(server, listening: socket.socket) -> None:
+    """Answers until a signal comes."""
+    import uvicorn
+
+    from jaxlm.serve.guard import Arriving
+
+    quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
+    settings = uvicorn.Config(server.app(), http=Arriving, timeout_graceful_shutdown=2, **quiet)
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises what came once more
+    say(f"serving {server.name} at {address.url(listening)}; ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(settings).run([listening])

@@ -1,0 +1,133 @@
+"""`jaxlm tokenize`: makes tokenizer, shards and manifest, shows how well the tokenizer fits, sweeps vocabulary sizes."""
+
+import argparse
+import pathlib
+import typing
+
+from jaxlm.commands import data_report
+from jaxlm.config import Config, ConfigError
+from jaxlm.corpus import documents, prepare
+from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.data.batches import which_data
+from jaxlm.data.batches.open import make_data, open_mixture
+from jaxlm.data.shards import shards, tokenizer_fit, vocabulary
+from jaxlm.data.shards.mixture import weights_of
+from jaxlm.data.tokenizer import coder
+from jaxlm.host import console
+from jaxlm.host.console import print_table, say
+
+EMBEDDED = "embedded:prose"
+_SWEEP_BYTES = 32 << 20
+_SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Tokenizes the texts into `data.dir`, if that is not done. Prints what each source holds and how the tokenizer fits."""
+    if not config.data.dir:
+        raise ConfigError("no folder for the data: give --config.data.dir=DIR")
+    if args.sweep:
+        with console.working("training a tokenizer of each size"):
+            rows = _sweep(config, args.sweep)
+        print_table(rows, args.json)
+        return 0
+    make_data(config.data, config.prepare, config.engine, vocabulary.required(config), say)
+    data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
+    with console.working("measuring how well the tokenizer fits"):
+        fit = _fit(config, data, args.reference)
+    rows = []
+    for source, fitted in zip(data.sources, fit["sources"], strict=True):
+        train, val = data.entry(source, "train"), data.entry(source, "val")
+        row = {
+            "source": source,
+            "weight": mixture.get(source, 0.0),
+            "documents": train["documents"] + val["documents"],
+            "train_tokens": train["tokens"],
+            "val_tokens": val["tokens"],
+            "bytes_per_token": (train["bytes"] + val["bytes"]) / (train["tokens"] + val["tokens"]),
+        }
+        rows.append(
+            row | {key: value for key, value in fitted.items() if key not in row and (args.json or key in _SHOWN)}
+        )
+    print_table(rows, args.json)
+    say(_summary(fit))
+    if (data.path / prepare.MANIFEST).is_file():
+        data_report.write(config, prepare.open_prepared(data.path))
+    say(f"next: {which_data.training(args.config, args.overrides)}")
+    return 0
+
+
+def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
+    """The report of `tokenizer_fit`. Read from DATA/tokenizer_fit.json if that is of the same data and reference."""
+    paths = [source.path for source in (config.data.sources or config.prepare.sources).values()]
+    embedded = any(path.startswith("embedded:") for path in paths)
+    name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
+    about = {"data": data.sha256, "reference": name}
+    return data_report.remembered(
+        data.path / data_report.FIT, about, lambda: tokenizer_fit.report(data, _reference(config, data, name))
+    )
+
+
+def _reference(config: Config, data: shards.DataDir, name: str) -> coder.Coder | None:
+    if name != EMBEDDED:
+        return coder.load(name) if name else None
+    try:
+        return tokenizer_fit.general_tokenizer(
+            data.vocab_size,
+            chat_tokens=data.manifest["tokenizer"]["chat_tokens"],
+            model_type=config.data.tokenizer_model,
+        )
+    except ConfigError as error:
+        say(f"no general tokenizer to compare with: {error}")
+        return None
+
+
+def _summary(fit: dict[str, typing.Any]) -> str:
+    t, lossy = fit["traits"], sum(row["lossy_documents"] for row in fit["sources"])
+    back = (
+        f"{lossy} documents of the sample do NOT come back as they went in" if lossy else "all text comes back exactly"
+    )
+    indents = f"an indent of 4 spaces adds {t['indent_4']}, of 8 {t['indent_8']}, a tab {t['tab']}"
+    unused = f"{fit['unused_pieces']:,} of {fit['pieces']:,} pieces are unused"
+    return f"tokenizer: 2024 is {t['tokens_of_2024']} tokens; {indents}; a blank line is {t['blank_line']}; {unused}; {back}"
+
+
+def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
+    try:
+        sizes = [int(size) for size in wanted.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sweep={wanted}: give sizes of the vocabulary, as in --sweep=4096,8192,16384") from None
+    root, model, d = pathlib.Path(config.data.dir), config.model, config.data
+    data = shards.open_data(root) if (root / shards.MANIFEST).is_file() else None
+    return tokenizer_fit.sweep(
+        _texts(config, data),
+        sizes,
+        d_model=model.d_model,
+        tied=model.tie_embeddings,
+        model_type=d.tokenizer_model,
+        chat_tokens=d.chat_tokens,
+        corpus_bytes=data and sum(data.entry(source, "train")["bytes"] for source in data.sources),
+    )
+
+
+def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
+    """Up to 32 MB, shared among the sources by weight: of finished shards, else of the sources, else of prepared documents."""
+    d, root = config.data, pathlib.Path(config.data.dir)
+    prepared = {name: files for name, files in documents.find(root).items() if files}
+    paths = {name: source.path for name, source in d.sources.items() if source.path}
+    names = data.sources if data else paths or prepared
+    if not names:
+        raise ConfigError(
+            f"no text to train on: {root} holds neither data nor prepared documents, data.sources has no path"
+        )
+    weights = weights_of(d.sources or config.prepare.sources, list(names))
+    texts = []
+    for name, weight in weights.items():
+        left = int(_SWEEP_BYTES * weight / (sum(weights.values()) or 1.0))
+        if data:
+            texts += tokenizer_fit.held_out(data, name, left, "train")[0]
+        elif paths:
+            read = iterate_documents(paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left)
+            texts += [text for _, text in read]
+        else:
+            texts += [text for _, text in documents.within(documents.read_texts(prepared[name]), max(1, left))]
+    return texts

@@ -1,0 +1,255 @@
+"""Training on examples: chats (sft), or pairs of answers (dpo, reward). All begin with a model, in its chat template."""
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.commands.train import run as training
+from jaxlm.commands.train.kind import Kind, Ready
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.batches import packed, replay, survey
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
+from jaxlm.devices.processes import from_first, say, together
+from jaxlm.eval import held_out as loss
+from jaxlm.host import screen
+from jaxlm.host.files import is_step
+from jaxlm.interop import readers
+from jaxlm.models import adapters
+from jaxlm.models.transformer import Transformer
+from jaxlm.run import ledger
+from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.workdir import TOKENIZER
+from jaxlm.step.objectives import dpo, lm, reward
+from jaxlm.step.objectives.base import Objective, Variables
+from jaxlm.step.state import TrainState
+from jaxlm.step.step import cast
+from jaxlm.train import announcement, hooks, loop, origin
+from jaxlm.train import batches as batches_lib
+from jaxlm.train.origin import Origin
+from jaxlm.train.pairs import answers, preferences, reference
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Trains to `train.steps` on the examples of `data.path`; returns the exit code."""
+    del args
+    return training.run(config, Chats(config) if config.program == "sft" else Pairs(config))
+
+
+class Chats(Kind):
+    """Supervised fine-tuning: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`).
+
+    Args:
+      config: the config; nothing but its tokenizer is read here.
+
+    Raises:
+      ConfigError: there is no origin, it has no chat template, or the adapter can't be trained so.
+    """
+
+    next_command = "jaxlm chat {}"
+
+    def __init__(self, config: Config):
+        self._config, self._tokenizer = config, tokenizer(config)
+        self.adapter = _adapter(config, self._tokenizer)
+        if self.adapter:
+            self.trained = announcement.of_adapter(config.adapter, self.adapter.row_ids)
+        else:
+            self.rows = origin.trained_rows(config.adapter, self._tokenizer)
+        self.keeps_origin = config.adapter.kind != "none"
+
+    def objective(self, model: Transformer, config: Config) -> Objective:
+        return lm.make(model, config)
+
+    def data(self, config: Config) -> packed.Packed:
+        return examples(config, self._tokenizer, self._base_text if config.replay.share else None)
+
+    @functools.cached_property
+    def _base_text(self) -> replay.Text | None:
+        if self._config.adapter.kind == "prompt":
+            return None  # the vectors of a prompt change nothing of what a text without them costs
+        return together(lambda: base_text(self._config, self._tokenizer))
+
+    def origin(self, config: Config) -> Origin:
+        return self._first_weights(config).with_prompt(config.adapter, self._tokenizer, config.seed)
+
+    def _first_weights(self, config: Config) -> Origin:
+        """The model that the run begins with; if `keeps_origin`, the checkpoint that it began with."""
+        checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
+        if self.keeps_origin and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
+            metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if is_step(p.name)))
+            bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
+            config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
+        try:
+            model = origin.begin(config, readers.READERS)
+        except ConfigError as error:
+            if not bases:
+                raise
+            was = f"{bases[0]['path']}, step {bases[0]['step']}"
+            raise ConfigError(f"{config.origin}: {error}. {config.workdir} began with {was}, and needs it") from None
+        if self.keeps_origin and "step" in model.provenance:
+            together(lambda: _keep_base(model, pathlib.Path(config.workdir)), first_only=True)
+        return model
+
+    def batches(self, ready: Ready, done: int) -> loop.Batches:
+        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done)
+        together(batches.fill)
+        return batches
+
+    def held_out(self, ready: Ready) -> loss.Evaluator | None:
+        return loss.joined([self._of_examples(ready), self._of_base(ready)])
+
+    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+        """What measures the held-out answers."""
+        c, parts = ready.config, ready.parts
+        return loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
+
+    def _of_base(self, ready: Ready) -> loss.Evaluator | None:
+        """What measures the text of the base, where it is here."""
+        c, parts = ready.config, ready.parts
+        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+        return loss.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
+
+    def passes(self, data: packed.Packed, steps: int) -> dict[str, float]:
+        return data.passes(steps)
+
+    def documents(self, data: packed.Packed, step: int) -> list[str]:
+        return data.places(step)
+
+    def remark(self, ready: Ready) -> hooks.Remark:
+        before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
+        return answers.Remarks(before, ready.data.replay_share)
+
+
+class Pairs(Chats):
+    """Pairs of answers, of which one was preferred -> a model that prefers it (dpo), or a score of answers (reward)."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self._scores = config.program == "reward"
+        if self._scores:
+            self.next_command = (
+                "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS"
+            )
+
+    def objective(self, model: Transformer, config: Config) -> Objective:
+        return reward.make(model, config) if self._scores else dpo.make(model, config)
+
+    def data(self, config: Config) -> packed.Packed:
+        # A score is read where an answer ends, so that rows hold the last token of each text too.
+        return examples(config, self._tokenizer, None, pairs=True, closed=self._scores)
+
+    def begin(self, ready: Ready, state: TrainState, frozen: Variables) -> Ready:
+        """Returns `ready` whose batches hold what the reference says, if the objective needs them to."""
+        c, parts = ready.config, ready.parts
+        if self._scores:
+            return ready
+        if ready.data.train.margins_E.any():
+            say("the margins of these pairs are not used: a reward model takes them, DPO does not")
+        if not dpo.judged(c):
+            return ready
+        sizes = {"batch_size": c.eval.batch_size, "tile": c.loss.tile_tokens}
+
+        def judge() -> reference.Judged:
+            variables = frozen | cast(state.params, jnp.dtype(c.model.dtype))
+            return loss.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
+
+        folder, done = pathlib.Path(c.workdir), int(state.step)
+        data = reference.of_run(folder, ready.data, done, frozen | state.params, judge)
+        return dataclasses.replace(ready, data=data)
+
+    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+        c, parts = ready.config, ready.parts
+        return loss.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
+
+    def watches(self, ready: Ready) -> list[loop.Watch]:
+        of_kind = preferences.of_reward if self._scores else preferences.of_dpo
+        return of_kind(ready.config, say)
+
+    def remark(self, ready: Ready) -> hooks.Remark:
+        return preferences.Remarks(len(ready.data.val), super().remark(ready))
+
+
+def tokenizer(config: Config) -> coder.Coder:
+    """Returns the tokenizer of the model: its origin's, with ChatML's tokens if it is ours and had none.
+
+    Raises:
+      ConfigError: there is no origin, or its model has no chat template.
+    """
+    if not config.origin:
+        raise ConfigError(
+            f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
+        )
+    if config.origin_state:
+        raise ConfigError(
+            f"origin_state=True goes on with what the origin did; {config.program} begins anew: set it to False"
+        )
+    return origin.prompted(origin.speaker(config), config)
+
+
+def _keep_base(base: Origin, workdir: pathlib.Path) -> None:
+    """Keeps the checkpoint that an adapter begins from, also if its run trains on."""
+    folder, step = pathlib.Path(base.provenance["path"]), base.provenance["step"]
+    try:
+        keep.need(folder / "checkpoints", step, workdir)
+    except OSError as error:
+        say(f"{folder} can't be told to keep its checkpoint {step} ({error.strerror}): the adapter needs it")
+
+
+def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
+    """The adapter of a config. Raises ConfigError if its model would never learn to end an answer."""
+    rows = origin.trained_rows(config.adapter, speaker)
+    if config.adapter.kind == "prompt" and config.examples.template == "chatml":
+        raise ConfigError(
+            "config.examples.template=chatml has rows to train, and prompt tuning trains none: take plain"
+        )
+    untrained = {speaker.id_of(piece) for piece in chat.own_rows(speaker)} - {*rows}
+    if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
+        raise ConfigError(
+            f"config.adapter.rows={config.adapter.rows} leaves out tokens of ChatML, which pretraining never saw: the model "
+            "would hardly learn to end its answers; leave it at auto, or say adapter.without_rows=True"
+        )
+    return adapters.of(config.adapter, rows)
+
+
+def examples(
+    config: Config, tokenizer: coder.Coder, text: replay.Text | None, pairs: bool = False, closed: bool = False
+) -> packed.Packed:
+    """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
+
+    Args:
+      tokenizer: of the model.
+      text: what is replayed between them; None for nothing.
+      pairs: True for pairs, False for chats.
+      closed: True: rows hold the last token of each text too.
+    """
+    folder = pathlib.Path(config.workdir)
+    tokenizer = chat.dated(tokenizer, from_first(lambda: ledger.moment(folder)))
+    together(lambda: coder.write(tokenizer, folder / TOKENIZER), first_only=True)
+    seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
+    options = {"pairs": pairs, "replay": text, "share": config.replay.share, "closed": closed}
+    options["sizes"] = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
+    options |= {"say": say, "see": seen.see}
+    data = together(lambda: packed.make(config.data, config.examples, tokenizer, **options))
+    together(lambda: seen.write(folder), first_only=True)
+    if not from_first(lambda: weights.begun(folder / "checkpoints")):
+        for line in [*seen.lines(), chat.told_ends(tokenizer), "the first one; marked is what counts:"]:
+            say(line)
+        if jax.process_index() == 0:
+            screen.say_marked(survey.shown(data.train, tokenizer), screen.GREEN)
+    elif line := from_first(lambda: origin.other_template(config, tokenizer)):
+        say(line)
+    return data
+
+
+def base_text(config: Config, tokenizer: coder.Coder) -> replay.Text | None:
+    """Returns the text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
+    path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
+    if not path:
+        say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
+        return None
+    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction}
+    return replay.open_text(path, tokenizer, **keys)

@@ -1,0 +1,116 @@
+"""What a kind of training gives to the one loop: its objective, data, batches and evaluation."""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxlm.config import Config
+from jaxlm.data.tokenizer.coder import Encoded
+from jaxlm.eval.harness import Benchmarks
+from jaxlm.eval.held_out import Evaluator
+from jaxlm.models.transformer import Transformer
+from jaxlm.step import parts as parts_lib
+from jaxlm.step.objectives import base
+from jaxlm.step.state import TrainState
+from jaxlm.train import hooks, loop
+from jaxlm.train.origin import Origin
+from jaxlm.train.stability import Window
+
+
+class Data(typing.Protocol):
+    """The data that a run trains on; `data` holds the tokenizer."""
+
+    data: Encoded
+    passed_over: Sequence[Window]
+
+    def fingerprint(self) -> dict[str, str]:
+        """Returns everything that decides the batches. A run resumes only if its fingerprint is the same."""
+
+    def passing_over(self, windows: Sequence[Window]) -> "Data":
+        """Returns the same data without some batches. A window is the numbers of its first and last batch."""
+
+    def batch_number(self, step: int) -> int:
+        """Returns the number, from 1, of the batch of `step`: `step`, unless batches are passed over; 0 for step 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """Everything from which a kind of training makes its batches and evaluations.
+
+    Attributes:
+      benchmarks: those of `eval.tasks`; None without.
+      base: what identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
+    """
+
+    config: Config
+    parts: parts_lib.Parts
+    data: Data
+    benchmarks: Benchmarks | None = None
+    base: dict[str, str | int] = dataclasses.field(default_factory=dict)
+
+
+class Kind:
+    """One kind of training, made once for a run.
+
+    Attributes:
+      adapter: what to train instead of the model's parameters, if anything.
+      rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
+      keeps_origin: True if each start reads the origin again, so that it must stay what it was.
+      trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
+      next_command: the command to try on what comes out, for the last line; {} stands for the run.
+    """
+
+    adapter: parts_lib.Adapter | None = None
+    rows: tuple[int, ...] = ()
+    keeps_origin = False
+    trained = ""
+    next_command = 'jaxlm sample {} "Once upon a time"'
+
+    def objective(self, model: Transformer, config: Config) -> base.Objective:
+        """Returns what is minimised."""
+
+    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
+        """Returns the parts of a config for this kind of training."""
+        return parts_lib.make(config, mesh, self.objective, self.adapter, self.rows)
+
+    def data(self, config: Config) -> Data:
+        """Opens the data, which it makes first if there is none. Called on all processes."""
+
+    def origin(self, config: Config) -> Origin | None:
+        """Returns the weights to begin from; None for new ones."""
+
+    def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
+        """Returns `ready` with what must be known of the model before its first step.
+
+        Called at each start, with the state that it goes on from.
+        """
+        return ready
+
+    def batches(self, ready: Ready, done: int) -> loop.Batches:
+        """Returns the batches of the steps that follow after `done` steps."""
+
+    def held_out(self, ready: Ready) -> Evaluator | None:
+        """Returns what measures the model on held-out text; None if none is held out."""
+
+    def passes(self, data: Data, steps: int) -> dict[str, float]:
+        """Returns source -> how many times a run of so many steps goes through it, for the first lines."""
+
+    def documents(self, data: Data, step: int) -> list[str]:
+        """Returns the ids of the documents in the batch of a step, for the log."""
+
+    def switch(self, data: Data) -> int | None:
+        """Returns the last step before the data draws by another mixture; None if it keeps one.
+
+        Losses before and after it can't be compared.
+        """
+        return None
+
+    def watches(self, ready: Ready) -> Sequence[loop.Watch]:
+        """Returns the watches of this kind of training, beside those of all."""
+        return ()
+
+    def remark(self, ready: Ready) -> hooks.Remark:
+        """Returns what looks at the figures of evaluations and of samples."""
+        return hooks.nothing

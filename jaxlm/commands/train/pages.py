@@ -1,0 +1,46 @@
+"""The two pages that training leaves behind: what its data is made of, and how the run went. Both link to each other."""
+
+import os
+import pathlib
+
+from jaxlm.config import Config
+from jaxlm.corpus import recipes
+from jaxlm.host import console
+from jaxlm.report import page
+from jaxlm.train import outlook
+
+_LEFT_OUT = "audit and mismatch report: jaxlm prepare, with the same config, adds them"
+
+
+def of_data(config: Config) -> None:
+    """Writes DATA/report.html if `data.dir` holds prepared documents without one. No error costs the run.
+
+    It takes a second at most: audit and mismatch, which may take minutes, are left to `jaxlm prepare`.
+    """
+    root = pathlib.Path(config.data.dir)
+    try:
+        if (root / page.NAME).exists() or not (root / recipes.MANIFEST).is_file():
+            return
+        from jaxlm.commands import data_report
+        from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
+
+        written = data_report.write_with(
+            config, prepare.open_prepared(root), {"left_out": _LEFT_OUT, "run": config.workdir}
+        )
+        console.say(f"what the data is made of: {written}")
+    except Exception as error:  # no page is worth losing a run
+        console.say(f"{root / page.NAME} is not written: {type(error).__name__}: {error}")
+
+
+def of_run(config: Config, folder: pathlib.Path) -> None:
+    """Writes RUN/report.html from all that the run's files say. No error costs the run."""
+    try:
+        outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
+    except Exception as error:
+        console.say(f"{folder / page.NAME} is not written: {type(error).__name__}: {error}")
+
+
+def to_open(folder: pathlib.Path) -> list[str]:
+    """Returns a line that tells where the run's page is; none if there is no page."""
+    path = folder / page.NAME
+    return [f"open {path}"] if os.path.isfile(path) else []

@@ -1,0 +1,281 @@
+"""Runs any kind of training: connects it to the one loop, and tries again after a rollback. Run it again to resume."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import shlex
+import time
+
+import jax
+
+from jaxlm.commands.train import hooks as between
+from jaxlm.commands.train import pages
+from jaxlm.commands.train.kind import Data, Kind, Ready
+from jaxlm.config import Config, older
+from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.devices import processes
+from jaxlm.devices.processes import from_first, say, together
+from jaxlm.eval import harness
+from jaxlm.host import console
+from jaxlm.plan import settle
+from jaxlm.plan.settle import Settled
+from jaxlm.plan.tune import admission, machines, tune
+from jaxlm.run import ledger, metrics, signals, supervised, totals, workdir
+from jaxlm.run.checkpoints import restore, weights
+from jaxlm.run.checkpoints.mirror import Mirror
+from jaxlm.run.checkpoints.store import Checkpointer
+from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
+from jaxlm.run.scores import Scores
+from jaxlm.run.survive import farewell
+from jaxlm.step.objectives.base import Variables
+from jaxlm.step.state import TrainState
+from jaxlm.train import announcement, hooks, loop, phases, profile, stability, start
+from jaxlm.train.origin import check_base
+
+EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run whose folder is locked, with all that its attempts have in common.
+
+    Attributes:
+      settled: the config: what was asked, and what runs.
+      ready, program: parts and data, with nothing passed over yet; what compiles the step.
+      scores: the held-out losses of all starts, and by what the best checkpoints are chosen; each attempt adds its own.
+      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
+    """
+
+    kind: Kind
+    settled: Settled
+    folder: pathlib.Path
+    ready: Ready
+    program: admission.Once
+    scores: Scores
+    mirror: Mirror | None
+
+
+def run(config: Config, kind: Kind) -> int:
+    """Trains to `train.steps`; returns the exit code."""
+    older.check_trains(config)
+    pulse = Pulse.of_parent()
+    clock = Clock(pulse=pulse, since=totals.begun())
+    with contextlib.ExitStack() as stack:
+        opened, log = _open(config, kind, clock, stack)
+        stop = signals.StopSignal(lambda: clock.activity)
+        while True:
+            ending = Attempt(opened, clock, log, stop).run()
+            if ending.code != loop.ROLL_BACK:
+                break
+            ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}
+            together(functools.partial(ledger.end, opened.folder, **ended), first_only=True)
+            if stop.alone():
+                ending = loop.Ending(loop.PREEMPTED, ending.why)
+                break
+            # All but the clock, its books and the checkpoints stays open: a rollback costs no new lock, data or program.
+            clock = Clock(pulse=pulse, since=time.monotonic())
+            log = start.Log(opened.folder, clock, config.train, config.hardware)
+        if ending.code == loop.PREEMPTED and not ending.why and supervised.orphaned():
+            ending = dataclasses.replace(ending, why="the supervisor was gone")
+        if ending.cause == loop.MOVED:
+            say(ending.why)
+        else:
+            _conclude(opened, ending, clock)
+    return EXIT_CODES[ending.code]
+
+
+def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack) -> tuple[Opened, start.Log]:
+    """Locks the run's folder, settles the config and opens the data. Opens the books of the first attempt on the way."""
+    # The order is that of what may be refused: first what costs nothing, last what makes data or compiles.
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    settled = settle.on_platform(config, jax.devices()[0].platform)
+    folder = together(lambda: workdir.workdir(config.workdir))
+    if held := together(lambda: ledger.lock(folder), first_only=True):
+        stack.callback(held.close)
+        console.keep(folder / console.LOG)
+    scores = Scores(config.checkpoint)
+    with clock.spend(MIRROR):  # from which the folder comes back if it was lost
+        alive = functools.partial(clock.begin, MIRROR)
+        mirror = together(lambda: farewell.open_mirror(config, folder, scores, alive), first_only=True)
+    together(lambda: workdir.check(settled.runs, mesh))
+    settled = settled.as_begun(folder)
+    scores.take(*from_first(lambda: scores.read(folder).pairs()))
+    asked_for = harness.find(settled.runs.eval)
+    log = start.Log(folder, clock, config.train, config.hardware)
+    stack.push(log.closed_by)
+    data = kind.data(settled.runs)
+    with clock.spend(RESTORE, str(folder / "checkpoints")):
+        together(lambda: workdir.check_same_batches(folder, data.fingerprint(), getattr(data.data, "as_before", "")))
+    together(lambda: pages.of_data(settled.runs), first_only=True)
+    settled = settled.with_vocabulary(data.data.vocab_size)
+    begun = functools.partial(from_first, lambda: workdir.has_checkpoints(folder))
+    with clock.spend(COMPILE):
+        settled = dataclasses.replace(settled, runs=tune.fit(settled.runs, mesh, say, kind.parts, begun))
+    ready = Ready(settled.runs, kind.parts(settled.runs, mesh), data, asked_for)
+    return Opened(kind, settled, folder, ready, admission.Once(ready.parts, kind.parts), scores, mirror), log
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One attempt at a run: from its newest good checkpoint to its next ending. A rollback leads to another attempt.
+
+    Attributes:
+      clock, log: the time and the books of this attempt.
+      stop: turns signals into a request to stop.
+    """
+
+    opened: Opened
+    clock: Clock
+    log: start.Log
+    stop: signals.StopSignal
+
+    def run(self) -> loop.Ending:
+        """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
+        o, c, kind = self.opened, self.opened.settled.runs, self.opened.kind
+        checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores)
+        with contextlib.ExitStack() as stack:  # what is opened first is closed last
+            log = stack.enter_context(self.log)
+            stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
+            bill = phases.of_run(c, o.folder, log.spent)
+            if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):
+                return ending
+            checkpointer.prepare(o.ready.parts.abstract, c.train.steps)
+            checkpointer.stopping = self.stop.asked
+            with self.clock.spend(RESTORE, str(checkpointer.directory)):
+                ready, state, frozen, meta = self._restore(checkpointer)
+            with self.clock.spend(EVALUATE, "the reference"):
+                ready = kind.begin(ready, state, frozen)
+            done = int(state.step)
+            if o.mirror:
+                between.follow(checkpointer, o.mirror, done)
+            program = o.program(done)
+            parts = between.Between(kind, ready, o.folder, checkpointer, bill, o.scores, self.stop, self.clock)
+            doing, watching = parts.make(stack)
+            owed = hooks.owed(doing, done, c.train.steps, meta.get("interrupted", False))
+            if done >= c.train.steps and not owed:
+                why = f"complete: {o.folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
+                return loop.Ending(loop.DONE, why)
+            if done < c.train.steps:
+                profile.check(c.profile, done + 1)
+            batches = kind.batches(ready, done)
+            stack.callback(batches.close)
+            batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
+            mesh, data, make_room = ready.parts.mesh, ready.data.data, checkpointer.reserve.free
+            recorder = log.begin(o.settled, data, mesh, done, o.scores, (doing, watching), make_room)
+            announcement.announce(
+                ready.parts, data, kind.passes(ready.data, c.train.steps), program, done, kind.trained
+            )
+            inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
+            state, ending = loop.run(loop.Run(mesh, c.train.steps, program and program.step, *inner), state)
+            self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
+            ending = self._ended(ending, int(state.step), ready.data, checkpointer)
+            with self.stop:  # a signal must not cost the save in flight
+                stack.pop_all().close()
+            return ending
+
+    def _rollbacks(self) -> list[dict]:
+        return from_first(lambda: ledger.read(self.opened.folder)["rollbacks"])
+
+    def _close(self, checkpointer: Checkpointer) -> None:
+        checkpointer.close()
+        processes.left_behind |= checkpointer.left_behind
+
+    def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
+        """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
+        kind, ready, parts = self.opened.kind, self.opened.ready, self.opened.ready.parts
+        rollbacks, where = self._rollbacks(), checkpointer.directory
+        for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
+            checkpointer.set_aside(step)
+        # A checkpoint has all that is trained: only what is frozen, or compared with, is read from the origin again.
+        begun = from_first(lambda: weights.begun(where))
+        origin = kind.origin(ready.config) if kind.keeps_origin or not begun else None
+        base = from_first(origin.identity) if kind.keeps_origin else {}
+        with self.clock.spend(COMPILE):  # before anything takes memory
+            self.opened.program(from_first(lambda: max(checkpointer.steps(), default=0)))
+        if begun:
+            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
+            now = ready.data.fingerprint()
+            check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
+            check_base(meta.get("base", {}), base, self.opened.folder)
+            frozen = parts.load_frozen(origin)
+        elif ready.config.origin_state:
+            state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
+        else:
+            (state, frozen), meta = parts.create(origin), {}
+        data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
+        return dataclasses.replace(ready, data=data, base=base), state, frozen, meta
+
+    def _pass_over(self, done: int, saved: list, spoiled: list) -> Data:
+        """The data without the batches that rollbacks and `stability.skip` pass over."""
+        data, skipped = self.opened.ready.data, self.opened.settled.runs.stability.windows
+        windows, late = stability.passed_over(saved, [*spoiled, *skipped], data.passing_over(saved).batch_number(done))
+        for first, last in late:
+            say(f"batches {first} to {last} are not passed over: the checkpoint of step {done} was trained on them")
+        if set(skipped) & set(windows):
+            say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
+        data = data.passing_over(windows)
+        together(
+            lambda: ledger.put(self.opened.folder, "passed_over", [list(w) for w in data.passed_over]), first_only=True
+        )
+        return data
+
+    def _ended(self, ending: loop.Ending, step: int, data: Data, checkpointer: Checkpointer) -> loop.Ending:
+        """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
+        if ending.code != loop.ROLL_BACK:
+            return ending
+        c, folder, saved = self.opened.settled.runs, self.opened.folder, checkpointer.steps()
+        batches = [data.batch_number(ending.first_bad), data.batch_number(step)]
+        settings = stability.settings(c.optim, c.stability, c.train)
+        if why := from_first(lambda: stability.carry_out(folder, ending, step, batches, saved, settings)):
+            return dataclasses.replace(ending, code=loop.STOPPED, why=why)
+        self.opened.scores.forget(ending.first_bad)
+        return ending
+
+
+def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
+    """Writes down and says how the run ended, and waits for the mirror."""
+    o, c, code = opened, opened.settled.runs, EXIT_CODES[ending.code]
+    together(lambda: _write_down(ending, code, clock, o.folder, c), first_only=True)
+    _say_ending(ending, o.folder, o.kind.next_command)
+    with clock.spend(MIRROR):
+        together(lambda: _close(o.mirror, o.folder, c.checkpoint.mirror_timeout_s), first_only=True)
+    if ending.code == loop.DONE and jax.process_index() == 0:
+        _record_speed(c, o.ready.parts.mesh, o.folder)
+
+
+def _write_down(ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, config: Config) -> None:
+    """Writes into run.json how the run ended, then its page."""
+    ledger.end(folder, step=clock.step, code=code, why=ending.why or ending.code, cause=ending.cause)
+    with clock.spend(EVALUATE, "report"):
+        pages.of_run(config, folder)
+
+
+def _close(mirror: Mirror | None, folder: pathlib.Path, seconds: float) -> None:
+    """Waits for the mirror, and writes into run.json if it holds all."""
+    if mirror:
+        ledger.note(folder, mirrored=mirror.close(seconds))
+
+
+def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
+    """Keeps the speed of this machine for `jaxlm doctor`: the median of what was logged."""
+    speeds = []
+    with contextlib.suppress(OSError):  # the run is done: its speed is worth no exit code
+        records = metrics.records(folder / "metrics.jsonl")
+        speeds = sorted(r["tokens_per_second"] for r in records if r.get("tokens_per_second"))
+    if speeds:
+        key = machines.key(config, mesh.shape)
+        machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
+
+
+def _say_ending(ending: loop.Ending, folder: pathlib.Path, next_command: str) -> None:
+    if ending.why:
+        say(ending.why)
+    words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
+    goes_on = ending.code in (loop.PREEMPTED, loop.FAILED)
+    say(f"{words}: {folder}" + ("; the same command goes on" if goes_on else ""))
+    for line in pages.to_open(folder) if not goes_on else ():
+        say(line)
+    if ending.code == loop.DONE:
+        name = f"./{folder}" if str(folder).startswith("-") else str(folder)
+        say(f"next: {next_command.format(shlex.quote(name))}")

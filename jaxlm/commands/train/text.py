@@ -1,0 +1,84 @@
+"""Pretraining: text -> tokens -> next-token prediction. Run it again to resume; raise `train.steps` to continue."""
+
+import argparse
+import pathlib
+
+import jax
+
+from jaxlm.commands.train import run as training
+from jaxlm.commands.train.kind import Kind, Ready
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.batches import passes, rows, trace
+from jaxlm.data.batches.open import make_data, open_order
+from jaxlm.data.shards import vocabulary
+from jaxlm.devices.processes import say, together
+from jaxlm.eval import held_out as loss
+from jaxlm.interop import readers
+from jaxlm.models.transformer import Transformer
+from jaxlm.run import workdir
+from jaxlm.run.checkpoints import weights
+from jaxlm.step.objectives import base, lm
+from jaxlm.train import batches as batches_lib
+from jaxlm.train import origin
+from jaxlm.train.batches import LoaderBatches
+from jaxlm.train.origin import Origin
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Trains to `train.steps`; returns the exit code."""
+    del args
+    if config.adapter.kind != "none":
+        raise ConfigError(
+            f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
+        )
+    return training.run(config, Text())
+
+
+class Text(Kind):
+    """Trains on the shards in `data.dir`."""
+
+    def objective(self, model: Transformer, config: Config) -> base.Objective:
+        return lm.make(model, config)
+
+    def data(self, config: Config) -> rows.Rows:
+        return data(config)
+
+    def origin(self, config: Config) -> Origin | None:
+        if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
+            return origin.open(config.workdir)  # begins with its own weights
+        return origin.begin(config, readers.READERS)
+
+    def batches(self, ready: Ready, done: int) -> LoaderBatches:
+        if line := passes.words(ready.data, ready.config.train.steps):
+            say(f"mixture: {line}")
+        for line in passes.rounded(ready.data):
+            say(line)
+        first = jax.process_index() == 0
+        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
+        if jax.process_count() > 1:
+            together(batches.fill)
+        return batches
+
+    def held_out(self, ready: Ready) -> loss.Evaluator | None:
+        c, order = ready.config, ready.data
+        if not any(order.data.stream(source, "val").tokens > 1 for source in order.mixture):
+            return None
+        sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
+        return loss.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
+
+    def passes(self, data: rows.Rows, steps: int) -> dict[str, float]:
+        return passes.passes(data, steps)
+
+    def documents(self, data: rows.Rows, step: int) -> list[str]:
+        return trace.documents(data, step)
+
+    def switch(self, data: rows.Rows) -> int | None:
+        return data.switch()
+
+
+def data(config: Config) -> rows.Rows:
+    """Returns the shards in `data.dir` and the order in which training reads them. Builds the shards if they are missing."""
+    d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
+    together(lambda: workdir.check_data_seed(config), first_only=True)
+    together(lambda: make_data(d, prepare, config.engine, vocab_size, say), first_only=True)
+    return together(lambda: open_order(config))

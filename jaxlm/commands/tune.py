@@ -1,0 +1,153 @@
+"""`jaxlm tune`: times settings of the train step on this device, with the real model, optimizer state and data."""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import shlex
+import signal
+import tempfile
+import types
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.batches import loader
+from jaxlm.data.batches.open import make_data, open_order
+from jaxlm.data.shards import vocabulary
+from jaxlm.devices import processes, sharding
+from jaxlm.devices.processes import say
+from jaxlm.host import console
+from jaxlm.host.console import gigabytes, print_table
+from jaxlm.models import hardware
+from jaxlm.plan import lower, settle
+from jaxlm.plan.tune import bench, machines, tune
+from jaxlm.run.workdir import workdir
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the trials, fastest first, and writes the settings of the fastest to a file of overrides."""
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    if jax.process_count() > 1:
+        raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
+    if config.data.dir and not config.model.vocab_size:
+        with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
+            make_data(config.data, config.prepare, config.engine, 0, say)
+    config = settle.sized(config, say)
+    backends = hardware.backends(config.model, jax.devices()[0].platform)
+    config = settle.on_platform(config, jax.devices()[0].platform).runs
+    limit = tune.memory_limit(config.tune.memory_gb)
+    values = tune.candidates(config, backends, sharding.batch_ways(mesh))
+    check(config, values, backends, mesh)
+    out = output(config, args)
+    fitted = tune.fit(config, mesh, say)
+    start = tune.own(config, fitted.train.microbatch_size, fitted.model.remat)
+    with contextlib.ExitStack() as stack:
+        runner = bench.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
+        stack.enter_context(stopped_by_ctrl_c(runner))
+        t = config.tune
+        try:
+            trials = tune.search(values, start, runner.trial, exhaustive=t.exhaustive, max_seconds=t.max_seconds)
+            with console.working("the fastest again, in turns"):
+                trials = runner.rematch(trials, start)
+        except KeyboardInterrupt:
+            say("stopped: what follows is of the candidates tried so far")
+            trials = sorted(runner.done, key=bench.slowness)
+    table = [bench.row(config, trial) for trial in trials]
+    print_table(table if args.json else bench.readable(table), args.json)
+    best = trials[0] if trials and trials[0].tokens_per_second else None
+    if best:
+        own = next((trial for trial in trials if trial.candidate == start and trial.tokens_per_second), None)
+        gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
+        say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
+        setting = machines.key(best.candidate.applied(config), mesh.shape)
+        machines.record(jax.devices()[0].device_kind, mesh.size, setting, best.tokens_per_second, "tune")
+        out.write_text("\n".join(best.candidate.overrides()) + "\n")
+        say(f"train with it: {command(config, args, out)}")
+    else:
+        say(f"nothing ran in {gigabytes(limit, 1)} GB and tune.max_seconds={t.max_seconds:g}: see the notes above")
+    return 4 if runner.stop.is_set() else 0 if best else 1
+
+
+def command(config: Config, args: argparse.Namespace, out: pathlib.Path) -> str:
+    """Returns the command that trains with the settings in `out`."""
+    own = [f"--config.{key}" for key in args.overrides if not key.startswith(("workdir=", "tune."))]
+    workdir = shlex.quote(config.workdir) if config.workdir else "DIR"
+    folder = [] if args.config == config.workdir else [f"--config.workdir={workdir}"]  # a run's folder says it already
+    words = [shlex.quote(args.config), *folder, *map(shlex.quote, own)]
+    return f"jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})"
+
+
+def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
+    """Returns the file to write the overrides to. Raises ConfigError, before anything is timed, if it can't be written."""
+    folder = workdir(config.workdir) if config.workdir else pathlib.Path()
+    out = pathlib.Path(args.out or folder / "tuned.txt")
+    there = out.exists()
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{out} can't be written: {error.strerror}; give another file by --out=FILE") from error
+    if not there:
+        out.unlink()
+    return out
+
+
+@contextlib.contextmanager
+def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
+    """In its `with` block, a first ctrl-C ends the search after the current step or compilation, a second one at once."""
+
+    def on_signal(number: int, frame: types.FrameType | None) -> None:
+        runner.stop.set()
+        signal.signal(number, before)
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:
+    """Raises ConfigError if the model, the mesh or this device can't have one of the values to try."""
+    ways = sharding.batch_ways(mesh)
+    for backend in values["attention"]:
+        if backend not in backends:
+            raise ConfigError(f"config.tune.attention: {backend!r} is not one of {', '.join(backends)}")
+    for size in values["microbatch_size"]:
+        if config.train.batch_size % size or size % ways:
+            raise ConfigError(
+                f"config.tune.microbatch_sizes: {size} must divide train.batch_size={config.train.batch_size} and be "
+                f"divisible by the mesh's data x fsdp = {ways} devices"
+            )
+    if empty := [name for name, choices in values.items() if not choices]:
+        raise ConfigError(f"nothing to try for {empty[0]}: config.tune names no value for it")
+
+
+@contextlib.contextmanager
+def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
+    """Yields an iterator over batches on the mesh: from the config's data, or of random tokens if there is no data.
+
+    Examples of post-training are not read: their batches have one shape whatever they hold.
+    """
+    t = config.train
+    if config.program != "pretrain":
+        yield itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+        return
+    with contextlib.ExitStack() as stack:
+        if not config.data.dir:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=folder))
+        try:
+            make_data(config.data, config.prepare, config.engine, vocabulary.required(config), say)
+            order = open_order(config)
+            local = sharding.local_rows(mesh, t.batch_size)
+            source = loader.TrainLoader(order, row_indices=local)
+            stack.callback(source.close)
+            found = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
+        except ConfigError as error:
+            say(f"random tokens instead of data ({error})")
+            found = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+        yield found

@@ -1,0 +1,111 @@
+"""Makes the config of a branch: a run that begins with another run's whole state and finishes it in a folder of its own.
+
+Needs no JAX: the supervisor makes it too.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+from ml_collections import config_dict
+
+from jaxlm.config import ConfigError, config_files
+from jaxlm.host.files import is_step
+
+# The flags of `jaxlm train`, as arguments of argparse's `add_argument`.
+OPTIONS = {
+    "--branch": {"choices": ["decay"], "metavar": "decay", "help": "finish RUN in a folder of its own, RUN-decay-STEP"},
+    "--steps": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "of --branch: let the learning rate fall to 0 in N steps",
+    },
+    "--checkpoint": {"default": "latest", "metavar": "STEP", "help": "of --branch: where it begins (default: latest)"},
+}
+
+
+def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
+    """Returns the config of the branch that a command line asks for; None if it asks for none.
+
+    Args:
+      args: OPTIONS, and the run as `config`.
+      overrides: as in `decay`.
+    """
+    if not args.branch:
+        if args.steps:
+            raise ConfigError(
+                f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={args.steps})"
+            )
+        return None
+    run = config_files.find(args.config) if args.config else None
+    if run is None or run.kind != "run":
+        raise ConfigError(f"--branch={args.branch} needs the folder of a run: jaxlm train RUN --branch=decay --steps=N")
+    return decay(run.path, args.steps, args.checkpoint, overrides)
+
+
+def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config of a run that goes on from a checkpoint of `run` for so many steps, while the rate falls to 0.
+
+    It keeps the order of batches and the schedule up to the checkpoint's step; a final mixture (`data.final`) begins there,
+    if the run's own has not begun before. Its folder is `RUN-decay-STEP`, or the
+    `workdir` of the overrides. The run itself, the trunk, is only read. Phases, the forecast's stop and traces are the
+    trunk's own affair, and a mirror gets a name of its own.
+
+    Args:
+      steps: how many steps follow after the checkpoint.
+      checkpoint: "latest" or a step.
+      overrides: `KEY=VALUE`, as on the command line.
+
+    Raises:
+      ConfigError: the run has no such checkpoint, or the folder is the trunk's or another run's.
+    """
+    if steps < 1:
+        raise ConfigError("--branch=decay needs --steps=N, the number of steps over which the learning rate falls to 0")
+    trunk = config_files.from_run(run / "config.json")
+    if trunk.optim.decay_at_step:
+        raise ConfigError(f"{run} decays already, from step {trunk.optim.decay_at_step}: branch from the run before it")
+    step, home = _step(run, checkpoint), str(run.resolve())
+    config = config_dict.ConfigDict(trunk.to_dict())
+    config.workdir = f"{str(run).rstrip('/')}-decay-{step}"
+    config.origin, config.origin_checkpoint, config.origin_state = home, str(step), True
+    if not trunk.data.dir:
+        config.data.dir = f"{home}/data"
+    config.train.steps = step + steps
+    config.optim.schedule_steps = trunk.optim.schedule_steps or trunk.train.steps
+    config.optim.decay_at_step = step
+    config.phases.plan, config.phases.accept = config_dict.ConfigDict(), ""
+    config.stop.usd = config.stop.hours = config.stop.usd_per_centinat = 0.0
+    config.profile.steps = ""
+    if trunk.checkpoint.mirror:
+        config.checkpoint.mirror = f"{trunk.checkpoint.mirror.rstrip('/')}-decay-{step}"
+    config.lock()
+    for override in overrides:
+        config_files.apply_override(config, override)
+    _check_folder(pathlib.Path(config.workdir), home, step, config.train.steps)
+    return config
+
+
+def _step(run: pathlib.Path, checkpoint: str) -> int:
+    steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
+    if not steps or steps[-1] < 1:
+        raise ConfigError(f"no checkpoints in {run}/checkpoints: nothing to branch from")
+    by_name = {str(step): step for step in steps} | {"latest": steps[-1]}
+    if checkpoint not in by_name:
+        raise ConfigError(f"no checkpoint {checkpoint!r} in {run}; there are {', '.join(map(str, steps))} and latest")
+    return by_name[checkpoint]
+
+
+def _check_folder(folder: pathlib.Path, home: str, step: int, end: int) -> None:
+    """Raises ConfigError if the folder of the branch is the trunk's, or holds another run."""
+    if str(folder.resolve()) == home:
+        raise ConfigError(f"config.workdir={folder} is the run that is branched from: give the branch another folder")
+    if (folder / "config.json").is_file():
+        there = config_files.from_run(folder / "config.json")
+        if (there.origin, there.origin_checkpoint) != (home, str(step)):
+            raise ConfigError(f"{folder} holds another run: give another --config.workdir")
+        if there.train.steps != end:
+            raise ConfigError(
+                f"{folder} holds a branch of {there.train.steps - step} steps, not of {end - step}: give another "
+                "--config.workdir"
+            )

@@ -1,0 +1,271 @@
+"""Finds what an argument of the command line names, and loads a config file or a run's config with overrides."""
+
+import dataclasses
+import difflib
+import glob
+import importlib.util
+import os
+import pathlib
+import types
+from collections.abc import Sequence
+from typing import Literal
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from jaxlm.config import ConfigError, nearest_key, older
+from jaxlm.host import files
+
+CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
+TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
+_CONFIG_FOLDERS = ("configs", "data")  # shipped configs may be named as lying there
+_NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
+_NO_CONFIGS = ("base", "stages", "presets", "__init__")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What an argument of the command line names.
+
+    Attributes:
+      kind: the kind of thing: "config" is a config file, "run" a run's folder, "model" a folder with Hugging Face's
+        files, "documents" any other file, folder or glob.
+      path: the path of the file or folder.
+    """
+
+    kind: Literal["config", "run", "model", "documents"]
+    path: pathlib.Path
+
+
+def find(word: str, reads_run: bool = False) -> Found:
+    """Returns the config, run, model or documents that `word` names.
+
+    If a shipped config and a folder have the same name, the config wins. Write `./NAME` for the folder.
+
+    Args:
+      word: the argument.
+      reads_run: True if a run is meant by a path where nothing is; else it may be a config's.
+
+    Raises:
+      ConfigError: nothing has this name.
+    """
+    path, file = pathlib.Path(word), _config_file(word)
+    only_path = word.endswith("/") or (word.startswith((".", "/")) and path.suffix != ".py")
+    if file and not only_path:
+        return Found("config", file)
+    if path.is_dir():
+        return Found(_kind(path), path)
+    if path.exists() or any(glob.iglob(word)):
+        return Found("documents", path)
+    if reads_run and "/" in word and path.suffix != ".py" and path.parts[0] not in _CONFIG_FOLDERS:
+        raise ConfigError(f"no run in {word}: {_beside(path) or 'there is no such folder'}")
+    raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
+
+
+def at_step(word: str) -> tuple[str, str]:
+    """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
+    folder, at, step = word.rpartition("@")
+    named = at and folder and (files.is_step(step) or step in ("latest", "best"))
+    return (folder, step) if named and not files.expanded(word).exists() else (word, "")
+
+
+def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
+    config = folder / "config.json"
+    if config.is_file():
+        try:
+            keys = files.json_of(config.read_bytes(), object)
+        except ValueError:
+            return "run"  # damaged: `from_run` says so
+        keys = keys.keys() if isinstance(keys, dict) else set()
+        if "train" in keys or (folder / "run.json").is_file():
+            return "run"
+        if {"architectures", "model_type"} & keys:
+            return "model"  # any other config.json is a site's or a program's
+    return "model" if any(folder.glob("*.safetensors")) else "documents"
+
+
+def shipped_configs(folder: str = "") -> list[str]:
+    """Returns the names of the configs that come with jaxlm, those for training, or those in `folder`.
+
+    Leaves out the files of defaults, `base` and `stages`, and the recipes, `presets`.
+    """
+    paths = (CONFIG_PACKAGE / folder).glob("*.py")
+    return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in _NO_CONFIGS)
+
+
+def find_config(name: str) -> pathlib.Path:
+    """Returns the file of a config, given its path or its shipped name (`quickstart`, `data/techdocs`).
+
+    Raises ConfigError if there is no such config.
+    """
+    if file := _config_file(name):
+        return file
+    raise ConfigError(f"no config file or shipped config {name!r}; {_hint(name)}")
+
+
+def _config_file(name: str) -> pathlib.Path | None:
+    path = pathlib.Path(name)
+    if path.suffix == ".py" and path.is_file():
+        return path
+    shipped = _shipped_name(name)
+    return CONFIG_PACKAGE / f"{shipped}.py" if shipped in [*_all_shipped(), "base"] else None
+
+
+def _all_shipped() -> list[str]:
+    return [*shipped_configs(), *shipped_configs("data")]
+
+
+def _shipped_name(name: str) -> str:
+    return pathlib.Path(name).as_posix().removeprefix("configs/").removesuffix(".py")
+
+
+def _hint(name: str) -> str:
+    if "/" in name and (beside := _beside(pathlib.Path(name))):
+        return beside
+    near = difflib.get_close_matches(_shipped_name(name), _all_shipped(), n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if "/" in name:
+        return "a config is a shipped name or a FILE.py, a run a folder with config.json"
+    return f"shipped: {', '.join(_all_shipped())}"
+
+
+def _beside(path: pathlib.Path) -> str:
+    """A question that names what is called nearly so, in the same folder; "" if nothing is."""
+    beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
+    return f"did you mean '{path.parent / beside[0]}'?" if beside else ""
+
+
+def module(path: pathlib.Path) -> types.ModuleType:
+    """Runs a config file and returns it as a module. Raises whatever the file raises."""
+    spec = importlib.util.spec_from_file_location(f"jaxlm_config_{path.stem}", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
+    """Returns the locked ConfigDict of a config file, with overrides such as `train.steps=100`.
+
+    Raises ConfigError if there is no such config, or if the file or an override is wrong.
+    """
+    path = find_config(name)
+    try:
+        config = module(path).get_config()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"config {path}: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(config, config_dict.ConfigDict):
+        raise ConfigError(f"config {path}: get_config() must return an ml_collections ConfigDict")
+    older.drop_stages(config)
+    config.lock()
+    for override in overrides:
+        apply_override(config, override)
+    return config
+
+
+def default_workdir(file: pathlib.Path, config: config_dict.ConfigDict) -> str:
+    """Returns the folder of a run whose config names none: runs/NAME, or if the config is shrunk, runs/NAME-shrunk."""
+    return f"runs/{file.stem}{'-shrunk' * bool(config.phases.shrink)}"
+
+
+def apply_override(config: config_dict.ConfigDict, override: str) -> None:
+    """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present value.
+
+    A source that `data.final.weights` does not name yet is added to it.
+
+    Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
+    """
+    key, sep, value = override.partition("=")
+    older.admit(config, key, value)
+    if key.startswith(_NAMED) and (name := key.removeprefix(_NAMED)) not in config.data.final.weights:
+        with config.unlocked():
+            config.data.final.weights[name] = 0.0
+    *sections, name = key.split(".")
+    owner = config
+    for part in sections:
+        owner = owner.get(part) if isinstance(owner, config_dict.ConfigDict) else None
+    if not isinstance(owner, config_dict.ConfigDict) or name not in owner:
+        raise ConfigError(f"unknown key config.{key}; {nearest_key(key, flat_keys(config))}")
+    if not sep:
+        raise ConfigError(f"--config.{key} needs a value: --config.{key}=VALUE")
+    old = owner[name]
+    if isinstance(old, config_dict.ConfigDict):
+        raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
+    # A config of this key alone: absl prints a flag's whole config for its help, which takes a third of a second.
+    alone = config_dict.ConfigDict({name: old})
+    values = flags.FlagValues()
+    argv = ["jaxlm", f"--config.{name}={value}"]
+    config_flags.DEFINE_config_dict("config", alone, flag_values=values, sys_argv=argv)
+    try:
+        values(argv)
+    except (flags.Error, TypeError, ValueError, SyntaxError) as error:
+        kind = type(old).__name__
+        raise ConfigError(f"config.{key}={value}: expected {kind}, such as {old!r}") from error
+    owner[name] = alone[name]
+
+
+def flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
+    """Returns the dotted names of all sections and keys."""
+    keys = []
+    for key, value in config.items():
+        keys.append(prefix + key)
+        if isinstance(value, config_dict.ConfigDict):
+            keys += flat_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
+    """Returns WORKDIR/config.json as a ConfigDict that takes overrides.
+
+    If the folder was moved, `workdir` and `data.dir` name the new place. Keys that are newer than the file have their
+    defaults.
+
+    Raises:
+      ConfigError: the file is not the config of a run.
+    """
+
+    def tuples(value: object) -> object:
+        if isinstance(value, dict):
+            return {k: tuples(v) for k, v in value.items()}
+        return tuple(value) if isinstance(value, list) else value
+
+    def merged(base: dict, saved: dict) -> dict:
+        both = {
+            k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v
+            for k, v in saved.items()
+        }
+        return base | both
+
+    base = load("base").to_dict()
+    empty_source = tuples(module(find_config("base")).source())
+    try:
+        saved = tuples(files.json_of(path.read_bytes()))
+        if "train" not in saved:
+            raise ValueError("it has no section train")
+        whole = older.read_run(saved, merged(base, saved), path.parent)
+        sources = whole["prepare"]["sources"]
+        whole["prepare"]["sources"] = {name: merged(empty_source, source) for name, source in sources.items()}
+        config = config_dict.ConfigDict(whole)
+        older.drop_stages(config)
+        if config.data.dir == os.path.join(config.workdir, "data"):
+            config.data.dir = ""  # derived from the folder: derive it again
+        config.workdir = str(path.parent)
+        if (path.parent / TOKENIZER).is_dir():
+            config.data.tokenizer = str(path.parent / TOKENIZER)
+    except files.MANGLED as error:
+        raise ConfigError(
+            f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"
+        ) from error
+    return config.lock()
+
+
+def of_run(folder: pathlib.Path, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config of the run in a folder, with overrides. Raises ConfigError as `from_run` and `apply_override` do."""
+    config = from_run(folder / "config.json")
+    for override in overrides:
+        apply_override(config, override)
+    return config

@@ -1,0 +1,302 @@
+"""The junk audit: finds repeated strings that no person would write, before a tokenizer or a model sees them.
+
+`scan` counts known junk, words, lines and clauses of each source in one pass; `rank` compares the sources. A word
+belongs to a source if its log-odds ratio against the other sources, with an informative Dirichlet prior, is high
+(Monroe, Colaresi and Quinn 2008, "Fightin' Words"). Such a word is conspicuous if its shape is unnatural (`PersonX`,
+`foo_bar`, `<name>`) and it dominates the source's words of that shape: one of a thousand identifiers is code.
+
+What is conspicuous may be what the source is about: PostgreSQL's manuals say PostgreSQL. So only this is called junk, and
+has a pattern that removes it:
+
+- known junk in plain text; in code, in quotes or in tables it is talked about;
+- a dominant word of unnatural shape in a fixed frame: nearly always the same two words around it. Words that people
+  write stand in many sentences. Placeholders have siblings instead: PersonX and PersonY;
+- lines of menus, footers and notices.
+
+Nothing is junk that the text to compare with has too: the target, or general prose.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from jaxlm.corpus.audit.counts import MAX_ENTRIES, Counts, Entry, Table, scan
+from jaxlm.corpus.stages.junk_patterns import FURNITURE, GROUPS
+
+__all__ = ["Finding", "audit", "rank", "scan"]
+
+_PRIOR_WORDS = 10_000.0  # the weight of the Dirichlet prior
+_MIN_Z = 3.0
+_FEW_WORDS = 20  # of a shape dominate nothing
+_OWN = 0.8  # concentration from which on a string is a source's own
+_MIN_DOCUMENTS = 3  # of a line or clause, where the source has that many
+_LONG_LINE, _LONG_CLAUSE = 40, 60  # characters from which on a repetition can't be chance
+_PER_KIND = 20  # findings of a kind and source
+_DOMINANT = 0.2  # share of a source's words of a shape, from which on a word in a fixed frame is junk
+_FRAME_WORDS = 2
+_MANY_A_DOCUMENT = 2  # placeholders come again and again
+_KNOWN_THERE = 0.1  # a rate, as a share of the rate here, from which on the text to compare with has a string too
+_MENU_CHARS = 40  # of a line in a menu, at most
+_EACH_PAGE = 0.1  # of the documents: what they end with is a footer, from this share on
+_MANY_PAGES = 0.01  # of the documents: short lines in one order are a menu, from this share on
+_PLACEHOLDER = re.compile(r"([A-Z][a-z]{2,})[A-Z]")  # PersonX
+_SLOT = re.compile(r"\[[A-Z]+(?:_[A-Z0-9]+)+\]")  # [CUSTOMER_NAME]
+_SENTENCE = re.compile(r"[.!?:;,]$|^[#|>*-]|^0|^```|[=(){}]")
+# The stage `pii` writes them.
+_OURS = frozenset(("<EMAIL>", "<IP>", "<PHONE>", "<SECRET>"))
+_PUNCTUATION = ".,;:!?'\"-()\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
+_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
+_SURNAME = re.compile(r"(?:Mc|Mac|De|Di|Du|La|Le|Van|[OD]['\u2019])[A-Z][a-z]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A string that a source repeats.
+
+    Attributes:
+      kind: a group of `audit_patterns`, or "token" (a word of unnatural shape), "word", "line", "clause".
+      text: the repeated string, with every digit as 0, except in words.
+      pattern: the group's name or a regular expression that makes the stage `junk` remove it; "" if it is no junk, only
+        characteristic of the source.
+      why: what it is, in a few words.
+      source: the name of the source that repeats it. The same junk in two sources makes two findings.
+      count, documents: how often it occurs, and in how many documents; too low if memory was short (see `scan`).
+      share_of_documents: `documents` as a share of the source's documents.
+      concentration: its rate per byte in this source, divided by the sum of this rate and its rate in the other sources
+        together. 1: only here (or there is only one source); 0.5: as often as elsewhere.
+      score: the harm, 0 to 100: how surely it is junk, times the square root of its share of the source's documents, or
+        of its bytes if that share is larger.
+      examples: up to three (document id, text around it).
+    """
+
+    kind: str
+    text: str
+    pattern: str
+    why: str
+    source: str
+    count: int
+    documents: int
+    share_of_documents: float
+    concentration: float
+    score: float
+    examples: tuple[tuple[str, str], ...]
+
+    @property
+    def is_junk(self) -> bool:
+        """True if it is surely junk."""
+        return bool(self.pattern)
+
+    def to_row(self) -> dict[str, object]:
+        """Returns the finding as a plain dict, for tables and JSON."""
+        examples = [{"document": doc_id, "text": text} for doc_id, text in self.examples]
+        return dataclasses.asdict(self) | {"junk": self.is_junk, "examples": examples}
+
+
+def audit(
+    documents_by_source: Mapping[str, Iterable[tuple[str, str]]], max_entries: int = MAX_ENTRIES
+) -> list[Finding]:
+    """Returns what is conspicuous in the documents of each source: junk first, the worst first. Deterministic.
+
+    Args:
+      documents_by_source: source -> its (doc_id, text) pairs.
+      max_entries: the bound on memory; see `scan`.
+    """
+    return rank([scan(name, documents, max_entries) for name, documents in documents_by_source.items()])
+
+
+def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Finding]:
+    """Returns all findings in the sources, junk first, the worst first, and at most 20 of a kind for each source.
+
+    Args:
+      sources: the counts of each.
+      contrast: counts of text whose words and lines are wanted: the target, or general prose.
+    """
+    findings = []
+    for counts in sources:
+        others = [other for other in (*sources, contrast) if other is not None and other is not counts]
+        by_kind = collections.defaultdict(list)
+        for find in (_known_junk, _words, _repeated):
+            for finding in find(counts, others, contrast):
+                by_kind[finding.kind, finding.is_junk].append(finding)
+        for alike in by_kind.values():
+            findings += sorted(alike, key=_worst_first)[:_PER_KIND]
+    return sorted(findings, key=_worst_first)
+
+
+def _worst_first(finding: Finding) -> tuple:
+    return not finding.is_junk, -finding.score, finding.source, finding.kind, finding.text
+
+
+def _is_habit(table: str, key: str, entry: Entry, counts: Counts, contrast: Counts | None) -> bool:
+    """True if the string is in several documents, and seldom in the text to compare with."""
+    if entry.documents < min(_MIN_DOCUMENTS, counts.documents):
+        return False
+    there = getattr(contrast, table).entries.get(key) if contrast else None
+    return there is None or there.count / contrast.bytes < _KNOWN_THERE * entry.count / counts.bytes
+
+
+def _known_junk(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
+    for key, entry in counts.junk.entries.items():
+        kind, _, label = key.partition(":")
+        group, concentration = GROUPS[kind], _concentration(entry, counts, [(o, o.junk, key) for o in others])
+        debris = group.debris.match(label) and not entry.frame.is_shown
+        junk = debris and _is_habit("junk", key, entry, counts, contrast)
+        pattern = group.remover(kind, label) if junk else ""
+        yield _finding(kind, label, pattern, group.about, counts, entry, concentration, group.severity)
+
+
+def _words(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
+    """Yields the words that belong to the source, scored by how much they dominate its own words of their shape."""
+    own: dict[str, dict[str, float]] = collections.defaultdict(dict)  # shape -> word -> concentration
+    for word, entry in counts.words.entries.items():
+        kind = shape(word)
+        if kind == "plain" and not others:
+            continue
+        concentration = _concentration(entry, counts, [(o, o.words, word) for o in others])
+        # General prose is too little text for a z-score of its own, and has no words of unnatural shape.
+        sure = kind != "plain" and others in ([], [contrast])
+        if concentration >= _OWN and (sure or _log_odds_z(word, entry, counts, others) >= _MIN_Z):
+            own[kind][word] = concentration
+    for kind, words in own.items():
+        total = sum(counts.words.entries[word].count for word in words)
+        siblings = collections.Counter(_stem(word) for word in words)
+        for word, concentration in words.items():
+            if kind != "plain" and _is_known(word):
+                continue
+            entry = counts.words.entries[word]
+            dominance = entry.count / (total + _FEW_WORDS)
+            severity = _SHAPES[kind] * (dominance if kind == "plain" else math.sqrt(dominance))
+            why = "a word of this source"
+            if _is_habit("words", word, entry, counts, contrast):
+                why = _why_junk(word, kind, entry, dominance, siblings) or why
+            pattern = rf"(?<!\w){_escape(word)}(?!\w)" if why != "a word of this source" else ""
+            yield _finding(
+                "word" if kind == "plain" else "token", word, pattern, why, counts, entry, concentration, severity
+            )
+
+
+def _why_junk(word: str, kind: str, entry: Entry, dominance: float, siblings: Mapping[str, int]) -> str:
+    """Returns why a source's own word is surely junk; "" if it may be a word of its domain."""
+    if _SHAPES[kind] < _SURE_SHAPE or word in _OURS or entry.frame is None or entry.frame.is_shown:
+        return ""
+    twins = _stem(word) and siblings[_stem(word)] > 1 and entry.count >= _MANY_A_DOCUMENT * entry.documents
+    if twins or _SLOT.fullmatch(word):
+        return "a placeholder for a name"
+    if dominance >= _DOMINANT and entry.frame.fixed_words() >= _FRAME_WORDS:
+        return "always between the same words"
+    return ""
+
+
+def _stem(word: str) -> str:
+    """Returns Person of PersonX; "" if the word does not look like a placeholder."""
+    match = _PLACEHOLDER.fullmatch(word)
+    return match[1] if match else ""
+
+
+# How surely a word of this shape is junk when all the source's own words of the shape are this one.
+_SHAPES = {"bracketed": 1.0, "camel": 1.0, "underscored": 0.8, "capitals": 0.5, "marks": 0.3, "mixed": 0.2}
+_SHAPES |= {"acronym": 0.2, "plain": 0.2}
+_SURE_SHAPE = 0.3  # acronyms and words with digits are never removed
+
+
+def shape(word: str) -> str:
+    """Returns the shape of a word, a key of `_SHAPES`; "plain" is the shape of ordinary words."""
+    if word.islower() and word.isalpha():
+        return "plain"
+    if word[0] == "<" or (word[0] == "[" and (word.isupper() or "_" in word)):  # [It] is an editor's
+        return "bracketed"
+    if not any(map(str.isalnum, word)):
+        # ```, ## and <= are formats and operators, #-# is neither.
+        return "marks" if len(word) > 2 and len(set(word)) > 1 and word.strip(_PUNCTUATION) else "plain"
+    if "_" in word:
+        return "underscored"
+    if word.isupper() and word.isalpha() and len(word) > 1:
+        return "capitals" if len(word) > 4 else "acronym"
+    if _CAMEL.search(word) and not _SURNAME.fullmatch(word):
+        return "camel"
+    if any(map(str.isdigit, word)):
+        return "mixed"
+    return "plain"
+
+
+def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -> float:
+    """Returns the z-score of a word's log-odds ratio here against elsewhere (Monroe et al. 2008, equations 16 and 22)."""
+    here, there = entry.count, _elsewhere([(o, o.words, word) for o in others])
+    n_here, n_there = counts.total_words, sum(other.total_words for other in others)
+    if not n_there:
+        return math.inf
+    prior = _PRIOR_WORDS * (here + there) / (n_here + n_there)
+    odds_here = (here + prior) / (n_here + _PRIOR_WORDS - here - prior)
+    odds_there = (there + prior) / (n_there + _PRIOR_WORDS - there - prior)
+    return math.log(odds_here / odds_there) / math.sqrt(1 / (here + prior) + 1 / (there + prior))
+
+
+def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
+    """Yields lines, and clauses that belong to the source, that occur in many documents.
+
+    Each text in its longest form only.
+    """
+    shown: list[tuple[str, int]] = []
+    for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
+        for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
+            if entry.documents < min(_MIN_DOCUMENTS, counts.documents) or sum(map(str.isalpha, text)) < 5:
+                continue
+            concentration = _concentration(entry, counts, [(o, getattr(o, table), text) for o in others])
+            if text.startswith("#") or (kind == "clause" and concentration < _OWN):  # headings are the same everywhere
+                continue
+            if any(text in longer and entry.count < 2 * n for longer, n in shown) or _is_known(text):
+                continue
+            shown.append((text, entry.count))
+            pattern, why = "", "a passage that documents share"
+            if _is_habit(table, text, entry, counts, contrast) and (role := _furniture(text, entry, counts)):
+                why, pattern = role, _escape(text).replace("0", r"\d+")
+                pattern = rf"^\s*{pattern}\s*$" if kind == "line" else pattern
+            severity = weight * min(1, len(text) / length)
+            yield _finding(kind, text, pattern, why, counts, entry, concentration, severity)
+
+
+def _furniture(text: str, entry: Entry, counts: Counts) -> str:
+    """Says what a repeated line does on a page, if it surely is no part of the text; "" otherwise."""
+    if FURNITURE.search(text):
+        return "a menu, notice or footer"
+    if entry.frame is None or entry.frame.is_shown:
+        return ""
+    before, after = entry.frame.fixed(0), entry.frame.fixed(1)
+    if after == "$" and before != "^" and entry.documents >= _EACH_PAGE * counts.documents:
+        return "the end of each page"
+    lines = [line for line in (before, text, after) if line not in ("^", "$")]
+    if entry.documents < _MANY_PAGES * counts.documents or not (before and after and len(lines) > 1):
+        return ""
+    return "" if any(len(x) > _MENU_CHARS or _SENTENCE.search(x) for x in lines) else "a line of a menu"
+
+
+def _is_known(text: str) -> bool:
+    """True if the text holds known junk, which has a finding of its own."""
+    return any(next(group.matches(text), None) for group in GROUPS.values())
+
+
+def _escape(text: str) -> str:
+    return re.escape(text).replace(r"\ ", r"\s+")
+
+
+def _elsewhere(places: list[tuple[Counts, Table, str]]) -> int:
+    """Counts occurrences in other sources. What memory may have dropped there counts as there."""
+    return sum(table.entries[key].count if key in table.entries else table.lost for _, table, key in places)
+
+
+def _concentration(entry: Entry, counts: Counts, places: list[tuple[Counts, Table, str]]) -> float:
+    other_bytes = sum(other.bytes for other, _, _ in places)
+    here, there = entry.count / counts.bytes, _elsewhere(places) / max(1, other_bytes)
+    return here / (here + there)
+
+
+def _finding(
+    kind: str, text: str, pattern: str, why: str, counts: Counts, entry: Entry, concentration: float, severity: float
+) -> Finding:
+    share = entry.documents / counts.documents
+    evidence = entry.documents / (entry.documents + 2)  # one document of two is no habit yet
+    harm = math.sqrt(max(share * evidence, min(1.0, entry.chars / counts.bytes)))
+    numbers = (entry.count, entry.documents, share, concentration, 100 * severity * harm)
+    return Finding(kind, text, pattern, why, counts.source, *numbers, entry.examples)

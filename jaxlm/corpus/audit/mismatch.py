@@ -1,0 +1,384 @@
+"""Makes the mismatch report: how far the sources are from one another, and from a sample of the style that is wanted.
+
+For each source: length, readability, format. For each pair: the Jensen-Shannon divergence of words and of pairs of
+words; the same between two halves of one source, which is what chance gives (the floor); how well a classifier tells
+passages of the two apart (area under the ROC curve, 0.5 by chance), with the words that tell. Then the mixture of
+sources nearest to the target (least KL divergence of words, by EM; the unigram mixture of Jelinek and Mercer 1980), and
+advice in words.
+
+All of it is measured on samples of a few megabytes, and words do not show truth or quality: try the advice in a pilot.
+"""
+
+import dataclasses
+import itertools
+import operator
+import statistics
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import scipy.sparse
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.audit import textstats
+
+TARGET = "target"  # its name among the sources
+_FEATURES = 30_000  # words and pairs of words that the classifier sees: the most frequent
+_MIXTURE_WORDS = 50_000
+_CLASSIFIED = 1000  # passages of each side at most
+_FOLDS = 4
+_TELLING = 10
+_SMOOTHING = 0.02  # of each source's words, drawn from all sources: no word is impossible
+_ALIKE_AUC = 0.65  # below this, passages can hardly be told apart
+_FAR_AUC = 0.9
+_FAR_BITS = 0.05  # of divergence of words beyond chance
+_GAIN = 0.005  # bits nearer to the target, below which another mixture is not worth it
+_DROP = 0.02  # share in the nearest mixture
+_APART = 1.5  # times the distance that is usual among the sources
+_CHANGE = 1.5  # times more or less than now
+_MANY = 2.0  # a share of format, a length: this many times the other's is worth a word
+_NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "code"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two sources `a` and `b`, or a source and the target (then `b` is "target").
+
+    Attributes:
+      js_words, js_bigrams: Jensen-Shannon divergence in bits, from 0 (the same) to 1 (nothing in common).
+      floor_words, floor_bigrams: the divergence that chance alone causes: that between two halves of one source, on
+        samples of the same size, as a mean over both sources.
+      auc: the area under the ROC curve of a classifier that tells passages of `a` from those of `b`, cross-validated by
+        document; None if there are too few documents.
+      telling_a, telling_b: the words and pairs of words by which the classifier recognises `a` and `b`.
+    """
+
+    a: str
+    b: str
+    js_words: float
+    floor_words: float
+    js_bigrams: float
+    floor_bigrams: float
+    auc: float | None
+    telling_a: list[str]
+    telling_b: list[str]
+
+    @property
+    def distance(self) -> float:
+        """Returns the divergence of words in bits, minus the part that chance causes; at least 0."""
+        return max(0.0, self.js_words - self.floor_words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Two mixtures of the sources: the one in use, and the one nearest to the target.
+
+    Attributes:
+      now, nearest: source -> its share of the words.
+      js_now, js_nearest: the divergence in bits of each mixture from the target.
+    """
+
+    now: dict[str, float]
+    nearest: dict[str, float]
+    js_now: float
+    js_nearest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What to do with a source in a pilot.
+
+    Attributes:
+      action: keep, raise, lower or drop; try if there is no target.
+      sentence: the reason, for users.
+    """
+
+    action: str
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The results of `compare`.
+
+    Attributes:
+      sources: source's name (or "target") -> documents, bytes, sampled_words, length, readability, formats; see
+        `textstats`.
+      pairs: every pair of sources, then every source with the target.
+      mixture: the mixtures compared with the target; None if there is no target.
+      advice: source -> what to do with it.
+    """
+
+    sources: dict[str, dict[str, typing.Any]]
+    pairs: list[Pair]
+    mixture: Mixture | None
+    advice: dict[str, Advice]
+
+    def to_dict(self) -> dict[str, typing.Any]:
+        """Returns the report as JSON values, with the `distance` of each pair."""
+        pairs = [dataclasses.asdict(pair) | {"distance": pair.distance} for pair in self.pairs]
+        return dataclasses.asdict(self) | {"pairs": pairs}
+
+
+def compare(
+    sources: Mapping[str, Iterable[str]],
+    target: Iterable[str] | None = None,
+    *,
+    weights: Mapping[str, float] | None = None,
+    sample_mb: float = 2.0,
+    read_mb: float = 64.0,
+) -> Report:
+    """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not matter.
+
+    Args:
+      sources: name -> texts of documents.
+      target: texts like those that the model should write.
+      weights: source -> its weight in the mixture in use; default: all equal.
+      sample_mb: the megabytes of passages to keep from each source.
+      read_mb: the most megabytes to read of each source.
+
+    Raises:
+      ConfigError: a source or the target has no text, or a source is named "target".
+    """
+    if target is not None and TARGET in sources:
+        raise ConfigError('no source may be named "target" in a mismatch report: rename it')
+    vocabulary, profiles = textstats.Vocabulary(), {}
+    everything = dict(sources) | ({TARGET: target} if target is not None else {})
+    for name, texts in everything.items():
+        sample = textstats.sample(texts, round(sample_mb * 1e6), round(read_mb * 1e6))
+        if not any(passage.strip() for passage in sample.passages):
+            raise ConfigError(f"{'the target' if name == TARGET else f'source {name}'} has no text to compare")
+        profiles[name] = _Profile(sample, vocabulary)
+    features = _features(profiles)
+    names = [(a, b) for a, b in itertools.combinations(sources, 2)]
+    names += [(a, TARGET) for a in sources] if target is not None else []
+    terms = vocabulary.names()
+    pairs = [_pair(a, b, profiles, features, terms) for a, b in names]
+    now = dict.fromkeys(sources, 1.0) if weights is None else {name: float(weights[name]) for name in sources}
+    now = {name: weight / sum(now.values()) for name, weight in now.items()}
+    mixture = _mixture(profiles, now, len(vocabulary)) if target is not None else None
+    described = {name: profile.describe() for name, profile in profiles.items()}
+    return Report(described, pairs, mixture, _advise(described, pairs, mixture))
+
+
+class _Profile:
+    """A sample as numbers: the words of each passage, and of two halves that share no document."""
+
+    def __init__(self, sample: textstats.Sample, vocabulary: textstats.Vocabulary):
+        self.sample = sample
+        self.passages = [vocabulary.ids(passage) for passage in sample.passages]
+        self.words = np.concatenate(self.passages)
+        self.bigrams = [textstats.bigrams(ids) for ids in self.passages]
+        # By turns in the order of the hashes of each document's first passage here.
+        turn = {group: i % 2 for i, group in enumerate(dict.fromkeys(sample.groups.tolist()))}
+        side = [turn[group] for group in sample.groups.tolist()]
+        self.halves = [self._half(side, half) for half in (0, 1)]
+
+    def _half(self, side: list[int], half: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen = [i for i, s in enumerate(side) if s == half]
+        empty = [np.empty(0, np.int64)]
+        return tuple(np.concatenate([of[i] for i in chosen] + empty) for of in (self.passages, self.bigrams))
+
+    def describe(self) -> dict[str, typing.Any]:
+        """Returns the source's entry in the report."""
+        return {
+            "documents": len(self.sample.lengths),
+            "bytes": self.sample.n_bytes,
+            "sampled_words": len(self.words),
+            "length": textstats.quantiles(self.sample.lengths),
+            "readability": textstats.readability(self.sample.passages),
+            "formats": textstats.formats(self.sample.passages),
+        }
+
+
+def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
+    """Returns (JS of a and b, mean JS between the halves of each), on samples of one size. kind 0: words, 1: bigrams."""
+    size = min(len(half[kind]) for half in a.halves + b.halves)
+
+    def js(x: tuple[np.ndarray, ...], y: tuple[np.ndarray, ...]) -> float:
+        return textstats.js_divergence(x[kind][:size], y[kind][:size])
+
+    across = [js(x, y) for x, y in zip(a.halves, b.halves, strict=True)]
+    within = [js(*a.halves), js(*b.halves)]
+    return float(np.mean(across)), float(np.mean(within))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Features:
+    """TF-IDF of passages (CSR float[passages, F]) by source, and each column's word or bigram as `textstats` numbers them."""
+
+    rows: dict[str, scipy.sparse.csr_matrix]
+    columns: np.ndarray
+    is_word: np.ndarray
+
+
+def _features(profiles: Mapping[str, _Profile]) -> _Features:
+    """Takes the most frequent words and bigrams of all passages; two thirds are words."""
+    keys, passages_of = [], {name: len(p.passages) for name, p in profiles.items()}
+    for kind, limit in ((0, _FEATURES * 2 // 3), (1, _FEATURES // 3)):
+        everything = [ids for p in profiles.values() for ids in (p.passages, p.bigrams)[kind]]
+        row = np.repeat(np.arange(len(everything)), [len(ids) for ids in everything])
+        values, column, counts = np.unique(np.concatenate(everything), return_inverse=True, return_counts=True)
+        best = np.sort(np.argsort(-counts, kind="stable")[:limit])
+        place = np.full(len(values), -1)
+        place[best] = np.arange(len(best))
+        frequent = place[column] >= 0
+        shape = (len(everything), len(best))
+        ones = np.ones(int(frequent.sum()))
+        keys.append(
+            (values[best], scipy.sparse.csr_matrix((ones, (row[frequent], place[column][frequent])), shape=shape))
+        )
+    matrix = TfidfTransformer(sublinear_tf=True).fit_transform(scipy.sparse.hstack([m for _, m in keys], format="csr"))
+    ends = np.cumsum(list(passages_of.values()))
+    rows = {name: matrix[end - passages_of[name] : end] for name, end in zip(passages_of, ends.tolist(), strict=True)}
+    columns = np.concatenate([values for values, _ in keys])
+    return _Features(rows, columns, np.arange(len(columns)) < len(keys[0][0]))
+
+
+def _pair(a: str, b: str, profiles: Mapping[str, _Profile], features: _Features, terms: list[str]) -> Pair:
+    words, floor_words = _divergence(profiles[a], profiles[b], 0)
+    pairs, floor_pairs = _divergence(profiles[a], profiles[b], 1)
+    # Hashes order the passages: the first ones are a sample.
+    size = min(_CLASSIFIED, features.rows[a].shape[0], features.rows[b].shape[0])
+    x = scipy.sparse.vstack([features.rows[name][:size] for name in (a, b)], format="csr")
+    y = np.repeat([0, 1], size)
+    groups_b = profiles[b].sample.groups[:size] + 1 + profiles[a].sample.groups.max()
+    auc = _auc(x, y, np.concatenate([profiles[a].sample.groups[:size], groups_b]))
+    weight = _classifier().fit(x, y).coef_[0]
+    # How much each feature adds to the difference of the two sides' mean scores.
+    effect = weight * np.asarray(x[size:].mean(0) - x[:size].mean(0))[0]
+
+    def telling(sign: int) -> list[str]:
+        side = np.where(np.sign(weight) == sign, effect, 0)
+        best = np.argsort(-side, kind="stable")[:_TELLING]
+        return [_name(features, i, terms) for i in best.tolist() if side[i] > 0]
+
+    return Pair(a, b, words, floor_words, pairs, floor_pairs, auc, telling(-1), telling(1))
+
+
+def _name(features: _Features, column: int, terms: list[str]) -> str:
+    value = int(features.columns[column])
+    return terms[value] if features.is_word[column] else f"{terms[value >> 32]} {terms[value & 0xFFFFFFFF]}"
+
+
+def _classifier() -> LogisticRegression:
+    # The dual: ten times as fast with more features than passages.
+    return LogisticRegression(C=10.0, solver="liblinear", dual=True, random_state=0, max_iter=1000)
+
+
+def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float | None:
+    """Returns the mean over folds that share no document; None if a side has fewer documents than folds."""
+    if min(len(np.unique(groups[y == side])) for side in (0, 1)) < _FOLDS:
+        return None
+    fold = np.empty(len(y), np.int64)
+    for side in (0, 1):  # each side's documents by turns, so that every fold has both sides
+        fold[y == side] = np.unique(groups[y == side], return_inverse=True)[1] % _FOLDS
+    scores = []
+    for test in (fold == number for number in range(_FOLDS)):
+        model = _classifier().fit(x[~test], y[~test])
+        scores.append(roc_auc_score(y[test], model.decision_function(x[test])))
+    return float(np.mean(scores))
+
+
+def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: int) -> Mixture:
+    """Finds the mixture nearest to the target, over the most frequent words. All sources count alike, and are smoothed."""
+    words = {name: profile.words for name, profile in profiles.items()}
+    counts = {name: np.bincount(ids, minlength=size) / len(ids) for name, ids in words.items()}
+    best = np.argsort(-sum(counts.values()), kind="stable")[:_MIXTURE_WORDS]
+    names = list(now)
+    components = np.stack([counts[name][best] for name in names])
+    target = counts[TARGET][best] / counts[TARGET][best].sum()
+    everywhere = components.mean(0) + 1e-9
+    smooth = (1 - _SMOOTHING) * components + _SMOOTHING * everywhere / everywhere.sum()
+    weights = textstats.nearest_mixture(smooth, target)
+    mixed = {"now": np.asarray([now[name] for name in names]) @ components, "nearest": weights @ components}
+    js = {key: textstats.js_of_shares(shares / shares.sum(), target) for key, shares in mixed.items()}
+    nearest = dict(zip(names, weights.tolist(), strict=True))
+    return Mixture(dict(now), nearest, js["now"], js["nearest"])
+
+
+def _advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: Mixture | None) -> dict[str, Advice]:
+    """Returns a sentence for each source: what to try with it in a pilot. The arguments are fields of `Report`."""
+    if mixture is not None and mixture.js_now - mixture.js_nearest < _GAIN:
+        why = f"no mixture of these sources comes nearer to the target than the one now ({mixture.js_now:.2f} bits from it)"
+        return {name: Advice("keep", f"Keep {name} as it is: {why}.") for name in mixture.now}
+    if mixture is not None:
+        to_target = {pair.a: pair for pair in pairs if pair.b == TARGET}
+        return {name: _towards_target(name, sources, to_target[name], mixture) for name in mixture.now}
+    nearest = {
+        name: min((p for p in pairs if name in (p.a, p.b)), key=operator.attrgetter("distance"), default=None)
+        for name in sources
+    }
+    usual = statistics.median(pair.distance for pair in nearest.values()) if pairs else 0.0
+    return {name: _among_others(name, sources, pair, usual) for name, pair in nearest.items()}
+
+
+def _towards_target(name: str, sources: Mapping[str, dict], pair: Pair, mixture: Mixture) -> Advice:
+    now, nearest = mixture.now[name], mixture.nearest[name]
+    near = f"{_percent(nearest)} in the mixture nearest to the target, {_percent(now)} now"
+    far = pair.distance > _FAR_BITS and (pair.auc is None or pair.auc > _FAR_AUC)
+    why = _why(sources[name], sources[TARGET], pair.telling_a)
+    apart = f"{pair.distance:.2f} bits from the target beyond chance{_told_apart(pair)}"
+    if pair.auc is not None and pair.auc < _ALIKE_AUC:
+        return Advice("keep", f"Keep {name}: it can hardly be told from the target (AUC {pair.auc:.2f}); {near}.")
+    if nearest < _DROP and far:
+        return Advice("drop", f"Drop {name}, or keep it only for what it teaches: {near}; it is {apart}{why}.")
+    if nearest * _CHANGE < now:
+        return Advice("lower", f"Lower {name}: {near}; it is {apart}{why}.")
+    if nearest > now * _CHANGE:
+        return Advice("raise", f"Raise {name}: {near}; it is {apart}.")
+    return Advice("keep", f"Keep {name} as it is: {near}; it is {apart}.")
+
+
+def _among_others(name: str, sources: Mapping[str, dict], nearest: Pair | None, usual: float) -> Advice:
+    if nearest is None:
+        return Advice("keep", f"Keep {name}: it is the only source, and there is no target to compare it with.")
+    other = nearest.b if nearest.a == name else nearest.a
+    if nearest.auc is not None and nearest.auc < _ALIKE_AUC:
+        return Advice(
+            "keep",
+            f"Keep {name}, but as one with {other}: they can hardly be told apart (AUC {nearest.auc:.2f}), so that their "
+            "two weights are one.",
+        )
+    apart = f"{nearest.distance:.2f} bits beyond chance from {other}, the nearest of the others{_told_apart(nearest)}"
+    if nearest.distance > max(_FAR_BITS, _APART * usual):
+        telling = nearest.telling_a if nearest.a == name else nearest.telling_b
+        why = _why(sources[name], sources[other], telling)
+        return Advice(
+            "try",
+            f"Try {name} at half its weight in a pilot: it stands apart, {apart}{why}; a target would tell whether that is "
+            "wanted.",
+        )
+    return Advice("keep", f"Keep {name}: it stands no further apart than is usual here, {apart}.")
+
+
+def _told_apart(pair: Pair) -> str:
+    return "" if pair.auc is None else f", told apart with AUC {pair.auc:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%" if share >= 0.01 or share == 0 else "under 1%"
+
+
+def _why(a: dict, b: dict, telling: Sequence[str]) -> str:
+    """Names the largest difference of format, sentences or length, and the words that tell the source."""
+    differences = []
+    for kind, shares in a["formats"].items():
+        x, y = shares["lines"], b["formats"][kind]["lines"]
+        if abs(x - y) > 0.05:
+            differences.append(
+                (abs(x - y) * 10, f"{_percent(x)} of its lines are {_NAMES[kind]} against {_percent(y)}")
+            )
+    for key, words in (("words_per_sentence", "words a sentence"), ("chars_per_word", "characters a word")):
+        x, y = a["readability"][key], b["readability"][key]
+        if min(x, y) > 0 and (ratio := max(x / y, y / x)) > (_MANY if key == "words_per_sentence" else 1.2):
+            differences.append((ratio / _MANY, f"it has {x:.1f} {words} against {y:.1f}"))
+    x, y = a["length"]["p50"], b["length"]["p50"]
+    if min(x, y) > 0 and (ratio := max(x / y, y / x)) > 2 * _MANY:
+        differences.append((ratio / 10, f"its documents' median is {x:,} characters against {y:,}"))
+    text = f", {max(differences)[1]}" if differences else ""
+    shown = [f"'{word}'" for word in telling if any(c.isalnum() for c in word)][:4] or [f"'{w}'" for w in telling[:4]]
+    return text + (f", known by {', '.join(shown)}" if shown else "")

@@ -1,0 +1,137 @@
+"""Makes a config's data if it is missing, opens it, and finds the weight of each source."""
+
+import pathlib
+from collections.abc import Iterator
+
+from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, final_weights
+from jaxlm.corpus import documents
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.data.batches.rows import Rows
+from jaxlm.data.shards import build, vocabulary
+from jaxlm.data.shards.mixture import Windows, final_of, weights_of
+from jaxlm.data.shards.shards import MANIFEST, DataDir, open_data
+from jaxlm.host.console import Say
+
+
+def open_order(config: Config, passed_over: Windows = ()) -> Rows:
+    """Opens `data.dir`. Returns the order in which a run of this config reads it.
+
+    Args:
+      passed_over: the windows of batches that the run passes over.
+
+    Raises:
+      ConfigError: as `open_mixture`.
+    """
+    opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
+    final = final_of(config, final_weights(mixture, config.data.final.weights))
+    return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
+
+
+def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
+    """Opens `data.dir`. Returns (the data, source -> weight in the first mixture).
+
+    The weights come from `data.sources`; if that is empty, from `prepare.sources`; if both are empty, from the data's
+    manifest. A source that `data.final.weights` alone names has weight 0.
+
+    Raises:
+      ConfigError: there is no data, the size of its vocabulary is not `vocab_size` (0 = any), or it lacks one of
+        `data.sources` or `data.final.weights`.
+    """
+    opened = open_data(data.dir)
+    if vocab_size and opened.vocab_size != vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "
+            f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
+        )
+    if unknown := [name for name in data.sources if name not in opened.sources]:
+        raise ConfigError(
+            f"config.data.sources names {unknown[0]}, but the data in {data.dir} has {', '.join(opened.sources)}: "
+            "take it out, or name another config.data.dir"
+        )
+    final_weights(dict.fromkeys(opened.sources, 1.0), data.final.weights)  # refuses names that nothing in the data has
+    later = {name: 0.0 for name in data.final.weights}
+    if data.sources:
+        return opened, later | {name: source.weight for name, source in data.sources.items()}
+    prepared = {name: source.weight for name, source in prepare.sources.items() if name in opened.sources}
+    return opened, later | (prepared or opened.mixture)
+
+
+def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, say: Say) -> None:
+    """Makes `data.dir` (tokenizer, shards, manifest). If it exists already, checks that the same recipe made it.
+
+    The text comes from the `data.sources` that have a path. If none has a path, the text comes from the documents of
+    `jaxlm prepare`, which are made from `prepare.sources` first if they are missing. If there are neither such
+    documents nor `prepare.sources`, nothing is done.
+
+    Args:
+      engine: the name of the engine that runs the tasks of `jaxlm prepare` (`config.engine`).
+      vocab_size: the size of the vocabulary, if a tokenizer is trained; 0 = that of the data, or chosen by `vocabulary`.
+      say: called with a line at each stage of the work.
+
+    Raises:
+      ConfigError: a source does not exist, or another recipe made the data.
+    """
+    d = data
+    if any(source.path for source in d.sources.values()):
+        sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
+        read, extra = None, {}
+    elif prepared := _prepared(data, prepare, engine, say):
+        sources, read, extra = prepared
+    else:
+        return
+    settings = build.BuildSettings(
+        vocab_size=vocab_size,
+        chat_tokens=d.chat_tokens,
+        seed=d.seed,
+        val_fraction=d.val_fraction,
+        max_source_bytes=d.max_bytes or None,
+        tfds_dir=d.tfds_dir or None,
+        tokenizer_path=d.tokenizer or None,
+        tokenizer_model=d.tokenizer_model,
+    )
+    build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
+
+
+def _prepared(
+    data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
+) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
+    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, more of the recipe); None without any."""
+    root = pathlib.Path(data.dir)
+    if not prepare.sources and (root / MANIFEST).is_file():
+        return None
+    from jaxlm.corpus import prepare as corpus  # here, because its libraries take a second to import
+
+    fresh = not (root / corpus.MANIFEST).is_file()
+    if prepare.sources:
+        done = corpus.prepare(prepare, data, engine, say)
+    elif fresh:
+        return None
+    else:
+        done = corpus.open_prepared(root)
+    if fresh:
+        say(f"prepared documents: {root / 'documents'}")
+    names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
+    if not names:
+        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
+
+    def verified(name: str) -> Iterator[pathlib.Path]:
+        for entry in done.manifest["sources"][name]["files"]:
+            documents.verify(root / entry["file"], entry["sha256"])
+            yield root / entry["file"]
+
+    def read(source: build.Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+        texts = documents.read_texts(verified(source.name))
+        for doc_id, text in documents.within(texts, data.max_bytes):
+            stats.documents += 1
+            stats.bytes += len(text.encode())
+            yield doc_id, text
+
+    listed = prepare.sources or data.sources
+    noted = {} if listed else documents.mixture(root)
+    alone = [name for name in names if noted and done.manifest["sources"][name]["kept"]["documents"] < 2]
+    if alone and len(alone) < len(names):  # such as one README beside a thousand pages
+        say(f"left out: {', '.join(alone)}, of which one document is left; at least two are needed, to hold one out")
+        names = [name for name in names if name not in alone]
+    weights = {name: noted[name] for name in names} if noted.keys() >= set(names) else weights_of(listed, names)
+    sources = [build.Source(name, f"documents/{name}", weights[name]) for name in names]
+    return sources, read, {"prepared": done.sha256}

@@ -1,0 +1,104 @@
+"""The order of a run's batches, whatever is in them: rows of text, packed examples, prompts.
+
+Items count from 0: item i is what step i + 1 trains on. Batches have numbers of their own, by which windows name those that a
+run passes over: the items are the batches in no window, in order. On disk and in words, steps and batches count from 1. An item
+is a pure function of the order and of i, whatever threads, hosts and restarts there are.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.config import ConfigError
+from jaxlm.data.shards import mixture
+from jaxlm.data.shards.mixture import Windows, merge_windows
+from jaxlm.data.tokenizer.coder import Encoded
+
+_FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
+
+
+class Order:
+    """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`.
+
+    Attributes:
+      data: the tokenizer, and how much there is.
+      passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
+        its last step change no batch before it.
+    """
+
+    data: Encoded
+    passed_over: Windows
+
+    def __post_init__(self):
+        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
+
+    def parts(self) -> dict[str, str]:
+        """Returns what decides the batches but for what is passed over, which may grow when a run is rolled back."""
+        raise NotImplementedError
+
+    def made(self, number: int, rows: Sequence[int] | None) -> typing.Any:
+        """Returns these rows (None: all) of the batch of this number, which counts from 0. Thread-safe."""
+        raise NotImplementedError
+
+    def batch(self, item: int, rows: Sequence[int] | None = None) -> typing.Any:
+        """Returns what step `item` + 1 trains on, or these rows of it."""
+        return self.made(self.batch_number(int(item) + 1) - 1, rows)
+
+    def batch_number(self, step: int) -> int:
+        """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over.
+
+        0 for step 0.
+        """
+        return mixture.batch_number(step, self.passed_over)
+
+    def passing_over(self, windows: Windows) -> typing.Self:
+        """Returns the same order without the batches in these windows, and with all others."""
+        return dataclasses.replace(self, passed_over=tuple(windows))
+
+    def fingerprint(self) -> dict[str, str]:
+        """Returns `parts` for a checkpoint, and "sha256", the hash of them. `check_fingerprint` compares two of these."""
+        parts = self.parts()
+        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+
+
+def check_fingerprint(
+    saved: Mapping[str, str],
+    current: Mapping[str, str],
+    done: int = 0,
+    passed_over: Sequence[Sequence[int]] = (),
+    *,
+    branch: bool = False,
+) -> None:
+    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
+
+    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of its
+    batches was trained on. A branch may have another one, under the same condition.
+
+    Args:
+      done: how many steps were done when it saved.
+      passed_over: the windows of batches that it passed over.
+      branch: True if this run branches from the run that saved.
+    """
+    names = {key: key for key in current if key != "sha256" and not key.startswith("final")}
+    changed = [key for key in names if saved.get(key) != current[key]]
+    if not changed and not branch:
+        names = _FINAL
+        changed = [key for key in names if saved.get(key) != current.get(key)]
+    if changed:
+        pairs = ((names[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
+        differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in pairs)
+        raise ConfigError(
+            f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
+        )
+    windows = merge_windows(passed_over)
+    was, now = (mixture.begins(fingerprint, windows) for fingerprint in (saved, current))
+    moved = was != now or saved.get("final") != current.get("final")
+    if moved and min(was, now) < mixture.batch_number(done, windows):
+        began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
+        raise ConfigError(
+            f"data.final can't change at step {done:,}: it begins {begins}, and in the run so far {began}; set "
+            "data.final back, and optim.schedule_steps to the steps that its share is of"
+        )

@@ -1,0 +1,301 @@
+"""Chats and pairs as the data of a run: encoded, held out in part, packed into rows. The batch of a step is a pure function.
+
+A chat is a segment of a row, a pair two neighbours: pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected),
+counted from 1. Only the assistant's tokens and the token that ends an answer have weight. A text of n ids takes n - 1 tokens of
+a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
+
+    packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
+    loader.TrainLoader(packed, row_indices=local, start_step=done)     # step by step
+    packed.batch(item)                                                 # or any one of them
+    packed.held_out(rows)                                              # what is held out, once each
+
+Legend: B rows, b rows of them, T tokens, P pairs in a row.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
+from jaxlm.data.batches import encoded as coded
+from jaxlm.data.batches import packing, rows
+from jaxlm.data.batches import replay as replays
+from jaxlm.data.batches.encoded import Coded, Counts
+from jaxlm.data.batches.order import Order
+from jaxlm.data.chats import examples, masks, records
+from jaxlm.data.shards.mixture import Windows
+from jaxlm.data.shards.verify import Verifier
+from jaxlm.data.tokenizer import coder
+from jaxlm.data.tokenizer.coder import Coder
+
+Batch = dict[str, np.ndarray]
+_PLANNED = 256  # batches from which the number of passes is estimated
+
+
+class Sizes(typing.NamedTuple):
+    """What decides the batches beside the examples: the seed of their order, T and B."""
+
+    seed: int
+    seq_len: int
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What a run says of its examples and their tokenizer; a `coder.Encoded`.
+
+    Attributes:
+      encoder: the tokenizer.
+      sha256: a hash of all examples and the tokenizer.
+      counts: "examples" and the sources of the replayed text -> their tokens.
+      verifier: of the files that the replayed text is in.
+      as_before: how the examples are read as older versions did; "" if that is how they are read (`records.Notes`).
+    """
+
+    encoder: Coder
+    sha256: str
+    counts: dict[str, int]
+    verifier: Verifier
+    as_before: str = ""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.encoder.vocab_size
+
+    def tokenizer(self) -> Coder:
+        return self.encoder
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        """Returns source -> the number of its tokens; of the held-out ones, nothing is told here."""
+        return dict(self.counts) if split == "train" else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed(Order):
+    """The examples of a run and the order in which it trains on them.
+
+    Attributes:
+      data: the tokenizer, and how much there is.
+      train: the examples to train on.
+      val: those held out; perhaps none.
+      counts: what became of the examples that were read.
+      sizes: the seed, T and B.
+      replay: the pretraining text between the examples; None for none.
+      replay_share: its share of the targets that count.
+      passed_over: see `Order`.
+    """
+
+    data: Texts
+    train: Coded
+    val: Coded
+    counts: Counts
+    sizes: Sizes
+    replay: replays.Pieces | None = None
+    replay_share: float = 0.0
+    passed_over: Windows = ()
+
+    @property
+    def batch_size(self) -> int:
+        return self.sizes.batch_size
+
+    @property
+    def pairs(self) -> bool:
+        return self.train.sides == 2
+
+    @functools.cached_property
+    def plan(self) -> packing.Plan:
+        """The map from batches to rows of examples."""
+        replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
+        options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
+        return packing.Plan(self.train.lengths(), self.train.counted(), **options)
+
+    @property
+    def _most(self) -> int:
+        """The most examples in a row; 0 for any number."""
+        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data", "replay", "seed", "seq_len", "batch_size"."""
+        text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
+        sizes = {name: str(size) for name, size in self.sizes._asdict().items()}
+        return {"data": self.data.sha256, "replay": text, **sizes}
+
+    def made(self, number: int, rows: Sequence[int] | None) -> Batch:
+        """See `Order`. Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T].
+
+        Of pairs also `margin` and `pair` (1 where there is one), float32[b, P].
+        """
+        planned = self.plan.rows(number)
+        return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
+
+    def count_held_out(self, config: EvalConfig) -> int:
+        """Returns how many of the held-out examples an evaluation measures: the first `eval.max_examples`.
+
+        A run that keeps `eval.older_batches` measures those which so many batches of so many rows hold.
+        """
+        if config.older_batches:
+            batches, rows_of_each = config.older_batches
+            first = self._once(self.val, rows_of_each)[: batches or None]
+            return sum(len(items) for planned in first for items in planned)
+        return min(len(self.val), config.max_examples or len(self.val))
+
+    def held_out(self, batch_size: int, examples: int | None = None, ends: bool = True) -> Iterator[Batch]:
+        """Yields the held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
+
+        Args:
+          examples: how many of them, from the first on; all by default.
+          ends: False: the tokens that end answers have no weight, so that the loss is that of the answers' text.
+        """
+        for planned in self._once(self.val, batch_size, examples):
+            yield self._stacked(planned, self.val, ends)
+
+    def held_out_batches(self, batch_size: int, examples: int | None = None) -> int:
+        return len(self._once(self.val, batch_size, examples))
+
+    def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
+
+        That is for a reference, which judges each pair once. `with_reference` takes what it said.
+        """
+        source = self.val if val else self.train
+        for planned in self._once(source, batch_size):
+            numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            for row, items in enumerate(planned):
+                numbers_BxP[row, : len(items)] = [item.number for item in items]
+            yield self._stacked(planned, source), numbers_BxP
+
+    def with_reference(self, train_Ex2: np.ndarray, val_Ex2: np.ndarray) -> "Packed":
+        """Returns the same pairs with what a reference says of their sides: batches have `reference` too, float32[B, 2P].
+
+        Args:
+          train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
+        """
+        splits = (self.train, train_Ex2), (self.val, val_Ex2)
+        train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
+        return dataclasses.replace(self, train=train, val=val)
+
+    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
+        sizes = {"seq_len": self.sizes.seq_len, "batch_size": batch_size, "most": self._most}
+        return packing.once(source.lengths()[:examples], **sizes)
+
+    def passes(self, steps: int) -> dict[str, float]:
+        """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
+        planned = min(steps, _PLANNED)
+        used = self.plan.used(planned)
+        many, pieces = (number * steps / max(1, planned) for number in used)
+        times = {"examples": many / len(self.train)}
+        return times | (self.replay.passes(round(pieces)) if self.replay else {})
+
+    def places(self, step: int) -> list[str]:
+        """Returns where the examples in the batch of a step stand, "FILE:LINE", for the log. `step` counts from 1."""
+        planned = self.plan.rows(self.batch_number(step) - 1)
+        return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
+
+    def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
+        """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
+        groups = ([self._group(item, source, ends) for item in items] for items in planned)
+        packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
+        batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
+        if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
+            batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
+        return batch | (self._of_pairs(planned, source) if self.pairs else {})
+
+    def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
+        """What a batch of pairs has beside its tokens."""
+        shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
+        arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
+        if source.reference_Ex2 is not None:
+            arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
+        for row, items in enumerate(planned):
+            numbers = [item.number for item in items]
+            arrays["margin"][row, : len(items)], arrays["pair"][row, : len(items)] = source.margins_E[numbers], 1
+            if source.reference_Ex2 is not None:
+                arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
+        return arrays
+
+    def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
+        if item.replay:
+            return self.replay.segments(item.number)
+        weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
+        return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
+
+
+def make(
+    data: DataConfig,
+    settings: ExamplesConfig,
+    tokenizer: Coder,
+    *,
+    pairs: bool,
+    sizes: Sizes,
+    replay: replays.Text | None = None,
+    share: float = 0.0,
+    closed: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    see: coded.See = lambda one, sides: None,
+) -> Packed:
+    """Reads, checks and encodes the examples of `data.path`.
+
+    Args:
+      settings: the section `examples`.
+      tokenizer: that of the model, with its template (see `data.chat`).
+      pairs: True for pairs, False for chats.
+      replay, share: the pretraining text between chats, and its share of the targets that count.
+      closed: True: one token more behind each text, so that rows hold its last one (see `coded.build`).
+      say: called with a line about each thing that a user should know.
+      see: called with each example of `data.path` as it is read (see `coded.build`).
+
+    Raises:
+      ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
+    """
+    notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
+    options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}
+
+    def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
+        read = examples.read(path, settings.format, pairs, key, notes)
+        read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
+        encoded, counts = coded.build(read, tokenizer, **options, **seen)
+        for line in counts.lines(name, sizes.seq_len):
+            say(line)
+        return encoded, counts
+
+    whole, counts = build(data.path, "data.path", what, see=see)
+    if not len(whole):
+        why = _why(counts, notes, sizes.seq_len)
+        raise ConfigError(f"{data.path}: none of its {counts.read:,} {what} can be trained on: {why}")
+    if settings.val_path:
+        train, (val, _) = whole, build(settings.val_path, "examples.val_path", f"held-out {what}")
+    else:
+        out_E = coded.held_out(whole.keys_E, data.val_fraction)
+        train, val = whole.take(~out_E), whole.take(out_E)
+        if not len(val):
+            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"
+            say(f"none of the {what} is held out, since {why}: name others by examples.val_path to see what is learnt")
+    for line in notes.lines():
+        say(line)
+    if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
+        share = 0.0
+    pieces = _pieces(replay, share, train, sizes) if share else None
+    counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})
+    verifier = replay.verifier if pieces else Verifier(pathlib.Path())
+    texts = Texts(tokenizer, _hash(train, tokenizer), counted, verifier, notes.as_before())
+    return Packed(texts, train, val, counts, sizes, pieces, share)
+
+
+def _hash(train: Coded, tokenizer: Coder) -> str:
+    return hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
+
+
+def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
+    tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
+    return replays.Pieces(replay, tokens, sizes.seed)
+
+
+def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
+    if not counts.read:
+        return "it has none"
+    return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"

@@ -1,0 +1,174 @@
+"""Pretraining text between the examples of post-training, so that the model forgets less.
+
+It comes in pieces of a fixed length, which are rows of the text's stream of tokens as in pretraining: a document that begins
+inside a piece begins a segment, and every target counts.
+"""
+
+import hashlib
+import itertools
+import pathlib
+import typing
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.data.batches import rows
+from jaxlm.data.shards import mixture, shards
+from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.data.shards.verify import Verifier
+from jaxlm.data.tokenizer import ids
+from jaxlm.data.tokenizer.coder import Coder
+
+_LEAST = 128  # tokens of a piece, if a row has so many: fewer say little of what comes next
+_MOST_BYTES = 64 << 20  # of text files, which are held in memory
+_CHUNK = 512  # documents encoded at a time
+NAME = "replay"
+
+
+class Stream(typing.Protocol):
+    """A stream of tokens, as `shards.TokenStream`."""
+
+    tokens: int
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Returns tokens [start, stop)."""
+
+
+class Text(typing.Protocol):
+    """Pretraining text: a data directory (`shards.DataDir`), or `FileText`."""
+
+    mixture: Mapping[str, float]
+    separator_id: int
+    sha256: str
+    verifier: Verifier  # of its files
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        """Returns source -> the number of its tokens in the split."""
+
+    def stream(self, source: str, split: str = "train") -> Stream:
+        """Returns a source's tokens."""
+
+    def token_bytes(self) -> np.ndarray:
+        """Returns the number of raw bytes of each id."""
+
+
+class FileText:
+    """Text files, encoded in memory: one source, `NAME`. What it has in common with a data directory: see `Text`."""
+
+    def __init__(self, tokenizer: Coder, train: np.ndarray, val: np.ndarray):
+        self.mixture, self.separator_id = {NAME: 1.0}, tokenizer.separator_id
+        self.sha256 = hashlib.sha256(train.tobytes() + b"/" + val.tobytes()).hexdigest()
+        self.verifier = Verifier(pathlib.Path())  # of no files: they are read already
+        self._tokenizer, self._splits = tokenizer, {"train": train, "val": val}
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        return {NAME: len(self._splits[split])}
+
+    def stream(self, source: str, split: str = "train") -> Stream:
+        assert source == NAME
+        return _Held(self._splits[split])
+
+    def token_bytes(self) -> np.ndarray:
+        return self._tokenizer.token_bytes()
+
+
+class _Held:
+    """A stream in memory."""
+
+    def __init__(self, ids_N: np.ndarray):
+        self._ids_N, self.tokens = ids_N, len(ids_N)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._ids_N[start:stop]
+
+
+def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:
+    """Opens pretraining text: a data directory, or a file, folder or glob of texts (.txt, .jsonl, .parquet).
+
+    Of text files at most 64 MB are read. `val_fraction` of their documents, by a hash of their content, are held out.
+
+    Args:
+      text_key: the field that holds the text, in jsonl and parquet.
+
+    Raises:
+      ConfigError: there is no text, or the data directory is of another tokenizer.
+    """
+    if (pathlib.Path(path) / MANIFEST).is_file():
+        data = shards.open_data(path)
+        own = data.tokenizer()
+        if tokenizer.piece_bytes()[: own.vocab_size] != own.piece_bytes() or tokenizer.separator_id != own.separator_id:
+            raise ConfigError(
+                f"the data in {path} is of another tokenizer: set replay.path to its text, or replay.share=0 for none"
+            )
+        return data
+    return _of_files(path, tokenizer, text_key, val_fraction)
+
+
+def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -> FileText:
+    documents = iterate_documents(path, text_key=text_key, tfds_dir=None, max_bytes=_MOST_BYTES, stats=SourceStats())
+    splits: tuple[list, list] = ([], [])
+    waiting: list[str] = []
+    limit = int(val_fraction * 2**64)
+
+    def encode() -> None:
+        for text, document in zip(waiting, ids.training_documents(tokenizer, waiting), strict=True):
+            key = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+            splits[key < limit].append(document)
+        waiting.clear()
+
+    for _, text in documents:
+        waiting.append(text)
+        if len(waiting) == _CHUNK:
+            encode()
+    encode()
+    if not splits[False]:
+        raise ConfigError(f"replay.path: {path} has no text to learn from")
+    train, val = (np.concatenate(split) if split else np.empty(0, np.int32) for split in splits)
+    return FileText(tokenizer, train, val)
+
+
+class Pieces:
+    """Pieces of a text, in an order that the seed chooses; each source gives its share.
+
+    Args:
+      text: the pretraining text.
+      tokens: the length of each piece.
+      seed: the seed of the order.
+
+    Raises ConfigError if a source has not the tokens of one piece.
+    """
+
+    def __init__(self, text: Text, tokens: int, seed: int):
+        self.text, self.tokens = text, tokens
+        self._order = rows.Rows(text, text.mixture, seed, seq_len=tokens, batch_size=1)
+        self._plan = self._order.plan
+
+    def segments(self, number: int) -> list[rows.Segment]:
+        """Returns the texts of the `number`-th piece, which begin where a document does; they take `tokens` tokens in all."""
+        source, _, row = self._plan.locate(number, np.zeros(1, np.int64))
+        first = int(row[0]) * self.tokens
+        tokens_T1 = np.asarray(self._order.streams[int(source[0])].read(first, first + self.tokens + 1), np.int32)
+        starts = np.flatnonzero(tokens_T1[:-1] == self.text.separator_id)
+        bounds = [0, *starts[starts > 0].tolist(), self.tokens]
+        parts = (tokens_T1[start : stop + 1] for start, stop in itertools.pairwise(bounds))
+        return [rows.Segment(part, np.ones(len(part) - 1, np.float32)) for part in parts]
+
+    def passes(self, pieces: int) -> dict[str, float]:
+        """Returns source -> how many times so many pieces go through it."""
+        draws, counts = mixture.count_draws(self._plan.shares, pieces), self.text.token_counts()
+        return {name: float(n) * self.tokens / counts[name] for name, n in zip(self._plan.names, draws, strict=True)}
+
+
+def piece_tokens(share: float, lengths: np.ndarray, counted: np.ndarray, seq_len: int, batch_size: int) -> int:
+    """Returns the length of pieces with which each batch has about one, or a whole row's if that is less than its share.
+
+    Args:
+      share: of the targets that count.
+      lengths, counted: of each example, the tokens that it takes and those that count.
+    """
+    density = counted.sum() / max(1, lengths.sum())
+    a_batch = batch_size * seq_len * density * share / (1 - share)
+    return int(min(seq_len, max(_LEAST, a_batch)))

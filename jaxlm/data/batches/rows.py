@@ -1,0 +1,404 @@
+"""Decides which row is in which slot of which batch, and makes batches of rows.
+
+Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the
+number k of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
+
+Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
+
+Shapes: B batch, T tokens, T1 = T + 1, K sources.
+"""
+
+import dataclasses
+import fractions
+import functools
+import hashlib
+import math
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError, EvalConfig
+from jaxlm.data.batches.order import Order
+from jaxlm.data.shards import mixture as mixture_lib
+from jaxlm.data.shards.mixture import Final, Windows, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
+from jaxlm.data.shards.shards import SPLITS, DataDir, TokenStream
+from jaxlm.data.shards.verify import Entry
+
+_ROUNDS = 6
+_FIRST_ITEMS = 16  # whose shards are verified before all others
+_CHUNK = 65_536  # tokens read at a time, to count their bytes
+
+
+def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
+    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses.
+
+    Takes O(1) memory for any n below 2**62, and does not depend on the version of any library. A six-round Feistel
+    network permutes all numbers of an even number of bits, the smallest that holds n. It is applied again to results of
+    n or above (cycle walking: Black and Rogaway 2002, format-preserving encryption).
+    """
+    if n <= 1:
+        return np.zeros_like(positions)
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half)) - 1)
+    round_keys = _round_keys(key)
+    images = positions.astype(np.uint64)
+    todo = np.arange(images.size)
+    while todo.size:
+        left, right = images[todo] >> half, images[todo] & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix(right + round_key) & mask)
+        images[todo] = (left << half) | right
+        todo = todo[images[todo] >= n]
+    return images.astype(np.int64)
+
+
+@functools.lru_cache(maxsize=4096)
+def _round_keys(key: str) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest(), "<u8").copy()
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele et al. 2014), wrapping on overflow."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """The map from slots to rows; `plan_rows` makes it.
+
+    Attributes:
+      seed: the seed of the order of rows.
+      names: the names of the sources with a positive weight in one of the mixtures.
+      shares: the share of each source in the first mixture, from `normalise_mixture`.
+      row_counts: the number of rows of each source.
+      batch_size: the number of slots of a batch.
+      final_shares: the share of each source in the final mixture; () if there is none.
+      final_begins: the number of the last batch before the final mixture.
+    """
+
+    seed: int
+    names: tuple[str, ...]
+    shares: tuple[fractions.Fraction, ...]
+    row_counts: tuple[int, ...]
+    batch_size: int
+    final_shares: tuple[fractions.Fraction, ...] = ()
+    final_begins: int = 0
+
+    def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns which rows are in these slots of the batch of this number, which counts from 0.
+
+        Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
+        mixture the draws of a source go on where those of the first mixture end.
+
+        Args:
+          slots: ints in [0, batch_size).
+
+        Returns:
+          (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
+          from 0, the row's index in the source.
+        """
+        shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
+        if self.final_shares and number >= self.final_begins:
+            shares, first = self.final_shares, self.final_begins
+            drawn = count_draws(self.shares, first * self.batch_size)
+        cycle = mixture_cycle(shares)
+        rank, per_cycle = cycle_ranks(shares)
+        slot = np.int64((int(number) - first) * self.batch_size) + np.asarray(slots, np.int64)
+        turn, place = np.divmod(slot, cycle.size)
+        source = cycle[place].astype(np.int64)
+        draw = drawn[source] + turn * per_cycle[source] + rank[place]
+        epoch, position = np.divmod(draw, np.asarray(self.row_counts, np.int64)[source])
+        row = np.empty_like(position)
+        for k, e in {(int(k), int(e)) for k, e in zip(source, epoch, strict=True)}:
+            chosen = (source == k) & (epoch == e)
+            row[chosen] = permute(position[chosen], self.row_counts[k], f"{self.seed}/{self.names[k]}/{e}")
+        return source, epoch, row
+
+
+def count_rows(tokens: int, seq_len: int) -> int:
+    """Returns the number of rows in a stream of `tokens` tokens. Row i is tokens i*T to (i+1)*T, both included."""
+    return max(0, (tokens - 1) // seq_len)
+
+
+def plan_rows(
+    token_counts: Mapping[str, int],
+    mixture: Mapping[str, float],
+    *,
+    seed: int,
+    seq_len: int,
+    batch_size: int,
+    passed_over: Windows = (),
+    final: Final | None = None,
+) -> RowPlan:
+    """Returns the row plan for sources with these numbers of training tokens.
+
+    What is passed over may decide where a final mixture begins (see `Final`), and nothing else.
+
+    Raises ConfigError if a mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
+    """
+    if seq_len < 1 or batch_size < 1:
+        raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
+    # Sorted by name, so that the order of the manifest or the mixture changes no batch.
+    names = sorted(token_counts)
+    first = normalise_mixture(mixture, names)
+    last = normalise_mixture(final.mixture, names) if final else {}
+    names = [name for name in names if name in first or name in last]
+    for name in names:
+        if count_rows(token_counts[name], seq_len) == 0:
+            raise ConfigError(
+                f"source '{name}' holds {token_counts[name]:,} training tokens, fewer than one row of seq_len + 1 = "
+                f"{seq_len + 1:,}; lower train.seq_len or give the source more text"
+            )
+    return RowPlan(
+        seed=int(seed),
+        names=tuple(names),
+        shares=tuple(first.get(name, fractions.Fraction(0)) for name in names),
+        row_counts=tuple(count_rows(token_counts[name], seq_len) for name in names),
+        batch_size=int(batch_size),
+        final_shares=tuple(last.get(name, fractions.Fraction(0)) for name in names) if final else (),
+        final_begins=final.begins(passed_over) if final else 0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Order):
+    """The order of a run that trains on all tokens of shards.
+
+    Attributes:
+      data: the open data directory.
+      mixture: source -> weight; a source that is absent has weight 0.
+      seed: the seed of the order of rows.
+      seq_len: T, the number of tokens in a row.
+      batch_size: B, the number of rows of the global batch.
+      passed_over: see `Order`.
+      final: the mixture of the last batches; None if `mixture` is that of all.
+    """
+
+    data: DataDir
+    mixture: Mapping[str, float]
+    seed: int
+    seq_len: int
+    batch_size: int
+    passed_over: Windows = ()
+    final: Final | None = None
+
+    @functools.cached_property
+    def plan(self) -> RowPlan:
+        """The map from slots to rows. Raises ConfigError as `plan_rows` does."""
+        sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
+        mixtures = {"mixture": self.mixture, "final": self.final}
+        return plan_rows(self.data.token_counts(), **mixtures, **sizes, passed_over=self.passed_over)
+
+    @functools.cached_property
+    def streams(self) -> list[TokenStream]:
+        """The tokens of each of the plan's sources."""
+        return [self.data.stream(name) for name in self.plan.names]
+
+    def made(self, number: int, rows: Sequence[int] | None) -> dict[str, np.ndarray]:
+        """See `Order`: the dict that `make_batch` returns."""
+        source, _, row = self.plan.locate(number, np.arange(self.batch_size) if rows is None else rows)
+        rows_BxT1 = np.empty((len(row), self.seq_len + 1), np.int32)
+        for row_T1, k, first in zip(rows_BxT1, source.tolist(), (row * self.seq_len).tolist(), strict=True):
+            row_T1[:] = self.streams[k].read(first, first + self.seq_len + 1)
+        return make_batch(rows_BxT1, self.data.separator_id)
+
+    def shards(self, item: int) -> list[Entry]:
+        """Returns all shards of the sources, each once: those of the first items from `item` on first, held-out text last."""
+        entries = {}
+        for number in (self.batch_number(step) - 1 for step in range(item + 1, item + 1 + _FIRST_ITEMS)):
+            source, _, row = self.plan.locate(number, np.arange(self.batch_size))
+            for k, r in zip(source.tolist(), row.tolist(), strict=True):
+                shard = self.streams[k].shard(r * self.seq_len)
+                entries[shard["file"]] = shard
+        for split in SPLITS:
+            for name in self.plan.names:
+                for shard in self.data.entry(name, split)["shards"]:
+                    entries.setdefault(shard["file"], shard)
+        return list(entries.values())
+
+    def switch(self) -> int | None:
+        """Returns the last step before the final mixture; None if there is none."""
+        return self.final.switch(self.passed_over) if self.final else None
+
+    def parts(self) -> dict[str, str]:
+        """See `Order`: "data" (the manifest's hash), "mixture" and the sizes; a final mixture adds its own."""
+        names = sorted(self.data.sources)
+        return {
+            "data": self.data.sha256,
+            "mixture": mixture_lib.words(normalise_mixture(self.mixture, names)),
+            "seed": str(self.seed),
+            "seq_len": str(self.seq_len),
+            "batch_size": str(self.batch_size),
+            **(self.final.fingerprint(names) if self.final else {}),
+        }
+
+
+def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:
+    """Returns the batch of packed rows: inputs, targets, segments and positions.
+
+    The separator (EOS for our tokenizers) begins a document's segment, as `<|endoftext|>` does for GPT-2. So the last
+    token of a document predicts the separator that opens the next one, and a separator, which sees only itself, predicts
+    the first token of its document. No target is predicted from another document's tokens, and every target counts.
+
+    Args:
+      rows_BxT1: integer tokens, T + 1 of them a row.
+      separator_id: the id that begins each document.
+
+    Returns:
+      `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
+      float32[B, T], ones.
+    """
+    rows_BxT1 = np.asarray(rows_BxT1).astype(np.int32, copy=False)
+    tokens_BxT = np.ascontiguousarray(rows_BxT1[:, :-1])
+    starts_BxT = tokens_BxT == separator_id
+    starts_BxT[:, 0] = True
+    index_T = np.arange(tokens_BxT.shape[1], dtype=np.int32)
+    opened_BxT = np.maximum.accumulate(np.where(starts_BxT, index_T, 0), axis=1)
+    return {
+        "tokens": tokens_BxT,
+        "targets": np.ascontiguousarray(rows_BxT1[:, 1:]),
+        "segment_ids": np.cumsum(starts_BxT, axis=1, dtype=np.int32),
+        "positions": (index_T - opened_BxT).astype(np.int32, copy=False),
+        "weights": np.ones(tokens_BxT.shape, np.float32),
+    }
+
+
+class Segment(typing.NamedTuple):
+    """A text to be packed.
+
+    Attributes:
+      ids: the token ids of the text.
+      weights: the weight of each token but the first, as a target.
+    """
+
+    ids: Sequence[int]
+    weights: Sequence[float]
+
+
+def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
+    """Packs groups of texts into the rows of one batch. A group stays in one row, so that no microbatch splits it.
+
+    Each group goes to the first row with room, and its texts become neighbouring segments. (If all groups are pairs,
+    the pairs of a row are its segments 1 and 2, 3 and 4, ...) The first group that fits in no row ends the batch: the
+    caller begins the next batch with that group.
+
+    Args:
+      groups: the groups, each of one or more texts; every text has at least two tokens.
+      seq_len: T, the number of tokens in a row.
+      rows: B, the number of rows.
+
+    Returns:
+      (batch, the row of each group that fitted). The batch has the same arrays as one from `make_batch`. Padding is the
+      last segment of a row, with weight 0.
+
+    Raises:
+      ConfigError: a group is longer than a row, or a text has fewer than two tokens.
+    """
+    integers = ("tokens", "targets", "segment_ids", "positions")
+    batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
+    batch["weights"] = np.zeros((rows, seq_len), np.float32)
+    used, segments, placed = np.zeros(rows, np.int64), np.zeros(rows, np.int64), []
+    for group in groups:
+        length = _group_length(group, seq_len)
+        fitting = np.flatnonzero(used + length <= seq_len)
+        if not fitting.size:
+            break
+        row = int(fitting[0])
+        for segment in group:
+            segments[row] += 1
+            inside = slice(used[row], used[row] + len(segment.ids) - 1)
+            batch["tokens"][row, inside] = segment.ids[:-1]
+            batch["targets"][row, inside] = segment.ids[1:]
+            batch["segment_ids"][row, inside] = segments[row]
+            batch["positions"][row, inside] = np.arange(len(segment.ids) - 1)
+            batch["weights"][row, inside] = segment.weights
+            used[row] = inside.stop
+        placed.append(row)
+    for row in range(rows):
+        batch["segment_ids"][row, used[row] :] = segments[row] + 1
+        batch["positions"][row, used[row] :] = np.arange(seq_len - used[row])
+    return batch, placed
+
+
+def _group_length(group: Sequence[Segment], seq_len: int) -> int:
+    """Returns how many tokens of a row a group takes. Raises ConfigError if it can't be packed."""
+    for segment in group:
+        if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
+            raise ConfigError(
+                f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed: it needs two "
+                "tokens or more, and a weight for each but the first"
+            )
+    length = sum(len(segment.ids) - 1 for segment in group)
+    if length > seq_len:
+        raise ConfigError(
+            f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it"
+        )
+    return length
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationBatch:
+    """A batch of held-out rows.
+
+    Attributes:
+      batch: the dict that `make_batch` returns, with weight 0 on padding.
+      target_tokens: the number of targets with weight.
+      target_bytes: the number of raw UTF-8 bytes of those targets.
+    """
+
+    batch: dict[str, np.ndarray]
+    target_tokens: int
+    target_bytes: int
+
+
+def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
+    """Returns how many of a source's held-out tokens an evaluation measures: those that begin in its first `eval.max_mb`.
+
+    A run that keeps `eval.older_batches` measures the targets of so many rows of `seq_len`.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    total = max(0, stream.tokens - 1)
+    if config.older_batches:
+        return min(total, math.prod(config.older_batches) * seq_len or total)
+    left = max(1, round(config.max_mb * 1e6)) if config.max_mb else 0
+    for first in range(1, total + 1 if left else 0, _CHUNK):
+        bytes_C = length[stream.read(first, min(first + _CHUNK, total + 1))]
+        before_C = np.cumsum(bytes_C, dtype=np.int64) - bytes_C
+        if before_C[-1] >= left:
+            return first - 1 + int(np.searchsorted(before_C, left))
+        left -= int(bytes_C.sum())
+        if left <= 0:
+            return first - 1 + len(bytes_C)
+    return total
+
+
+def validation_rows(
+    data: DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
+) -> Iterator[ValidationBatch]:
+    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
+
+    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
+    row is padded with the separator, at weight 0. Yields nothing if there is no target.
+    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
+
+    Args:
+      data: an open data directory.
+      source: the name of one of its sources.
+      targets: how many tokens, from the second on (see `count_targets`); None for all.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    targets = max(0, stream.tokens - 1) if targets is None else targets
+    total = -(-targets // seq_len)
+    for first in range(0, total, batch_size):
+        rows_BxT1 = np.full((batch_size, seq_len + 1), data.separator_id, np.int32)
+        weights_BxT = np.zeros((batch_size, seq_len), np.float32)
+        for b, row in enumerate(range(first, min(total, first + batch_size))):
+            tokens = stream.read(row * seq_len, min(targets, (row + 1) * seq_len) + 1)
+            rows_BxT1[b, : len(tokens)] = tokens
+            weights_BxT[b, : len(tokens) - 1] = 1
+        batch = {**make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
+        counted = batch["targets"][weights_BxT > 0]
+        yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))

@@ -1,0 +1,209 @@
+"""Decides what data a command line means, and refuses data that can't be trained on, before anything is made.
+
+The command line calls it, so it imports no JAX.
+"""
+
+import collections
+import os
+import pathlib
+import shlex
+from collections.abc import Callable, Sequence
+
+from ml_collections import config_dict
+
+from jaxlm.config import Config, ConfigError, config_files
+from jaxlm.corpus.recipes import MANIFEST as PREPARED
+from jaxlm.corpus.sources import registry
+from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.host import files
+
+_PROMPTS = ("The", "In order to")  # for text that nobody knows
+_SHARED = ("data.sources", "data.path", "prepare.sources")
+
+
+def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: Sequence[str]) -> str:
+    """Lets a config train on finished data that the command line names; returns a line about it, "" if nothing changed.
+
+    `--config.data.dir=DIR` names the user's choice if DIR holds data or prepared documents that the config did not make.
+    Then they are used as they are, with their own sources and weights. A shipped config's size of the vocabulary and the
+    prompts of its samples, which are of its own text, give way. A recipe that made them and was changed since is refused
+    later, by `recipes.check_same`.
+
+    Args:
+      config: the config with the overrides; it is changed in place.
+      file: the config's file; None for the config of a run.
+      overrides: those of the command line, `KEY=VALUE`.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+    if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
+        return ""
+    folder = pathlib.Path(config.data.dir)
+    made = _made(folder)
+    shipped = file is not None and _is_shipped(file)
+    if not made or _is_own(config, made, shipped):
+        return ""
+    own = [*config.data.sources, *config.prepare.sources] or ([config.data.path] if config.data.path else [])
+    with config.unlocked():
+        config.data.path = ""
+        config.data.sources, config.prepare.sources = config_dict.ConfigDict(), config_dict.ConfigDict()
+        final = config.data.final
+        final.weights = {name: w for name, w in final.weights.items() if f"data.final.weights.{name}" in keys}
+        final.share = final.share if final.weights or "data.final.share" in keys else 0.0
+    if shipped and "model.vocab_size" not in keys:
+        config.model.vocab_size = 0
+    if shipped and config.program == "pretrain" and config.sample.prompts and "sample.prompts" not in keys:
+        config.sample.prompts = _PROMPTS
+    names = sorted({name for _, name in made})
+    instead = f", in place of the config's {', '.join(own)}" if own and not set(own) <= set(names) else ""
+    return f"data: {folder} as it is, with its own sources ({', '.join(names)}){instead}"
+
+
+def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
+    """(file, source) -> the path that the source was read from, for MANIFEST and PREPARED in a folder; {} if none is there."""
+    paths = {}
+    for file in (MANIFEST, PREPARED):
+        try:
+            content = files.json_of(files.read_soon(folder / file))
+            paths |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
+        except (OSError, files.NoAnswer, *files.MANGLED):
+            continue  # who opens it says what is wrong
+    return paths
+
+
+def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], shipped: bool) -> bool:
+    """True if the config made this data, or weighs its sources; a shipped one made it only if a source has the same path."""
+    data, prepared = config.data, config.prepare.sources
+    paths = {"text": data.path} if data.path else {name: source["path"] for name, source in data.sources.items()}
+    if paths and not any(paths.values()):  # weights alone
+        return any(name in paths for _, name in made)
+    file = MANIFEST if paths else PREPARED
+    wanted = paths or {name: source["path"] for name, source in prepared.items()}
+    shared = [(path, made[file, name]) for name, path in wanted.items() if (file, name) in made]
+    return any(not shipped or os.path.realpath(a) == os.path.realpath(b) for a, b in shared)
+
+
+def check(config: Config, word: str | None, overrides: Sequence[str], say: Callable[[str], None]) -> None:
+    """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first.
+
+    Makes nothing. Says what files of a folder are not read.
+
+    Args:
+      config: the config with the overrides.
+      word: the config, run or model as the command line names it; None if it names none.
+      overrides: those of the command line, `KEY=VALUE`.
+      say: called with each line.
+    """
+    if config.program != "pretrain":
+        if not config.data.path and not config.reward.tasks:
+            rl = config.program in ("ppo", "grpo")
+            what, or_else = (
+                ("prompts", "; or give it tasks: --config.reward.tasks=gsm8k:FILE.jsonl") if rl else ("examples", "")
+            )
+            raise ConfigError(
+                f"{config.program} reads {what}: --config.data.path=FILE.jsonl, a parquet file, or a folder of them{or_else}"
+            )
+        return
+    folder = pathlib.Path(config.data.dir)
+    paths = [source.path for source in config.data.sources.values() if source.path]
+    there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
+    named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
+    if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
+        kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
+        way = (
+            f"--config.data.path={shlex.quote(str(folder))}"
+            if plain
+            else f"first jaxlm prepare {shlex.quote(str(folder))} --out=DATA, then --config.data.dir=DATA"
+        )
+        raise ConfigError(f"config.data.dir={folder} holds files ({kinds}) and no data that jaxlm made: {way}")
+    for path in paths if MANIFEST not in there else ():
+        _check_texts(path, say)
+    if paths or config.prepare.sources or there:
+        return
+    texts = "or train on texts of your own: --config.data.path=FILES"
+    if maker := _maker(config.data.dir):
+        sources = config_files.load(maker).prepare.sources.values()
+        hub = any(source.path.startswith("hub:") for source in sources)
+        first = " (its sources come from the hub: pip install 'jaxlm[hub]' first)" if hub else ""
+        raise ConfigError(
+            f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}{first}, {texts}"
+        )
+    raise ConfigError(
+        f"no data in {folder}: make it with jaxlm prepare FOLDER --out={shlex.quote(str(folder))}, {texts}"
+    )
+
+
+def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
+    """True if the command line names a folder of data, no text, and a shipped config: its texts are not meant then."""
+    keys = [override.partition("=")[0] for override in overrides]
+    if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
+        return False
+    place = config_files.find(word) if word else None
+    return place is not None and place.kind == "config" and _is_shipped(place.path)
+
+
+def _is_shipped(file: pathlib.Path) -> bool:
+    return config_files.CONFIG_PACKAGE.resolve() in file.resolve().parents
+
+
+def _is_readme(folder: pathlib.Path) -> bool:
+    """True if the only texts in a folder are notes about it."""
+    names = (name for _, _, names in os.walk(folder) for name in names if _suffix(name))
+    return all(name.lower().startswith("readme.") for name in names)
+
+
+def _check_texts(path: str, say: Callable[[str], None]) -> None:
+    """Raises ConfigError if a folder or file holds mostly what `jaxlm prepare` reads and training does not."""
+    suffixes = _suffixes(files.expanded(path))
+    raw = {suffix: count for suffix, count in suffixes.items() if not _is_plain(suffix)}
+    if not raw:
+        return
+    plain = sum(suffixes.values()) - sum(raw.values())
+    if plain < sum(raw.values()):
+        raise ConfigError(
+            f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {shlex.quote(path)} --out=DATA"
+        )
+    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA takes them in")
+
+
+def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
+    """How many files of each kind of text, plain or raw, there are in a folder, or the file itself."""
+    suffixes = collections.Counter(
+        _suffix(name)
+        for name in ([path.name] if path.is_file() else (n for _, _, names in os.walk(path) for n in names))
+    )
+    del suffixes[""]
+    return suffixes
+
+
+def _suffix(name: str) -> str:
+    """The suffix of a text, compressed or not; "" for any other file."""
+    known = [suffix for _, suffixes in registry.FORMATS.values() for suffix in suffixes]
+    known += [suffix for suffixes in registry.DOCUMENTS for suffix in suffixes]
+    name = name.lower()
+    for packed in (".gz", ".zst", ".bz2", ".xz"):
+        name = name.removesuffix(packed)
+    return next((suffix for suffix in known if name.endswith(suffix)), "")
+
+
+def _is_plain(suffix: str) -> bool:
+    return any(suffix in registry.FORMATS[name][1] for name in registry.PLAIN)
+
+
+def training(word: str, overrides: Sequence[str]) -> str:
+    """Returns the command that trains on the data of a config, as it is named on the command line.
+
+    A recipe in configs/data is of data alone; the first shipped config that trains in the same folder takes its place.
+    """
+    place = config_files.find(word)
+    recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
+    if place.path.resolve() in recipes:
+        folder = config_files.load(word).data.dir
+        word = next((n for n in config_files.shipped_configs() if config_files.load(n).data.dir == folder), word)
+        overrides = [override for override in overrides if override.startswith("data.dir=")]
+    return shlex.join(["jaxlm", "train", word, *(f"--config.{override}" for override in overrides)])
+
+
+def _maker(data_dir: str) -> str:
+    """The shipped recipe that makes this folder; "" if there is none."""
+    recipes = config_files.shipped_configs("data")
+    return next((name for name in recipes if config_files.load(name).data.dir == data_dir), "")

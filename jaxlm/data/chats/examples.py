@@ -1,0 +1,387 @@
+"""Reads chats and preference pairs of all common formats, and gives them one form: messages with a role and a content.
+
+| format | a record has |
+|---|---|
+| messages | `messages`: a list of {role, content} |
+| prompt | `prompt` and `response` (or `completion`); Alpaca's wrapper around a prompt is taken off |
+| sharegpt | `conversations`: a list of {from, value} |
+| alpaca | `instruction`, perhaps `input` (Dolly: `context`), and `output` (Dolly: `response`) |
+| hh | `chosen`, perhaps `rejected`: transcripts, "\\n\\nHuman: ... \\n\\nAssistant: ..." |
+| pairs | `chosen` and `rejected`, as texts or as messages, perhaps `prompt` and `margin` |
+
+A file is .jsonl, .json (either perhaps .gz or .zst) or .parquet.
+"""
+
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jaxlm.config import ConfigError
+from jaxlm.data.chats import records
+from jaxlm.data.chats.records import ASSISTANT, Messages, Place, Row, Unfit, message_of, messages_of, text_of
+from jaxlm.host.files import is_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """A conversation, which ends with what the assistant says.
+
+    Attributes:
+      messages: its messages; one with `weight` 0 is given.
+      place: where it was read.
+      given: how many of the messages are given, from the first one on: the loss is on what the assistant says after them.
+      tools: the functions that the assistant may call, as JSON schemas; None for none.
+      last: True: of the answers that would be learnt the last alone is; all others are given.
+    """
+
+    messages: Messages
+    place: Place
+    given: int = 0
+    tools: Sequence[typing.Any] | None = None
+    last: bool = False
+
+    def trained(self) -> frozenset[int]:
+        """Returns which messages are learnt, from 0: what the assistant says and is not given."""
+        learnt = [one["role"] == ASSISTANT and one.get("weight") != 0 for one in self.messages]
+        said = [i for i, counts in enumerate(learnt) if counts and i >= self.given]
+        return frozenset(said[-1:] if self.last else said)
+
+    def up_to(self, number: int) -> "Chat":
+        """Returns the conversation that ends with a message, which alone is learnt."""
+        return dataclasses.replace(self, messages=self.messages[: number + 1], last=True)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What of it only some models' templates write."""
+        keys = {key for message in self.messages if len(message) > 2 for key in message}
+        keys |= {message["role"] for message in self.messages} | ({"tools"} if self.tools else set())
+        return tuple(key for key in records.TEMPLATED if key in keys)
+
+
+def without(messages: Messages, key: str) -> Messages:
+    """Returns messages as if they had no such key; without those of a role of that name."""
+    return tuple({name: one[name] for name in one if name != key} for one in messages if one["role"] != key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two ways in which a conversation goes on, of which the first is preferred.
+
+    Attributes:
+      prompt: the messages that both have in common; there may be none.
+      chosen, rejected: the messages after it; both end with what the assistant says.
+      margin: by how much the chosen one is better, as the data says it; 0 if it does not.
+      place: where it was read.
+      tools: the functions that the assistant may call, as JSON schemas; None for none.
+    """
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+    margin: float
+    place: Place
+    tools: Sequence[typing.Any] | None = None
+
+    def sides(self) -> tuple[Chat, Chat]:
+        """Returns (chosen, rejected) as conversations whose prompt is given."""
+        given = (self.place, len(self.prompt), self.tools)
+        return Chat(self.prompt + self.chosen, *given), Chat(self.prompt + self.rejected, *given)
+
+
+Example = Chat | Pair
+Ask = Callable[[Row], tuple[Messages, dict[str, typing.Any]]]
+
+
+class Asked(typing.NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+      messages: the chat; its last message is to be answered.
+      columns: the record's other columns.
+      place: where it was read.
+      tools: the functions that the answer may call, as JSON schemas; None for none.
+    """
+
+    messages: Messages
+    columns: dict[str, typing.Any]
+    place: Place
+    tools: Sequence[typing.Any] | None = None
+
+
+def read(
+    path: str, form: str, pairs: bool, key: str = "data.path", notes: records.Notes | None = None
+) -> Iterator[Example]:
+    """Yields the examples of a file, a folder of files or a glob, in the order of the files' names.
+
+    Args:
+      path: the path.
+      form: the format, or "auto": by the keys of each record.
+      pairs: True to yield `Pair`s; False for `Chat`s, which pairs become by their chosen side.
+      key: the config's key that names the path, for messages.
+      notes: where is noted what is left out and what is not read.
+
+    Raises:
+      ConfigError: there is no such file; no record is of a known format and can be trained on (the message begins with the
+        file and the line of the first); or records have keys that can't be read.
+    """
+    if not path:
+        raise ConfigError(f"{key} is empty: name a .jsonl, .json or .parquet file of examples, or a folder of them")
+
+    def example(row: Row) -> Example:
+        if row.get("label") is not None:
+            row.note("refused", "label", "it may mark a disliked answer")
+        for name in records.WEIGHTS:  # of a whole row; other numbers than 0 are of something else
+            if row.columns.get(name) in (0, False):
+                row.note("read", name)
+                raise Unfit(f"its {name} is {row[name]}")
+        return _example(row, form, pairs)
+
+    return records.rows(path, key, notes or records.Notes(), example)
+
+
+def read_prompts(
+    path: str, key: str = "data.path", notes: records.Notes | None = None, ask: Ask | None = None
+) -> Iterator[Asked]:
+    """Yields what each record of a file, a folder or a glob asks.
+
+    A record has `prompt`, a text or messages, or else `messages` or `conversations`, which stay among its columns; what the
+    assistant says at their end is left off. Pairs, and chats of the other formats, are asked what they answer: HH's transcripts
+    up to where both sides part.
+
+    Args:
+      ask: gives (messages, columns) of a record, for other records than these.
+
+    Raises ConfigError as `read` does.
+    """
+
+    def asked(row: Row) -> Asked:
+        row.learns = False
+        messages, columns = ask(row) if ask else (_asked(row), {k: v for k, v in row.columns.items() if k != "prompt"})
+        messages = records.led_by(messages, records.system_of(row))
+        return Asked(messages, columns, row.place, _tools(row))
+
+    return records.rows(path, key, notes or records.Notes(), asked)
+
+
+def _tools(row: Row) -> list[records.Message] | None:
+    return row.listed("tools", row.get("tools"), lambda tool: isinstance(tool, Mapping))
+
+
+def _asked(row: Row) -> Messages:
+    chats = ("messages",) if "chosen" in row else ("messages", "conversations")
+    name = next((name for name in ("prompt", *chats) if name in row), None)
+    if not name and {"chosen", "instruction"} & row.keys():
+        one = _example(row, "auto", "rejected" in row)
+        return one.prompt if isinstance(one, Pair) else one.messages[:-1]
+    if not name:
+        raise Unfit(f"it has no prompt and no messages, only {', '.join(sorted(row)) or '(nothing)'}")
+    messages = _prompt(row[name], row) if name == "prompt" else messages_of(row[name], row)
+    asks = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != ASSISTANT), 0)
+    if not asks:
+        raise Unfit(f"all messages of {name} are the assistant's, so there is nothing to answer: leave it out")
+    if asks < len(messages):
+        row.note("answered")
+    return messages[:asks]
+
+
+def _example(row: Row, form: str, pairs: bool) -> Example:
+    said = _FORMATS[form if form != "auto" else _form(row)](row)
+    system, tools = records.system_of(row), _tools(row)
+    if said.rejected is None:
+        if pairs:
+            raise Unfit("this is no pair: it needs chosen and rejected")
+        messages = records.led_by(said.prompt + said.chosen, system)
+        given = said.given and said.given + len(messages) - len(said.prompt + said.chosen)
+        return Chat(_ended(messages), row.place, given, tools)
+    if not pairs:
+        return Chat(_ended(said.prompt + said.chosen), row.place, len(said.prompt), tools)
+    for name, side in (("chosen", said.chosen), ("rejected", said.rejected)):
+        if not side or side[-1]["role"] != ASSISTANT:
+            raise Unfit(f"{name} does not end with what the assistant says, so there is nothing to prefer")
+    return Pair(said.prompt, said.chosen, said.rejected, said.margin, row.place, tools)
+
+
+def _ended(messages: Messages) -> Messages:
+    """The messages up to the last of the assistant: nothing is learnt from what follows."""
+    last = max((i for i, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
+    if last is None:
+        raise Unfit("the assistant says nothing here, so there is nothing to learn: leave it out")
+    return messages[: last + 1]
+
+
+class _Said(typing.NamedTuple):
+    """A record: what is said first, how it goes on, and how it should not; `given` messages are not learnt from."""
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages | None = None
+    margin: float = 0.0
+    given: int = 0
+
+
+def _form(record: Mapping[str, typing.Any]) -> str:
+    """The format of a record, by its keys."""
+    if "chosen" in record:
+        transcript = isinstance(record["chosen"], str) and "prompt" not in record
+        return "hh" if transcript and _TURN.search(record["chosen"]) else "pairs"
+    for form, needs in _NEEDS.items():
+        if all(any(name in record for name in names) for names in needs):
+            return form
+    raise Unfit(
+        f"no known format has the keys {', '.join(sorted(record)) or '(none)'}: known are messages; prompt, response; "
+        "conversations; instruction, output; chosen, rejected (examples.format)"
+    )
+
+
+def _from_messages(row: Row, name: str = "messages") -> _Said:
+    return _Said((), messages_of(_field(row, name), row))
+
+
+def _from_prompt(row: Row) -> _Said:
+    prompt, answer = _prompt(_field(row, "prompt"), row), _answer(_field(row, "response", "completion"), row)
+    return _Said(prompt, answer, given=len(prompt))
+
+
+def _from_alpaca(row: Row) -> _Said:
+    more = "input" if "input" in row else "context"
+    asked = (text_of(_field(row, "instruction"), "instruction"), text_of(row.get(more, ""), more))
+    said = "\n\n".join(part for part in asked if part)
+    prompt = (*_history(row), message_of("user", said))
+    return _Said(prompt, _answer(_field(row, "output", "response"), row))
+
+
+def _is_turn(turn: typing.Any) -> bool:
+    return isinstance(turn, list) and [*map(type, turn)] == [str, str]
+
+
+def _history(row: Row) -> Messages:
+    """Earlier turns of an Alpaca record, as LLaMA-Factory has them: [question, answer] of each."""
+    turns = row.listed("history", row.get("history"), _is_turn) or []
+    return tuple(message_of(*said) for turn in turns for said in zip(("user", ASSISTANT), turn, strict=True))
+
+
+def _from_hh(row: Row) -> _Said:
+    chosen = _transcript(text_of(_field(row, "chosen"), "chosen"))
+    if "rejected" not in row:
+        return _Said((), chosen)
+    return _parted(chosen, _transcript(text_of(row["rejected"], "rejected")), row)
+
+
+def _from_pairs(row: Row) -> _Said:
+    prompt = _prompt(row["prompt"], row) if "prompt" in row else ()
+    heads, rests = zip(*(_side(_field(row, name), prompt, row) for name in ("chosen", "rejected")), strict=True)
+    # What one side has in front of the question is in front of the other one's too.
+    longest = max(heads, key=len)
+    leads = [longest if longest[: len(head)] == head else head for head in heads]
+    return _parted(*(lead + rest for lead, rest in zip(leads, rests, strict=True)), row)
+
+
+def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Messages]:
+    """A side of a pair, perhaps a whole conversation, as (what is in front of the question, the question and what follows)."""
+    if isinstance(value, str) and not prompt:
+        raise Unfit("a pair of texts needs a prompt")
+    answer = _answer(value, row)
+    side = _transcript(value) if isinstance(value, str) and _is_transcript(value) else answer
+    lead = next((i for i, message in enumerate(prompt) if message["role"] != "system"), len(prompt))
+    system, question = prompt[:lead], prompt[lead:]
+    told = system[0]["content"] if system else ""
+    if not question:
+        return (), records.led_by(answer, told)
+    starts = range(len(side) if side[0]["role"] != ASSISTANT else 1)
+    at = next((i for i in starts if _same(side[i : i + len(question)], question)), None)
+    if at is None:
+        return system, question + answer
+    return records.led_by(side[:at], told), question + side[at + len(question) :]
+
+
+def _same(first: Messages, second: Messages) -> bool:
+    """True if two conversations are the same but for blanks at the end of messages and Alpaca's wrapper around them."""
+    told = [[(one["role"], unwrapped(one["content"]).rstrip()) for one in messages] for messages in (first, second)]
+    return told[0] == told[1]
+
+
+def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
+    """A pair of whole conversations, whose prompt is all that both have in common, but for the last message."""
+    chosen, rejected = (records.led_by(side, records.system_of(row)) for side in (chosen, rejected))
+    most, common = min(len(chosen), len(rejected)) - 1, 0
+    while common < most and chosen[common] == rejected[common]:
+        common += 1
+    margin = row.get("margin", 0.0)
+    if not is_number(margin):
+        raise Unfit(f"the margin {str(margin)[:40]!r} is no number")
+    for names in _SCORES:
+        if all(is_number(row.columns.get(name)) for name in names) and row[names[0]] < row[names[1]]:
+            row.note("scores")
+    return _Said(chosen[:common], chosen[common:], rejected[common:], float(margin))
+
+
+_FORMATS: dict[str, Callable[[Row], _Said]] = {
+    "messages": _from_messages,
+    "prompt": _from_prompt,
+    "sharegpt": functools.partial(_from_messages, name="conversations"),
+    "alpaca": _from_alpaca,
+    "hh": _from_hh,
+    "pairs": _from_pairs,
+}
+# Of what is no pair: for each format the keys, of each group one, in the order in which they are looked for.
+_NEEDS = {
+    "messages": (("messages",),),
+    "sharegpt": (("conversations",),),
+    "alpaca": (("instruction",), ("output", "response")),
+    "prompt": (("prompt",), ("response", "completion")),
+}
+
+_SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"))
+
+_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
+_SPEAKERS = {"Human": "user", "Assistant": ASSISTANT}
+# tatsu-lab/stanford_alpaca, train.py: the text around an instruction and, if there is one, its input.
+_WRAPPER = re.compile(
+    r"\s*Below is an instruction that describes a task(?:, paired with an input that provides further context)?\."
+    r"\s*Write a response that appropriately completes the request\.\s*###\s*Instruction:[ \t]*\n(?P<asked>.*?)"
+    r"(?:\n\s*###\s*Input:[ \t]*\n(?P<input>.*?))?\n\s*###\s*Response:\s*",
+    re.DOTALL,
+)
+
+
+def unwrapped(prompt: str) -> str:
+    """Returns a prompt without the text that Alpaca puts around an instruction and its input; any other as it is."""
+    if not (wrapped := _WRAPPER.fullmatch(prompt)):
+        return prompt
+    return "\n\n".join(filter(None, (wrapped["asked"].strip(), (wrapped["input"] or "").strip())))
+
+
+def _field(row: Row, *names: str) -> typing.Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise Unfit(f"it has no {' or '.join(names)}, which the format needs (examples.format)")
+
+
+def _prompt(value: typing.Any, row: Row) -> Messages:
+    """A prompt: messages, a transcript, or what the user says."""
+    if not isinstance(value, str):
+        return messages_of(value, row)
+    if _is_transcript(value):
+        turns = _transcript(value)
+        # "... \n\nAssistant:" waits for the answer.
+        return turns[:-1] if turns[-1] == message_of(ASSISTANT, "") else turns
+    return (message_of("user", unwrapped(value)),)
+
+
+def _answer(value: typing.Any, row: Row) -> Messages:
+    return (message_of(ASSISTANT, value),) if isinstance(value, str) else messages_of(value, row)
+
+
+def _is_transcript(text: str) -> bool:
+    return text.lstrip().startswith("Human:") and bool(_TURN.search(text))
+
+
+def _transcript(text: str) -> Messages:
+    """The messages of an HH transcript. Spaces around each are the transcript's own."""
+    parts = _TURN.split(text.strip())
+    if parts[0].strip() or len(parts) < 3:
+        raise Unfit('a transcript begins with "Human:" and has "\\n\\nAssistant:" before each answer')
+    return tuple(message_of(_SPEAKERS[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True))

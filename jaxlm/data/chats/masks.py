@@ -1,0 +1,135 @@
+"""Conversations to ids, and which of them the model is to say: each answer of the assistant and the token that ends it.
+
+The ids are those of the model's own template, and so is the mask: what `{% generation %}` marks, as transformers'
+`return_assistant_tokens_mask` has it, or what the template adds to the text that the model is asked with (`chat.Writer`).
+A mask of nothing or of everything is an error, since training on it would go on in silence.
+"""
+
+import typing
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.data.chats import chat
+from jaxlm.data.chats.examples import Chat, Messages, without
+from jaxlm.data.tokenizer import ids
+from jaxlm.data.tokenizer.coder import Coder
+
+GIVEN, SAID, ENDS = 0, 1, 2  # a token that is given; one that the model is to say; one of these that ends an answer
+UNWRITTEN = "the model's chat template does not write it"
+
+
+class Masked(typing.NamedTuple):
+    """A conversation as ids.
+
+    Attributes:
+      ids: int32[n], with what a document begins with in front.
+      kinds: GIVEN, SAID or ENDS for each id, uint8[n].
+      turns: how many ids stand in front of each of the assistant's messages, int64[messages of the assistant]; about as many
+        for those that are not learnt from.
+      otherwise: the answers that are to be learnt, but stand in the ids in another way than the model is asked for them.
+    """
+
+    ids: np.ndarray
+    kinds: np.ndarray
+    turns: np.ndarray
+    otherwise: tuple[int, ...] = ()
+
+
+class Unmasked(typing.NamedTuple):
+    """Why a conversation can't be masked.
+
+    Attributes:
+      why: in words.
+      keys: what the conversation has and the model's template writes nowhere; mostly nothing.
+    """
+
+    why: str = ""
+    keys: tuple[str, ...] = ()
+
+
+# An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
+# ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+INSIDE = Unmasked()
+Side = Masked | Unmasked
+
+
+def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
+    """Returns the ids and masks of conversations.
+
+    Args:
+      ignore: keys that the model's template need not write (`examples.ignore`).
+
+    Raises:
+      ConfigError: the model has no template.
+    """
+    writer = chat.Writer(tokenizer)
+    written = [_written(writer, one, ignore) for one in chats]
+    fit = [text for text in written if isinstance(text, chat.Written)]
+    cuts = [[*(cut for span in text.spans for cut in span[1:]), *_begins(text)] for text in fit]
+    coded = iter(ids.conversations(tokenizer, [text.text for text in fit], cuts))
+    controls = frozenset(tokenizer.controls.values())
+    return [
+        text if isinstance(text, Unmasked) else _masked(text, one.trained(), *next(coded), controls)
+        for one, text in zip(chats, written, strict=True)
+    ]
+
+
+def _written(writer: chat.Writer, one: Chat, ignore: Collection[str]) -> chat.Written | Unmasked:
+    if one.keys and (keys := unwritten(writer, one, ignore)):
+        return Unmasked(keys=keys)
+    try:
+        return writer.written(one.messages, one.tools, one.trained(), one.last)
+    except ConfigError as error:
+        return Unmasked(str(error))
+
+
+def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> tuple[str, ...]:
+    """Returns the keys of a chat without which the template writes the same text, or writes one at all; none of `ignore`."""
+    messages, tools, keys = one.messages, one.tools, []
+    for key in (key for key in one.keys if key not in ignore):
+        having = [number for number, message in enumerate(messages) if key in message or message["role"] == key]
+        less = without(messages, key), None if key == "tools" else tools
+        # Of earlier messages a template may drop what it writes while they are the last.
+        ends = {len(messages), having[-1] + 1 if having else len(messages)}
+        shorter = [
+            (text_of(writer, messages[:end], tools), text_of(writer, without(messages[:end], key), less[1]))
+            for end in ends
+        ]
+        if all(bare and whole in (bare, None) for whole, bare in shorter):
+            (messages, tools), keys = less, [*keys, key]
+    return tuple(keys)
+
+
+def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
+    """Returns a conversation as text; None if the template refuses it, "" if it fails on it."""
+    try:
+        return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
+    except ConfigError as error:
+        return "" if isinstance(error, chat.Broken) else None
+
+
+def _begins(text: chat.Written) -> list[int]:
+    """Where the assistant's messages begin, unless the spans say so."""
+    return [] if text.begins == [span.first for span in text.spans] else text.begins
+
+
+def _masked(
+    text: chat.Written, trained: frozenset[int], found: np.ndarray, at: np.ndarray, controls: frozenset[int]
+) -> Side:
+    spans, begins = at[: 2 * len(text.spans)].reshape(-1, 2), at[2 * len(text.spans) :]
+    if (spans < 0).any():
+        return INSIDE
+    kinds, last = np.full(len(found), GIVEN, np.uint8), {span.number: i for i, span in enumerate(text.spans)}
+    for i, (span, (first, behind)) in enumerate(zip(text.spans, spans, strict=True)):
+        if span.number in trained:
+            kinds[first:behind] = SAID
+            if behind > first and last[span.number] == i and int(found[behind - 1]) in controls:
+                kinds[behind - 1] = ENDS
+    counted, otherwise = np.count_nonzero(kinds[1:]), tuple(number for number in text.otherwise if number in trained)
+    if not counted and not otherwise:
+        return Unmasked("nothing in it is the assistant's, or its answers have weight 0")
+    if counted == len(found) - 1:
+        return Unmasked("all of it is the assistant's: the chat template marks too much, or nobody asks")
+    return Masked(found, kinds, np.maximum.accumulate(begins) if len(begins) else spans[:, 0], otherwise)

@@ -1,0 +1,272 @@
+"""Records of files of examples as what can be read of them: messages in one form, tools; and notes of what is not read."""
+
+import contextlib
+import functools
+import json
+import shlex
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.benchmarks import reading
+from jaxlm.host.files import json_of
+
+# "role" and "content"; perhaps tool_calls, one of THOUGHTS, "weight": 0 of an answer that is not learnt from.
+Message = dict[str, typing.Any]
+Messages = tuple[Message, ...]
+T = typing.TypeVar("T")
+ASSISTANT, TOOL = "assistant", "tool"
+# Keys of what is thought before an answer; transformers takes the first one that there is.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+# What only some models' templates write: the role, keys of messages, a row's key.
+TEMPLATED = (TOOL, "tool_calls", "tools", *THOUGHTS)
+_LINES = {
+    "unfit": "left out, since nothing can be learnt from them",
+    "emptied": "left out, since without the ignored keys an answer is empty",
+    "scores": "trained on as they stand, though their scores say that the rejected side is the better one",
+    "answered": "asked without what the assistant says at the end",
+}
+WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
+_ROLES = {"system": "system", "user": "user", "human": "user"}
+_ROLES |= dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
+_NEWER = {"developer": "system", "observation": TOOL}  # roles that older versions handed to the template as they stand
+
+
+class Place(typing.NamedTuple):
+    """Where an example stands: its file and its number there, from 1; in a .jsonl its line."""
+
+    path: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.number}"
+
+
+class Absent(str):
+    """The content of a message that has none, for templates that tell that from an empty one."""
+
+
+class Unfit(ValueError):
+    """What is wrong with a record."""
+
+
+class Notes:
+    """What is met while examples are read and encoded, and is to be said: keys that are not read, rows that are left out.
+
+    Args:
+      ignore: keys of records and messages that are read as if they were not there (`examples.ignore`).
+    """
+
+    def __init__(self, ignore: Collection[str] = ()):
+        self.ignore = frozenset(ignore)
+        self._met: dict[tuple[str, str], tuple[int, str]] = {}
+        self.left_out = ""  # of the path that was read last, the first row that is left out, with the reason
+
+    def note(self, kind: str, name: str, place: Place, why: str = "") -> None:
+        """Counts a row: of a `kind` of `_LINES`; of one that has a key that is "read", "unread" or "refused"."""
+        here = f"{place}: {why}" if why else str(place)
+        rows, first = self._met.get((kind, name), (0, here))
+        self._met[kind, name] = rows + 1, first
+        self.left_out = self.left_out or (here if kind in ("unfit", "emptied") else "")
+
+    def of(self, kind: str) -> dict[str, tuple[int, str]]:
+        """Returns name -> (in how many rows it was met, the first of them with what is wrong there)."""
+        return {name: met for (one, name), met in self._met.items() if one == kind}
+
+    def check(self) -> None:
+        """Raises ConfigError if rows have a key that can't be read."""
+        if refused := self.of("refused"):
+            rows = "; ".join(f"{name} in {_rows(rows)}, the first {first}" for name, (rows, first) in refused.items())
+            raise ConfigError(f"{rows}; to read them as if it were not there: {self.flag(refused)}")
+
+    def flag(self, keys: Collection[str]) -> str:
+        """Returns the flag, as a shell takes it, that ignores these keys beside those that are ignored."""
+        names = (json.dumps(key, ensure_ascii=False) for key in dict.fromkeys((*sorted(self.ignore), *keys)))
+        return shlex.quote(f"--config.examples.ignore=({','.join((*names, ''))})")
+
+    def as_before(self) -> str:
+        """Returns how the rows are read as versions did that did not know some of their keys; "" if there are none."""
+        keys, but = sorted(self.of("read")), "but for rows whose answer is empty without it"
+        told = f"{', '.join(keys)} was not read: {self.flag(keys)} gives the run its batches back, {but}"
+        return told if keys else ""
+
+    def lines(self, read: Collection[str] = ()) -> list[str]:
+        """Returns a line for each kind of thing that was met. `read`: columns that are read elsewhere."""
+        unread = [f"{name} in {_rows(rows)}" for name, (rows, _) in self.of("unread").items() if name not in read]
+        left = [(said, met) for kind, said in _LINES.items() for met in self.of(kind).values()]
+        idle = sorted(self.ignore - self.of("ignored").keys())
+        lines = [f"not read: {', '.join(unread)}"] if unread else []
+        lines += [f"examples.ignore: no row has {', '.join(map(_named, idle))}"] if idle else []
+        return lines + [f"{_rows(rows)} {said}; the first: {first}" for said, (rows, first) in left]
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} row{'s' * (number != 1)}"
+
+
+def _named(key: str) -> str:
+    """A key in a line of text."""
+    return repr(key)[1:-1]
+
+
+class Row(dict[str, typing.Any]):
+    """A record without what it lacks (None) or what is ignored, which knows what of it is read.
+
+    Attributes:
+      columns: the record but for what is ignored.
+      place: where it stands.
+      ignore: the keys of messages that are ignored.
+      learns: False if it only asks.
+      noted: (kind, name) -> why, for `Notes.note`.
+    """
+
+    def __init__(self, record: Mapping[str, typing.Any], place: Place, ignore: frozenset[str]):
+        self.columns = {key: value for key, value in record.items() if key not in ignore}
+        super().__init__({key: value for key, value in self.columns.items() if value is not None})
+        self.place, self.ignore, self.learns = place, ignore, True
+        self.noted = {("unread", _named(key)): "" for key in self}
+        self.noted |= {("ignored", key): "" for key in record if key in ignore}
+
+    def __getitem__(self, key: str) -> typing.Any:
+        self.noted.pop(("unread", _named(key)), None)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: typing.Any = None) -> typing.Any:
+        """See `dict.get`."""
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def note(self, kind: str, name: str = "", why: str = "") -> None:
+        """Notes what it has, or why it can't be read."""
+        self.noted.setdefault((kind, name), why)
+
+    def listed(self, key: str, value: typing.Any, fits: Callable[[typing.Any], bool]) -> list[typing.Any] | None:
+        """Returns the list that it has under a key, as JSON or as text; None if it is empty. Raises Unfit."""
+        value = _pruned(value) if self.place.path.endswith(".parquet") else value
+        with contextlib.suppress(ValueError):
+            value = json_of(value, list) if isinstance(value, str) and value else value
+        if value in (None, "", []):
+            return None
+        if not isinstance(value, list) or not all(map(fits, value)):
+            raise Unfit(f"its {key} can't be read: {str(value)[:40]!r}")
+        self.note("read", key)
+        return value
+
+
+def _pruned(value: typing.Any) -> typing.Any:
+    """What parquet holds, without the keys that only other rows have."""
+    if isinstance(value, Mapping):
+        return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
+    return [_pruned(inner) for inner in value] if isinstance(value, list) else value
+
+
+def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterator[T]:
+    """Yields what `make` makes of each record that is fit; what else is met is noted. Raises ConfigError as `examples.read`."""
+    fit, notes.left_out = False, ""
+    lost = functools.partial(notes.note, "unfit", "", why="it is no JSON object")
+    for file in reading.files((path,), key):
+        for number, record in reading.records(file, lambda number, file=file: lost(Place(file, number))):
+            row, made = Row(record, Place(file, number), notes.ignore), None
+            try:
+                made = make(row)
+            except Unfit as error:
+                row.noted = {what: why for what, why in row.noted.items() if what[0] not in ("unread", "emptied")}
+                if all(kind != "refused" for kind, _ in row.noted):
+                    row.note("unfit", "", str(error))
+            for (kind, name), why in row.noted.items():
+                notes.note(kind, name, row.place, why)
+            if not {"unfit", "emptied", "refused"} & {kind for kind, _ in row.noted}:
+                fit = True
+                yield made
+    notes.check()
+    if not fit and notes.left_out:
+        raise ConfigError(notes.left_out)
+
+
+def system_of(row: Row) -> str:
+    """Returns what a row's own key says first; "" for nothing."""
+    if system := text_of(row.get("system", ""), "system"):
+        row.note("read", "system")
+    return system
+
+
+def led_by(messages: Messages, system: str) -> Messages:
+    """Returns messages that begin with what the system says. Raises Unfit if they begin with something else of the system's."""
+    if not system or messages[:1] == (message_of("system", system),):
+        return messages
+    if messages and messages[0]["role"] == "system":
+        raise Unfit("its system is another than that of its messages")
+    return (message_of("system", system), *messages)
+
+
+def messages_of(value: typing.Any, row: Row) -> Messages:
+    """Returns a list of messages of any format in one form. Raises Unfit."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise Unfit("there is no list of messages where one should be")
+    return tuple(_normal(message, row) for message in value)
+
+
+def _normal(message: typing.Any, row: Row) -> Message:
+    """A message of any format: {role, content} or {from, value}."""
+    if not isinstance(message, Mapping):
+        raise Unfit(f"{str(message)[:40]!r} is no message: it needs role and content")
+    has = {key: value for key, value in message.items() if value not in (None, []) and key not in row.ignore}
+    speaker, text = "role" if "role" in has else "from", "content" if "content" in has else "value"
+    role, content = _role(has.get(speaker), row), has.get(text)
+    says = role == ASSISTANT
+    if isinstance(content, list):  # of parts, as models that see pictures have them
+        if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
+            raise Unfit(f"a message of {role} is not only text")
+        content = "".join(text_of(part.get("text"), text) for part in content)
+    for key in message.keys() & row.ignore:
+        row.note("ignored", key)
+    instead = {key for key in ("tool_calls", "function_call", *THOUGHTS) if message.get(key) and says}
+    normal = message_of(role, Absent() if content is None and instead else text_of(content, text))
+    more = [key for key in THOUGHTS if has.get(key)][:1] if says else ["tool_call_id", "name"] if role == TOOL else []
+    normal |= {key: text_of(has[key], key) for key in more if key in has}
+    if says and (calls := row.listed("tool_calls", has.get("tool_calls"), _is_call)):
+        normal["tool_calls"] = calls
+    weights = {key: has[key] for key in WEIGHTS if key in has and says and row.learns}
+    for key, value in weights.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            row.note("refused", key, "it is neither 0 nor 1")
+    normal |= {"weight": 0} if 0 in weights.values() else {}
+    if "function_call" in has:
+        row.note("refused", "function_call", "it is the old form of tool_calls")
+    if instead & row.ignore and not normal["content"].strip() and "tool_calls" not in normal:
+        row.note("emptied")
+    for key in has.keys() - {speaker, text, "function_call"}:
+        of = "" if key in normal or key in weights else " of messages"
+        row.note("unread" if of else "read", _named(key) + of)
+    return normal
+
+
+def _is_call(call: typing.Any) -> bool:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def _role(name: typing.Any, row: Row) -> str:
+    """The role of a message, in the words of templates; one that is ignored as it stands."""
+    if not isinstance(name, str) or not name:
+        raise Unfit("a message has no role")
+    role = name.lower()
+    for key in row.ignore & {name, role}:
+        row.note("ignored", key)
+    if role in _ROLES or row.ignore & {name, role}:
+        return _ROLES.get(role, role)
+    if role in _NEWER:
+        row.note("read", role)
+    elif role != TOOL:
+        row.note("refused", role, "it is no role of a message")
+    return _NEWER.get(role, role)
+
+
+def message_of(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def text_of(value: typing.Any, key: str) -> str:
+    """Returns a text. Raises Unfit if what stands under the key is none."""
+    if not isinstance(value, str):
+        raise Unfit(f"its {key} {str(value)[:40]!r} is no text where one should be")
+    return value

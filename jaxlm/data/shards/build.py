@@ -1,0 +1,385 @@
+"""Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes, writes.
+
+Reads every source once, into an external shuffle beside the result, and then reads from the shuffle. Memory does not
+grow with the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. The
+shuffle takes as much disk as the text while the build runs. The bytes of all files depend only on the texts and the
+settings.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus import recipes
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.corpus.sources.plain import iterate_documents, source_signature
+from jaxlm.data.shards import manifest as manifests
+from jaxlm.data.shards import shards, vocabulary
+from jaxlm.data.shards.mixture import normalise_mixture
+from jaxlm.data.shards.shuffle import Shuffle
+from jaxlm.data.tokenizer import coder as coders
+from jaxlm.data.tokenizer import ids as ids_lib
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ours import train_tokenizer
+from jaxlm.host import console, files
+from jaxlm.host.console import Say
+
+_SPILL = ".spill.tmp"
+_BATCH_BYTES = 4 << 20
+_MEMORY = 256 << 20  # of text, over all sources
+_VERSION = 3  # raise it when the same settings begin to give other bytes
+_READ = ("2", "3")  # versions of finished data that is used as it is. 2: EOS behind each document instead of in front
+
+Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A source of texts to train on.
+
+    Attributes:
+      name: the source's name, also that of its folders in the data directory.
+      spec: the source's path, as `jaxlm.corpus.sources` reads it.
+      weight: the source's weight in the mixture.
+      text_key: the field of a record that holds the text.
+    """
+
+    name: str
+    spec: str
+    weight: float
+    text_key: str = "text"
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildSettings:
+    """Settings that decide the content of a data directory.
+
+    Attributes:
+      vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True; 0 = what the data has, or
+        else `vocabulary.choose` of the text.
+      chat_tokens: True to add the ChatML tokens to the vocabulary.
+      seed: the seed of the order of documents and of the choice of held-out documents; -1 = what the data has, or else 0.
+      val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
+        chooses them, so that exact duplicates are all held out or all trained on.
+      tokenizer_path: a tokenizer to use instead of training one (`coder.load`); its size must be `vocab_size` if that is set.
+      tokenizer_model: the kind of tokenizer to train, bpe or unigram.
+      tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
+      block_tokens: the number of tokens in a record.
+      shard_blocks: the number of records in a file.
+      max_source_bytes: the most bytes of text to take from each source; None for all.
+      tfds_dir: the `data_dir` of TFDS.
+    """
+
+    vocab_size: int
+    chat_tokens: bool
+    seed: int = 0
+    val_fraction: float = 0.01
+    tokenizer_path: str | None = None
+    tokenizer_model: str = "bpe"
+    tokenizer_sample_bytes: int = 64 << 20
+    block_tokens: int = 8192
+    shard_blocks: int = 8192
+    max_source_bytes: int | None = None
+    tfds_dir: str | None = None
+
+
+def build_data(
+    path: str | os.PathLike,
+    source_list: Sequence[Source],
+    settings: BuildSettings,
+    *,
+    read: Reader | None = None,
+    recipe_extra: Mapping[str, str] | None = None,
+    log: Say = print,
+) -> shards.DataDir:
+    """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
+
+    Args:
+      path: the directory. Other files in it are left alone.
+      source_list: the sources, each with its own name. Their weights may change later without a rebuild.
+      settings: the settings of the build.
+      read: yields the (doc_id, text) of a source and fills its stats. Default: `iterate_documents`.
+      recipe_extra: more of what decides the content, for the recipe (settings of `read`, ...).
+      log: called with each line of progress.
+
+    Raises:
+      ConfigError: settings or sources are wrong, or another recipe made the data, or another process is making it.
+    """
+    _check(source_list, settings)
+    root = pathlib.Path(path)
+    signed = read is None
+
+    def finished() -> shards.DataDir | None:
+        if not (root / shards.MANIFEST).exists():
+            return None
+        data = shards.open_data(root)
+        built = data.manifest["recipe"]
+        wanted = _recipe(source_list, settings, signed, recipe_extra or {}, built)
+        told = {"made": f"the data in {root} was built", "manifest": root / shards.MANIFEST}
+        recipes.check_same(built, wanted, **told, again="build it anew (what jaxlm prepare made stays)")
+        log(f"data in {root} is complete")
+        return data
+
+    if data := finished():  # without the lock: many runs may share it, and it may lie on a read-only disk
+        return data
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
+    with files.lock(root, "is writing", "data.dir"):
+        if data := finished():
+            return data
+        settings = dataclasses.replace(settings, seed=max(settings.seed, 0))
+        recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
+        shards.clear_leftovers(root)
+        shutil.rmtree(root / _SPILL, ignore_errors=True)
+        try:
+            manifest = _build(root, source_list, settings, read or functools.partial(_read_plain, settings), log)
+        finally:
+            shutil.rmtree(root / _SPILL, ignore_errors=True)
+        recipe["vocab_size"] = str(manifest["tokenizer"]["vocab_size"])
+        manifests.write(root, {"recipe": recipe, **manifest})
+    return shards.open_data(root)
+
+
+def _check(source_list: Sequence[Source], settings: BuildSettings) -> None:
+    names = [source.name for source in source_list]
+    if not names:
+        raise ConfigError("no data source is given; name at least one")
+    for name in names:
+        if not name or name != pathlib.PurePath(name).name or name.startswith(".") or names.count(name) > 1:
+            raise ConfigError(f"source name '{name}' must be unique, and usable as the name of a folder")
+    if not 0 < settings.val_fraction < 1:
+        raise ConfigError(f"val_fraction is {settings.val_fraction}; it must lie between 0 and 1")
+    if settings.block_tokens < 1 or settings.shard_blocks < 1:
+        raise ConfigError("block_tokens and shard_blocks must be at least 1")
+    normalise_mixture({source.name: source.weight for source in source_list}, names)
+
+
+def _recipe(
+    source_list: Sequence[Source],
+    settings: BuildSettings,
+    signed: bool,
+    extra: Mapping[str, str],
+    built: Mapping[str, str],
+) -> dict[str, str]:
+    """What decides the bytes but the texts, as strings: no weights; if `signed`, the names and sizes of the sources' files."""
+    # What is gone here counts as it does in `built`: finished data is carried to other machines without its sources.
+    version = built.get("version")
+    recipe = {"version": version if version in _READ else str(_VERSION)}
+    for field in dataclasses.fields(settings):
+        if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
+            recipe[field.name] = str(getattr(settings, field.name))
+    recipe["vocab_size"] = str(settings.vocab_size or built.get("vocab_size", 0))
+    recipe["block_tokens"] = built.get("block_tokens", str(settings.block_tokens))  # changes no token
+    recipe["seed"] = str(settings.seed) if settings.seed >= 0 else built.get("seed", "0")
+    kind = "" if settings.tokenizer_model == "bpe" else f"{settings.tokenizer_model} "
+    recipe["tokenizer"] = f"{kind}trained on these sources"
+    if path := settings.tokenizer_path:
+        absent = "tokenizer" in built and not os.path.exists(path)
+        recipe["tokenizer"] = built["tokenizer"] if absent else coders.load(path).sha256
+    for source in source_list:
+        spec_key, files_key = f"source {source.name}", f"files of {source.name}"
+        recipe[spec_key] = source.spec
+        recipe[f"text_key of {source.name}"] = source.text_key
+        if not signed:
+            continue
+        try:
+            recipe[files_key] = source_signature(source.spec)
+        except ConfigError:
+            if files_key not in built:
+                raise
+            recipe[files_key] = built[files_key]
+            continue
+        if recipe[files_key] and os.path.realpath(built.get(spec_key, "")) == os.path.realpath(source.spec):
+            recipe[spec_key] = built[spec_key]  # the same place, however its path is written
+    return {**recipe, **{key: str(value) for key, value in extra.items()}}
+
+
+def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+    return iterate_documents(
+        source.spec,
+        text_key=source.text_key,
+        tfds_dir=settings.tfds_dir,
+        max_bytes=settings.max_source_bytes,
+        stats=stats,
+    )
+
+
+class _Documents:
+    """The documents of one source in shuffled order, each held out or not by a hash of its content.
+
+    Reads the source once.
+    """
+
+    def __init__(
+        self,
+        place: pathlib.Path,
+        source: Source,
+        settings: BuildSettings,
+        documents: Iterator[tuple[str, str]],
+        memory_bytes: int,
+    ):
+        key = f"jaxlm/{settings.seed}".encode()
+        self._shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
+        self._limit = int(settings.val_fraction * 2**64)
+        lowest, highest = 1 << 64, -1
+        for doc_id, text in documents:
+            # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
+            raw = text.encode()
+            content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
+            self._shuffle.add(doc_id, text, content)
+            lowest, highest = min(lowest, content), max(highest, content)
+        if highest < 0:
+            raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
+        if lowest == highest:
+            raise ConfigError(
+                f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
+                "jsonl, so that one can be held out"
+            )
+        if not lowest < self._limit <= highest:  # at least one, and not all
+            self._limit = lowest + 1
+
+    def __len__(self) -> int:
+        return len(self._shuffle)
+
+    def close(self) -> None:
+        self._shuffle.close()
+
+    def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
+        """Yields (doc_id, text in UTF-8, True if held out) in shuffled order; may be called again."""
+        for doc_id, raw, content in self._shuffle:
+            yield doc_id, raw, content < self._limit
+
+
+def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Say) -> dict:
+    """Writes all files except the manifest, and returns the manifest."""
+    documents, stats = {}, {}
+    for source in source_list:
+        began, name = time.perf_counter(), source.name
+        stats[name] = SourceStats()
+        with console.working(f"reading {name}", unit="documents", end=False) as tell:
+            texts = console.told(read(source, stats[name]), tell)
+            documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
+        log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
+    began, weights = time.perf_counter(), {s.name: s.weight for s in source_list}
+    shares = normalise_mixture(weights, list(weights))
+    sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
+    with console.working("training the tokenizer", end=False):
+        coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
+    log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
+    files, entries, texts = _write_tokenizer(root, coder), {}, {}
+    for source in source_list:
+        began, name = time.perf_counter(), source.name
+        with console.working(f"writing {name}", len(documents[name]), "documents", end=False) as tell:
+            splits, texts[name] = _write_source(root, name, documents[name], coder, settings, tell)
+        documents[name].close()
+        entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
+        n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
+        few = splits["val"]["tokens"] < settings.val_fraction * n_tokens / 4
+        log(
+            f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out"
+            f"{', too few to judge by (a larger --config.data.val_fraction holds out more)' * few};"
+            f" {n_bytes / n_tokens:.2f} bytes a token ({time.perf_counter() - began:.1f} s)"
+        )
+    return {
+        "tokenizer": {
+            "sha256": coder.sha256,
+            "vocab_size": coder.vocab_size,
+            "eos_id": coder.eos_id,
+            "separator_id": coder.separator_id,
+            "chat_tokens": settings.chat_tokens,
+        },
+        "dtype": shards.token_dtype(coder.vocab_size),
+        "block_tokens": settings.block_tokens,
+        "mixture": weights,
+        "files": files,
+        "sources": entries,
+        manifests.HELD_OUT: texts,
+    }
+
+
+def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
+    """Texts to train the tokenizer on: each source's share of the sample, shuffled, without held-out documents."""
+    for name, share in shares.items():
+        left = int(share * settings.tokenizer_sample_bytes)
+        for _, raw, held_out in documents[name]:
+            if left <= 0:
+                break
+            if not held_out:
+                yield raw.decode()[:left]
+                left -= len(raw)
+
+
+def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> Coder:
+    if settings.tokenizer_path is None:
+        kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
+        if settings.vocab_size:
+            return train_tokenizer(sample(), vocab_size=settings.vocab_size, **kinds)
+        return vocabulary.train(sample, n_bytes, log, **kinds)
+    coder = coders.load(settings.tokenizer_path)
+    if settings.vocab_size and coder.vocab_size != settings.vocab_size:
+        raise ConfigError(
+            f"{settings.tokenizer_path} has {coder.vocab_size} ids, {settings.vocab_size} are asked for: set "
+            f"--config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
+        )
+    if settings.chat_tokens:
+        coder.id_of("<|im_start|>")
+    return coder
+
+
+def _write_tokenizer(root: pathlib.Path, coder: Coder) -> list[dict]:
+    lengths = io.BytesIO()
+    np.save(lengths, coder.token_bytes())
+    entries = []
+    for name, content in {**coder.files, shards.TOKEN_BYTES: lengths.getvalue()}.items():
+        files.write_atomically(root / name, content)
+        entries.append({"file": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+    return entries
+
+
+def _write_source(
+    root: pathlib.Path, name: str, documents: _Documents, coder: Coder, settings: BuildSettings, tell: console.Tell
+) -> tuple[dict[str, dict], str]:
+    """Encodes a source in shuffled order into its streams. Returns (the manifest's entries, the held-out text's sha256)."""
+    writers = {
+        split: shards.StreamWriter(
+            root,
+            split,
+            name,
+            dtype=shards.token_dtype(coder.vocab_size),
+            block_tokens=settings.block_tokens,
+            shard_blocks=settings.shard_blocks,
+        )
+        for split in shards.SPLITS
+    }
+    done, held_out_text = 0, hashlib.sha256()
+    for batch in _batches(documents):
+        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch])
+        for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
+            writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
+            if held_out:
+                manifests.add_text(held_out_text, raw)
+        tell(done := done + len(batch))
+    return {split: writer.finish() for split, writer in writers.items()}, held_out_text.hexdigest()
+
+
+def _batches(documents: _Documents) -> Iterator[list[tuple[str, bytes, bool]]]:
+    batch, size = [], 0
+    for document in documents:
+        batch.append(document)
+        size += len(document[1])
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

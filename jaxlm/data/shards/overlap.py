@@ -1,0 +1,119 @@
+"""Finds texts of a model in the training data: how much of what it wrote stands there word for word.
+
+Compares ids of tokens, since that is what the model learned. Runs shorter than `SEED` tokens are not looked for: any text
+shares those with any other.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxlm.data.shards.shards import DataDir
+
+SEED = 8  # tokens of the shortest run that is found
+_CHUNK = 1 << 20  # tokens read at a time
+_BITS = 20  # of the table that says which places to look at
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def runs(
+    data: DataDir, texts: Sequence[Sequence[int]], most: int = 0, tell: Callable[[int], None] = lambda done: None
+) -> list[np.ndarray]:
+    """Returns for each token of each text how long the longest run is that begins there and stands in the training data.
+
+    Args:
+      texts: ids; those that end a document should not be among them, since then no run goes from one document to another.
+      most: tokens of the training data to read, of each source in proportion; 0 for all.
+      tell: called with the number of tokens read so far.
+
+    Returns:
+      int32[tokens] for each text; 0 where a run is shorter than `SEED`.
+    """
+    search = Found(texts)
+    counts, done = data.token_counts(), 0
+    whole = sum(counts.values())
+    for source, tokens in counts.items():
+        stream = data.stream(source)
+        end = tokens * most // whole if 0 < most < whole else tokens
+        for start in range(0, end, _CHUNK):
+            stop = min(start + _CHUNK, end)
+            search.look(stream.read(start, min(stop + search.longest, end)))
+            tell(done + stop)
+        done += end
+    return search.runs
+
+
+class Found:
+    """Looks for runs of some texts in pieces of other text.
+
+    Attributes:
+      runs: as the function of this name returns them, for the pieces so far.
+      longest: how many tokens the longest text has.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]]):
+        self._texts = [np.asarray(text, np.int64) for text in texts]
+        self.runs = [np.zeros(len(text), np.int32) for text in self._texts]
+        self.longest = max(map(len, self._texts), default=0)
+        self._places: dict[int, list[tuple[int, int]]] = {}  # hash of a run of SEED tokens -> (text, where it begins)
+        self._wanted = np.zeros(1 << _BITS, bool)
+        self._seen: set[bytes] = set()
+        for number, text in enumerate(self._texts):
+            hashes = _hashes(text)
+            self._wanted[_slots(hashes)] = True
+            for start, value in enumerate(hashes.tolist()):
+                self._places.setdefault(value, []).append((number, start))
+        self._known = np.sort(np.fromiter(self._places, np.uint64, len(self._places)))
+
+    def look(self, piece: np.ndarray) -> None:
+        """Counts the runs that stand in a piece of text, int[tokens]."""
+        hashes = _hashes(piece)
+        hits = np.flatnonzero(self._wanted[_slots(hashes)])
+        hits = hits[np.isin(hashes[hits], self._known)]
+        # A run of n tokens is n - SEED + 1 hits in a row.
+        for group in np.split(hits, np.flatnonzero(np.diff(hits) > 1) + 1) if len(hits) else ():
+            end = int(group[-1]) + SEED
+            for place, value in zip(group.tolist(), hashes[group].tolist(), strict=True):
+                same = np.asarray(piece[place : min(place + self.longest, end)], np.int32)
+                if (key := same.tobytes()) not in self._seen:  # a million equal tokens are compared once
+                    self._seen.add(key)
+                    self._compare(value, same)
+
+    def _compare(self, value: int, same: np.ndarray) -> None:
+        """Counts the runs with which a stretch of text begins, by the hash of its first tokens."""
+        for number, start in self._places[value]:
+            text, longest = self._texts[number], self.runs[number]
+            limit = min(len(text) - start, len(same))
+            if limit > longest[start]:
+                differ = np.flatnonzero(text[start : start + limit] != same[:limit])
+                length = int(differ[0]) if len(differ) else limit
+                if length >= SEED:  # fewer only if two hashes are equal by chance
+                    longest[start] = max(longest[start], length)
+
+
+def longest(runs_T: np.ndarray) -> int:
+    """Returns the length of a text's longest run, of what `runs` returns for it; 0 if it is shorter than `SEED`."""
+    return int(runs_T.max(initial=0))
+
+
+def share(runs_T: np.ndarray, least: int) -> float:
+    """Returns the share of a text's tokens that are in runs of at least `least` tokens; 0 for a text without tokens."""
+    covered = np.zeros(len(runs_T), bool)
+    for start in np.flatnonzero(runs_T >= least):
+        covered[start : start + runs_T[start]] = True
+    return float(covered.mean()) if len(covered) else 0.0
+
+
+def _hashes(ids: np.ndarray) -> np.ndarray:
+    """Returns a hash of the SEED tokens from each place on, uint64[tokens - SEED + 1]."""
+    if len(ids) < SEED:
+        return np.empty(0, np.uint64)
+    hashes, width, factor = np.asarray(ids).astype(np.uint64) + np.uint64(1), 1, _MIX
+    while width < SEED:
+        hashes = hashes[:-width] * factor + hashes[width:]
+        width, factor = 2 * width, np.multiply(factor, factor)
+    return hashes
+
+
+def _slots(hashes: np.ndarray) -> np.ndarray:
+    return ((hashes ^ hashes >> np.uint64(31)) * _MIX >> np.uint64(64 - _BITS)).astype(np.intp)

@@ -1,0 +1,84 @@
+"""Chooses the size of a vocabulary where `model.vocab_size` is 0: the data's own, or one by the amount of text."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable
+
+from jaxlm.config import Config
+from jaxlm.corpus import recipes
+from jaxlm.data.shards import shards
+from jaxlm.data.tokenizer import coder
+from jaxlm.data.tokenizer.ours import Tokenizer, VocabularyTooLarge, train_tokenizer
+from jaxlm.host.console import Say, megabytes
+
+LEAST, MOST = 1024, 32_768
+BYTES_PER_ID = 1000
+RULE = f"a power of two from {LEAST:,} to {MOST:,}, at most one id per kB"
+
+
+def choose(n_bytes: int) -> int:
+    """Returns the size of a vocabulary for so much text; see RULE."""
+    return min(MOST, max(LEAST, 1 << max(0, (n_bytes // BYTES_PER_ID).bit_length() - 1)))
+
+
+def train(
+    sample: Callable[[], Iterable[str]], n_bytes: int, say: Say, *, chat_tokens: bool, model_type: str
+) -> Tokenizer:
+    """Trains a tokenizer on a sample of a text of `n_bytes`, of the size that `choose` says or the most that it supports."""
+    size = choose(n_bytes)
+    say(
+        f"vocabulary: {size:,} ids for {megabytes(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
+    )
+    kinds = {"chat_tokens": chat_tokens, "model_type": model_type}
+    try:
+        return train_tokenizer(sample(), vocab_size=size, **kinds)
+    except VocabularyTooLarge as error:
+        if not error.largest:
+            raise
+        size = error.largest
+    say(f"vocabulary: {size:,} ids, the most that this text supports")
+    return train_tokenizer(sample(), vocab_size=size, **kinds)
+
+
+def with_size(config: Config, vocab_size: int) -> Config:
+    """Returns the config with this `model.vocab_size`, if it leaves that open."""
+    if config.model.vocab_size:
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+
+
+def required(config: Config) -> int:
+    """Returns the size that the vocabulary of a config's data must have; 0 = any.
+
+    It is any where the model is from elsewhere: its tokenizer came with it, and its embedding may have more rows than that
+    has ids.
+    """
+    return 0 if config.origin else config.model.vocab_size
+
+
+def assumed(config: Config, say: Say) -> Config:
+    """Returns the config with a size, for a program that needs no data; says where the size comes from.
+
+    It is that of the data, of `data.tokenizer`, or of what `make_data` would choose for the prepared documents. Without
+    any of these it is the largest that is ever chosen.
+    """
+    if config.model.vocab_size:
+        return config
+    size, why = _find(config)
+    say(f"model.vocab_size=0: {size:,} {why}")
+    return with_size(config, size)
+
+
+def _find(config: Config) -> tuple[int, str]:
+    root = pathlib.Path(config.data.dir)
+    if config.data.dir and (root / shards.MANIFEST).is_file():
+        return shards.open_data(root).vocab_size, f"tokens, those of the data in {root}"
+    if config.data.tokenizer:
+        return coder.load(config.data.tokenizer).vocab_size, f"tokens, those of {config.data.tokenizer}"
+    if config.data.dir and (root / recipes.MANIFEST).is_file():
+        from jaxlm.corpus import prepare  # here, because its libraries take a second to import
+
+        sources = prepare.open_prepared(root).manifest["sources"].values()
+        size = choose(sum(source["kept"]["bytes"] for source in sources))
+        return size, f"tokens, as will be chosen for the documents in {root}"
+    return MOST, "tokens are assumed, since there is no data yet"

@@ -1,0 +1,29 @@
+"""Trains a SentencePiece model, in a process of its own (`jaxlm.host.child`).
+
+SentencePiece neither hears signals while it trains nor tells an interrupted iterator from a bad one. A process can be ended.
+This file imports nothing of jaxlm, so that it starts at once.
+"""
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+
+import sentencepiece
+
+
+def train(messages: Iterator, tell: Callable[[dict], None]) -> None:
+    """Tells the `model` in base64, or the `error` of SentencePiece.
+
+    Args:
+      messages: the settings of SentencePieceTrainer.train, then lists of lines, then None.
+    """
+    settings, model = next(messages), io.BytesIO()
+    lines = (line for lines in iter(lambda: next(messages), None) for line in lines)
+    try:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **settings)
+    except (RuntimeError, StopIteration) as error:
+        for _ in lines:  # the parent listens once it has sent all
+            pass
+        tell({"error": str(error)})
+    else:
+        tell({"model": base64.b64encode(model.getvalue()).decode()})

@@ -1,0 +1,207 @@
+"""The face of every tokenizer, and the one place that reads one: ours, or that of a Hugging Face model, as it is.
+
+A tokenizer of ours is the file tokenizer.model. One from elsewhere is tokenizer.json (or tokenizer.model), its companions,
+and `IDS`, in which stands what could only be read from its model's folder: the ids of EOS and BOS, and what a text begins
+with. So a data directory or a run that keeps these files needs that folder no more.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.data.tokenizer import imported
+from jaxlm.data.tokenizer.imported import COMPANIONS, IDS, JSON, MODEL
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.host import files as files_lib
+
+
+class Coder(typing.Protocol):
+    """What every tokenizer can do. It can be pickled, and two with the same `sha256` return the same ids for every text.
+
+    Attributes:
+      vocab_size: the largest id plus one. The model's embedding may have more rows.
+      controls: the control tokens, piece -> id.
+      eos_id: the id that ends a text.
+      opening: the ids that are put in front of a text (see `data.ids`).
+      separator_id: the id that begins each document in shards.
+      files: name -> content of the files that `read` makes this tokenizer from.
+      sha256: a hash of what decides the ids, in hex.
+    """
+
+    vocab_size: int
+    controls: Mapping[str, int]
+    eos_id: int
+    opening: tuple[int, ...]
+    separator_id: int
+    files: Mapping[str, bytes]
+    sha256: str
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text alone. A control token that the text spells is encoded as ordinary text."""
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Returns the ids of a text alone in which a control token that it spells is that token (see `data.chat`).
+
+        `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
+        """
+
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns for each text (what `encode_marked` does, int32[n]; how many ids stand in front of each of its cuts, int64).
+
+        A cut is a place in its text, in characters; `cuts` has those of each text in order. Its number is -1 if the text in
+        front of it alone has other ids.
+        """
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, as `encode` does, int32[n] each."""
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """Returns the text of ids. Control tokens become nothing, cut characters U+FFFD.
+
+        Some tokenizers (Llama 2) put a space in front of every text. It is taken away again unless `follows` is True: the
+        text then continues another one.
+        """
+
+    def token_bytes(self) -> np.ndarray:
+        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
+
+    def piece_bytes(self) -> list[bytes]:
+        """Returns the raw text of each id; empty for control tokens."""
+
+    def byte_ids(self) -> np.ndarray:
+        """Returns the ids that stand for one byte each, at most 256, int32."""
+
+    def id_of(self, piece: str) -> int:
+        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
+
+
+class Prompted:
+    """A tokenizer whose every text begins with a prompt of virtual tokens, which stand for trained vectors (prompt tuning).
+
+    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says them.
+
+    Args:
+      coder: the tokenizer.
+      length: how many virtual tokens there are.
+      first: the id of the first one; the model's `vocab_size`, which may be more than the tokenizer's.
+    """
+
+    def __init__(self, coder: Coder, length: int, first: int):
+        self._made = (coder, length, first)
+        self.virtual = range(first, first + length)
+        self.opening: tuple[int, ...] = (*self.virtual, *coder.opening)
+        self.sha256 = hashlib.sha256(f"{coder.sha256} {self.virtual}".encode()).hexdigest()
+
+    def __reduce__(self):
+        return Prompted, self._made
+
+    def __getattr__(self, name: str) -> typing.Any:
+        return getattr(self.__dict__["_made"][0], name)
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
+
+
+def virtual_ids(coder: Coder) -> tuple[int, ...]:
+    """Returns the ids of a prompt's virtual tokens; none but for `Prompted`."""
+    return tuple(coder.virtual) if isinstance(coder, Prompted) else ()
+
+
+def plain(coder: Coder) -> Coder:
+    """Returns a tokenizer without the virtual tokens of a prompt."""
+    return coder._made[0] if isinstance(coder, Prompted) else coder
+
+
+class Encoded(typing.Protocol):
+    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`).
+
+    Attributes:
+      vocab_size: of its tokenizer.
+      sha256: a hash of all of it, in hex.
+    """
+
+    vocab_size: int
+    sha256: str
+
+    def tokenizer(self) -> Coder:
+        """Returns the tokenizer that encoded it."""
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        """Returns source -> the number of its tokens."""
+
+
+def ours(tokenizer: Coder) -> bool:
+    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
+    return IDS not in tokenizer.files
+
+
+def load(path: str | os.PathLike) -> Coder:
+    """Reads a tokenizer: a SentencePiece `.model`, a tokenizer.json, or the folder of either (a model's, a data directory).
+
+    Raises:
+      ConfigError: there is none, it is damaged, or of a kind that is not supported.
+    """
+    path = files_lib.expanded(path)
+    if path.suffix == ".json":
+        path = path.parent
+    if not path.is_dir():
+        return Tokenizer.load(path)
+    files = {name: _content(path / name) for name in (JSON, MODEL, IDS, *COMPANIONS) if (path / name).is_file()}
+    if not {JSON, MODEL} & files.keys():
+        raise ConfigError(f"no tokenizer in {path}: it has neither {JSON} nor {MODEL}")
+    if JSON in files:
+        files.pop(MODEL, None)
+    elif not (path / "config.json").is_file() and IDS not in files:
+        return Tokenizer.load(path / MODEL)  # ours, in a data directory
+    if IDS not in files:
+        with _named(path):
+            files[IDS] = imported.ids_file(path, files)
+    return read(files, path)
+
+
+def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
+    """Returns the tokenizer that these files make, name -> content, as `Coder.files` has them.
+
+    Args:
+      where: the folder that they are from, for what is said about them.
+    """
+    if IDS not in files:
+        return Tokenizer(files[MODEL])
+    with _named(where):
+        return imported.HfTokenizer(files) if JSON in files else imported.HfSentencePiece(files)
+
+
+@contextlib.contextmanager
+def _named(where: str | os.PathLike) -> Iterator[None]:
+    """Puts the folder in front of what is wrong with its tokenizer."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except files_lib.MANGLED as error:
+        raise ConfigError(f"{where}: its tokenizer is damaged ({error!r:.200}): copy it again") from None
+
+
+def write(coder: Coder, folder: pathlib.Path) -> None:
+    """Writes a tokenizer's files into a folder, from which `load` reads it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in coder.files.items():
+        (folder / name).write_bytes(content)
+
+
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+
+
+def names(files: Iterable[str]) -> list[str]:
+    """Returns those of some files of a data directory that belong to its tokenizer."""
+    return [name for name in files if name in (JSON, MODEL, IDS, *COMPANIONS)]

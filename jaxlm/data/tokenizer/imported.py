@@ -1,0 +1,356 @@
+"""Tokenizers of Hugging Face models, used as they are: tokenizer.json by the library `tokenizers`, or tokenizer.model.
+
+What a text begins with (BOS, EOS or nothing) is what the post-processor of tokenizer.json puts there, as in transformers 5; of
+a tokenizer.model, tokenizer_config.json says it. Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3,
+Qwen, SmolLM) writes each byte as a printable character; the other kind (Llama 2, TinyLlama, Mistral) writes a space as U+2581,
+and bytes without a piece as `<0x0A>`.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.data.tokenizer.ours import GUARD, Tokenizer, controls_of, encode_marked
+from jaxlm.host.files import json_of
+
+JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
+# Kept beside it, for exports: they decide no ids.
+JINJA = "chat_template.jinja"
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", JINJA)
+_MOST_IDS = 10_000_000  # no tokenizer has so many; a table of raw bytes has a row for each
+_SPACE = "\u2581"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_MISSING = 'this model has a tokenizer.json, which needs the library tokenizers: pip install "jaxlm[hf]"'
+
+
+class HfTokenizer:
+    """A tokenizer.json. Attributes and functions are those of `coder.Coder`."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.files = dict(files)
+        self.sha256 = _sha256(files, JSON)
+        self._tokenizer, spec = _open(files[JSON])
+        self._raw_bytes = _raw_bytes(spec)
+        self.controls = {
+            added["content"]: added["id"] for added in spec.get("added_tokens") or () if added.get("special")
+        }
+        self.vocab_size = len(self._raw_bytes)
+        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
+        self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
+        self._prefix = _prefix(self)
+
+    def __reduce__(self):
+        return HfTokenizer, (self.files,)
+
+    def encode(self, text: str) -> list[int]:
+        """See `coder.Coder`. Lone surrogates become '?'."""
+        return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
+
+    def encode_marked(self, text: str) -> list[int]:
+        """See `coder.Coder`. The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
+        if GUARD in text:
+            return encode_marked(self, text)
+        return self._marking.encode(_sound(text), add_special_tokens=False).ids
+
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `coder.Coder`."""
+        behind = [self._behind_controls(text) for text in texts]
+        heads = [
+            [text[:cut] for cut in cuts_ if cut not in ends]
+            for text, cuts_, ends in zip(texts, cuts, behind, strict=True)
+        ]
+        asked = list(dict.fromkeys([*texts, *itertools.chain.from_iterable(heads)]))
+        ids = dict(zip(asked, self._encode_marked_batch(asked), strict=True))
+        return [
+            (ids[text], self._in_front(text, places, ends, ids))
+            for text, places, ends in zip(texts, cuts, behind, strict=True)
+        ]
+
+    def _behind_controls(self, text: str) -> dict[int, int]:
+        """Place behind a control token -> how many of them stand up to there. They part the text, so it need not be encoded."""
+        if GUARD in text:
+            return {}
+        return {match.end(): number for number, match in enumerate(controls_of(self).finditer(text), 1)}
+
+    def _in_front(
+        self, text: str, cuts: Sequence[int], ends: Mapping[int, int], ids: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """How many ids stand in front of each cut."""
+        whole = ids[text]
+        controls = np.flatnonzero(np.isin(whole, list(self.controls.values()))) if ends else ()
+        at = []
+        for cut in cuts:
+            if cut in ends:
+                at.append(int(controls[ends[cut] - 1]) + 1 if len(controls) == len(ends) else -1)
+            else:
+                head = ids[text[:cut]]
+                at.append(len(head) if np.array_equal(whole[: len(head)], head) else -1)
+        return np.asarray(at, np.int64)
+
+    def _encode_marked_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        plain = [_sound("" if GUARD in text else text) for text in texts]
+        coded = self._marking.encode_batch_fast(plain, add_special_tokens=False)
+        ids = (encode_marked(self, text) if GUARD in text else one.ids for text, one in zip(texts, coded, strict=True))
+        return [np.asarray(of_text, np.int32) for of_text in ids]
+
+    @functools.cached_property
+    def _marking(self) -> typing.Any:
+        return _open(self.files[JSON])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""
+        coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
+        return [np.asarray(one.ids, np.int32) for one in coded]
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """See `coder.Coder`. Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
+        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
+        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
+
+    def token_bytes(self) -> np.ndarray:
+        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
+
+    def piece_bytes(self) -> list[bytes]:
+        return list(self._raw_bytes)
+
+    def byte_ids(self) -> np.ndarray:
+        return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
+
+    def id_of(self, piece: str) -> int:
+        """See `coder.Coder`."""
+        number = self._tokenizer.token_to_id(piece)
+        if number is None:
+            raise ConfigError(f"the tokenizer has no token {piece}")
+        return number
+
+
+class HfSentencePiece(Tokenizer):
+    """A tokenizer.model from elsewhere, as SentencePiece itself reads it. Attributes are those of `coder.Coder`."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        super().__init__(files[MODEL])
+        self.files = dict(files)
+        self.sha256 = _sha256(files, MODEL)
+        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
+        self._prefix = b""
+        self._prefix = _prefix(self)
+
+    def __reduce__(self):
+        return HfSentencePiece, (self.files,)
+
+    def _split(self, text: str) -> Iterator[str | None]:
+        """A model that puts a space in front of every text would put one in front of every part."""
+        if self._prefix:
+            return iter([_sound(text)] if text else [])
+        return super()._split(text)
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
+        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
+
+
+def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
+    """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`, `ends`.
+
+    `ends` are all ids that the folder calls EOS: several in the generation_config.json of most chat models.
+
+    Args:
+      files: name -> content of the tokenizer's files in it.
+
+    Raises:
+      ConfigError: nothing there names the token that ends a text, or a file is no JSON.
+    """
+    settings = settings_of(files, "tokenizer_config.json")
+    named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
+    beside, ends = {}, []
+    for name in ("generation_config.json", "config.json"):  # the later one wins
+        if (folder / name).is_file():
+            said = settings_of({name: (folder / name).read_bytes()}, name)
+            beside |= said
+            ends += said["eos_token_id"] if isinstance(said.get("eos_token_id"), list) else [said.get("eos_token_id")]
+    id_of = _lookup(files)
+
+    def find(kind: str) -> int | None:
+        token = named.get(f"{kind}_token")
+        own = id_of(token["content"] if isinstance(token, dict) else token) if token else None
+        other = beside.get(f"{kind}_token_id")
+        other = other[0] if isinstance(other, list) and other else other
+        return own if own is not None else other if type(other) is int else None
+
+    eos, bos = find("eos"), find("bos")
+    if eos is None:
+        raise ConfigError("it does not say which token ends a text: name it as eos_token in tokenizer_config.json")
+    if JSON in files:  # transformers 5 then ignores add_bos_token and add_eos_token
+        opening = _put_in_front(files[JSON])
+    else:  # where neither is said, BOS: LlamaTokenizer was trained so, and transformers 4 does so
+        said = {"add_bos_token", "add_eos_token"} & settings.keys()
+        opening = [bos] if bos is not None and (settings.get("add_bos_token") or not said) else []
+    ends = [i for i in dict.fromkeys([eos, *ends]) if type(i) is int]
+    return json_line({"eos_id": eos, "bos_id": bos, "opening": opening, "ends": ends})
+
+
+def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
+    """A function from a token to its id."""
+    if JSON in files:
+        return _open(files[JSON])[0].token_to_id
+    model = Tokenizer(files[MODEL])
+
+    def find(token: str) -> int | None:
+        try:
+            return model.id_of(token)
+        except ConfigError:
+            return None
+
+    return find
+
+
+def _put_in_front(content: bytes) -> list[int]:
+    """What the post-processor of a tokenizer.json puts in front of a text."""
+    tokenizer, _ = _open(content)
+    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:at]
+
+
+def _open(content: bytes) -> tuple[typing.Any, dict]:
+    """(the library's tokenizer, the JSON), without padding, truncation and BPE dropout: a text always has the same ids."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(_MISSING) from None
+    try:
+        tokenizer, spec = tokenizers.Tokenizer.from_str(content.decode()), json_of(content)
+    except Exception as error:  # the library raises Exception itself
+        said = (str(error).splitlines() or [""])[0]
+        raise ConfigError(f"{JSON} can't be read ({said}): copy it again, or update tokenizers") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if isinstance(tokenizer.model, tokenizers.models.BPE):
+        tokenizer.model.dropout = None
+    return tokenizer, spec
+
+
+def with_controls(content: bytes, pieces: Iterable[str]) -> bytes:
+    """Returns a tokenizer.json with these control tokens; those that it lacks get the next ids."""
+    tokenizer, _ = _open(content)
+    tokenizer.add_special_tokens([*pieces])
+    return tokenizer.to_str().encode()
+
+
+def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int, tuple[int, ...]]:
+    """(EOS, BOS, opening, separator, ends) of `IDS`; no ends in one that was written before 28 November 2026."""
+    stored = settings_of(files, IDS)
+    opening = tuple(stored["opening"])
+    for i in (stored["eos_id"], *opening, stored["bos_id"] or 0):
+        if type(i) is not int or not 0 <= i < vocab_size:
+            raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
+    if not all(isinstance(piece, str) for piece in stored.get("rows", [])):
+        raise ConfigError(f"{IDS} is damaged (rows={stored['rows']!r:.60}): copy it again")
+    ends = tuple(i for i in stored.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
+    return stored["eos_id"], stored["bos_id"], opening, opening[0] if opening else stored["eos_id"], ends
+
+
+def json_line(content: dict) -> bytes:
+    return (json.dumps(content) + "\n").encode()
+
+
+def settings_of(files: Mapping[str, bytes], name: str) -> dict:
+    """Returns what a file beside a tokenizer says; {} without it. Raises ConfigError if it is damaged."""
+    try:
+        return json_of(files.get(name, b"{}"))
+    except ValueError as error:
+        raise ConfigError(f"{name} is damaged ({error}): copy it again") from None
+
+
+def _sha256(files: Mapping[str, bytes], name: str) -> str:
+    """A hash of what decides the ids of a text."""
+    ids = settings_of(files, IDS)
+    return hashlib.sha256(files[name] + json_line({k: ids[k] for k in ("eos_id", "bos_id", "opening")})).hexdigest()
+
+
+def _sound(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _prefix(tokenizer: HfTokenizer | HfSentencePiece) -> bytes:
+    """The space that is put in front of every text, if one is."""
+    ids = tokenizer.encode("a")
+    raw = tokenizer.piece_bytes()
+    return b" " if b"".join(raw[i] for i in ids) == b" a" else b""
+
+
+def _kinds(part: object) -> set[str]:
+    """The types that stand anywhere in a part of a tokenizer.json."""
+    if isinstance(part, list):
+        return set().union(*map(_kinds, part))
+    if not isinstance(part, dict):
+        return set()
+    own = {part["type"]} if isinstance(part.get("type"), str) else set()
+    return own.union(*map(_kinds, part.values()))
+
+
+def _vocabulary(spec: dict) -> dict[str, int]:
+    """Piece -> id of the model, without added tokens."""
+    vocabulary = spec["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: [piece, score]
+        return {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    return vocabulary
+
+
+def _raw_bytes(spec: dict) -> list[bytes]:
+    """The raw text of each id of a tokenizer.json; empty for control tokens and for ids that nothing has."""
+    decoder = _kinds(spec.get("decoder"))
+    if "ByteLevel" in decoder:
+        raw_of = _byte_level
+    elif decoder & {"ByteFallback", "Metaspace", "Replace"}:
+        raw_of = _with_spaces
+    else:
+        kind = spec["model"].get("type", "unknown")
+        raise ConfigError(
+            f"{JSON} is of a kind that is not supported ({kind} with the decoder {', '.join(sorted(decoder)) or 'none'}): "
+            "byte-level and byte-fallback vocabularies are"
+        )
+    pieces = {i: raw_of(piece) for piece, i in _vocabulary(spec).items()}
+    unknown = spec["model"].get("unk_token")
+    if isinstance(unknown, str) and unknown in _vocabulary(spec):
+        pieces[_vocabulary(spec)[unknown]] = b""
+    for added in spec.get("added_tokens") or ():
+        pieces[added["id"]] = b"" if added.get("special") else added["content"].encode()
+    if max(pieces) > _MOST_IDS:
+        raise ConfigError(f"{JSON} is damaged: it has an id {max(pieces):,}; copy it again")
+    return [pieces.get(i, b"") for i in range(max(pieces) + 1)]
+
+
+def _single_bytes(spec: dict) -> Iterator[int]:
+    """The ids of one byte each."""
+    byte_level = "ByteLevel" in _kinds(spec.get("decoder"))
+    for piece, i in _vocabulary(spec).items():
+        if (piece in _bytes_of_characters()) if byte_level else _BYTE.fullmatch(piece):
+            yield i
+
+
+def _with_spaces(piece: str) -> bytes:
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    return piece.replace(_SPACE, " ").encode()
+
+
+def _byte_level(piece: str) -> bytes:
+    table = _bytes_of_characters()
+    return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
+
+
+@functools.cache
+def _bytes_of_characters() -> dict[str, int]:
+    """The character by which each byte is written in a byte-level vocabulary (openai/gpt-2, encoder.py)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,371 @@
+"""SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
+
+Keeps spaces, newlines, tabs and control characters; splits digits; ids 0, 1, 2 are unk, bos, eos. The five ChatML
+tokens are optional. They have the last ids of the vocabulary (32000..32004 of 32005). They are control pieces, so that
+a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
+"""
+
+import base64
+import bisect
+import functools
+import hashlib
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import sentencepiece as spm
+
+from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
+from jaxlm.host import files
+from jaxlm.host.child import Child, Died
+
+MODEL_TYPES = ("bpe", "unigram")
+UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+_SPACE = "\u2581"  # SentencePiece writes a space as this character
+_SPACE_BYTES = tuple(_SPACE.encode())
+_MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
+_LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
+_PIECE_CHARS = 1 << 17
+_LINES = 1000  # that a message to the process that trains holds
+_FEW = 64  # texts or words that are encoded before threads have started
+_THREADS = 2  # fixed: the number is written into the model's bytes
+# What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
+_WORDS = re.compile(f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
+_JOINED = re.compile(f"[^{_SPACE}]{_SPACE}|\n")
+_PROBE = "  \ufb01 \u2460  e\u0301\t\n A "
+GUARD = "\ufdd0"  # no character: inside what spells a control token it says that this is ordinary text
+_CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
+
+
+class Tokenizer:
+    """A SentencePiece model. Two tokenizers with the same `sha256` return the same ids for every text.
+
+    Attributes:
+      vocab_size: the number of ids, control tokens included.
+      eos_id, bos_id: the ids of the control tokens EOS and BOS.
+      opening: the ids that are put in front of a text (see `data.ids`): EOS.
+      separator_id: the id that begins each document in shards, and by which rows are cut into segments: EOS.
+      by_word: True if no piece reaches across words, so that a text may be cut into words first.
+      model_bytes: the content of the `.model` file.
+      files: name -> content of the files that a data directory keeps.
+      sha256: the sha256 of `model_bytes`, in hex.
+    """
+
+    def __init__(self, model_bytes: bytes):
+        self.model_bytes = model_bytes
+        self.files = {"tokenizer.model": model_bytes}
+        self.sha256 = hashlib.sha256(model_bytes).hexdigest()
+        self._sp = spm.SentencePieceProcessor(model_proto=model_bytes)
+        self.vocab_size: int = self._sp.vocab_size()
+        self.bos_id, self.eos_id = self._sp.bos_id(), self._sp.eos_id()
+        self.opening: tuple[int, ...] = (self.eos_id,)
+        self.separator_id: int = self.eos_id
+        if self.eos_id < 0:
+            raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
+        self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
+        plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
+        self.by_word = plain and not any(map(_JOINED.search, self._pieces()))
+        self._forget()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
+        """Reads a `.model` file. Raises ConfigError if the file is missing or is not a SentencePiece model."""
+        try:
+            content = pathlib.Path(path).read_bytes()
+        except OSError as e:
+            raise ConfigError(f"cannot read the tokenizer {path}: {e.strerror}") from None
+        try:
+            tokenizer = cls(content)
+            tokenizer.token_bytes()  # reads all pieces: a damaged one is not UTF-8
+        except ConfigError:
+            raise
+        except (RuntimeError, ValueError):
+            raise ConfigError(f"{path} is not a SentencePiece model, or it is damaged: copy it again") from None
+        return tokenizer
+
+    def __reduce__(self):
+        return Tokenizer, (self.model_bytes,)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without BOS and EOS and never with a control id. Lone surrogates become '?'."""
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_marked(self, text: str) -> list[int]:
+        return encode_marked(self, text)
+
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `coder.Coder`.
+
+        The ids in front of a cut are those of the parts before, and of the beginning of the part that it is in: text between
+        control tokens is encoded by itself.
+        """
+        split = controls_of(self).split
+        parts_of = [split(text) for text in texts]
+        heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
+        plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
+        plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
+        coded = self.encode_batch([part.replace(GUARD, "") for part in plain])
+        ids_of = dict(zip(plain, coded, strict=True))
+        controls = {piece: np.asarray([i], np.int32) for piece, i in self.controls.items()}
+        coded_texts = []
+        for parts, heads in zip(parts_of, heads_of, strict=True):
+            ids = [(controls if number % 2 else ids_of)[part] for number, part in enumerate(parts)]
+            before, at = [0, *itertools.accumulate(map(len, ids))], []
+            for number, head in heads:
+                own = ids_of[head]
+                at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
+            coded_texts.append((np.concatenate(ids), np.asarray(at, np.int64)))
+        return coded_texts
+
+    @functools.cached_property
+    def controls(self) -> dict[str, int]:
+        """The control tokens, piece -> id."""
+        return {self._sp.id_to_piece(i): i for i in range(self.vocab_size) if self._sp.is_control(i)}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, as `encode` does, int32[n] each.
+
+        If no piece reaches across words (true for all models that `train_tokenizer` trains), encodes each word once and
+        remembers its ids. For BPE this only saves time, since merges never cross words. A unigram model adds scores in
+        float32, so SentencePiece may split the same word differently after different texts; here a word is always split
+        the same way.
+        """
+        if not self.by_word:
+            return self._encode_whole(texts)
+        texts = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
+        split = [_WORDS.findall(text) for text in texts]
+        words = self._learn(set().union(*split))
+        return [np.frombuffer(bytearray().join(map(words.__getitem__, parts)), np.int32) for parts in split]
+
+    def _learn(self, seen: set[str]) -> Mapping[str, bytes]:
+        """Returns word -> int32 ids, for at least the words in `seen`."""
+        words = self._words  # other threads may put a new one in its place, but never take anything out of this one
+        new = [word for word in seen if word not in words]
+        for word, ids in zip(new, self._encode_all(new), strict=True):
+            words[word] = np.asarray(ids, np.int32).tobytes()
+        self._word_chars += sum(map(len, new)) + 40 * len(new)
+        if self._word_chars > _CACHE_CHARS:
+            self._forget()
+        return words
+
+    def _forget(self) -> None:
+        # Ids as bytes: joined faster than lists of integers.
+        self._words = {_SPACE: np.asarray(self._space_ids, np.int32).tobytes()}
+        self._word_chars = 0
+
+    def _encode_whole(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encodes whole texts, for models made elsewhere; cuts the longest texts at newlines."""
+        parts, owners = [], []
+        for owner, text in enumerate(texts):
+            for part in self._split(text):
+                parts.append(part)
+                owners.append(owner)
+        coded = iter(self._encode_all([part for part in parts if part is not None]))
+        ids_of_text: list[list[int]] = [[] for _ in texts]
+        for part, owner in zip(parts, owners, strict=True):
+            ids_of_text[owner] += next(coded) if part is not None else self._space_ids
+        return [np.asarray(ids, np.int32) for ids in ids_of_text]
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        threads = files.threads() if len(texts) > _FEW else 1
+        return self._sp.encode(texts, out_type=int, num_threads=threads)
+
+    def _split(self, text: str) -> Iterator[str | None]:
+        """Yields parts to be encoded one by one; None for a literal U+2581, which SentencePiece takes for a space."""
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()
+        for i, section in enumerate(text.split(_SPACE) if _SPACE in text else (text,)):
+            if i:
+                yield None
+            start = 0
+            while len(section) - start > _PIECE_CHARS:
+                newline = section.rfind("\n", start, start + _PIECE_CHARS) + 1 or section.find("\n", start) + 1
+                stop = newline or len(section)
+                yield section[start:stop]
+                start = stop
+            if start < len(section):
+                yield section[start:]
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD.
+
+        `follows` changes nothing here: see `coder.Coder`.
+        """
+        del follows
+        table = self._raw_bytes
+        return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
+
+    def _pieces(self) -> Iterator[str]:
+        """Yields the pieces that text can become."""
+        for i in range(self.vocab_size):
+            if not self._sp.is_control(i):
+                yield self._sp.id_to_piece(i)
+
+    @functools.cached_property
+    def _raw_bytes(self) -> list[bytes]:
+        sp = self._sp
+        table = []
+        for i in range(self.vocab_size):
+            piece = sp.id_to_piece(i)
+            if sp.is_control(i) or sp.is_unknown(i):
+                table.append(b"")
+            elif sp.is_byte(i):
+                table.append(bytes([int(piece[3:5], 16)]))
+            else:
+                table.append(piece.replace(_SPACE, " ").encode())
+        return table
+
+    def token_bytes(self) -> np.ndarray:
+        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
+        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
+
+    def piece_bytes(self) -> list[bytes]:
+        """Returns the raw text of each id in UTF-8; empty for control tokens."""
+        return list(self._raw_bytes)
+
+    def byte_ids(self) -> np.ndarray:
+        """Returns the ids of the byte pieces, at most 256, int32. They spell characters that have no piece of their own."""
+        return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
+
+    def id_of(self, piece: str) -> int:
+        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
+        i = self._sp.piece_to_id(piece)
+        if self._sp.id_to_piece(i) != piece:
+            raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
+        return i
+
+
+def encode_marked(tokenizer, text: str) -> list[int]:
+    """Returns what `coder.Coder.encode_marked` does, for a tokenizer that encodes the text between control tokens by itself."""
+    ids: list[int] = []
+    for number, part in enumerate(controls_of(tokenizer).split(text)):
+        ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
+    return ids
+
+
+def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
+    """(the part that a cut is in, what of this part is in front of it) of each cut. Every second part is a control token."""
+    ends, found = [*itertools.accumulate(map(len, parts))], []
+    for cut in cuts:
+        number = bisect.bisect_left(ends, cut)
+        if number % 2 and cut == ends[number]:  # behind a control token
+            number += 1
+        found.append((number, parts[number][: cut - ends[number] + len(parts[number])]))
+    return found
+
+
+def controls_of(tokenizer) -> re.Pattern[str]:
+    """Returns the expression of a control token, as its only group."""
+    longest_first = sorted(tokenizer.controls, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
+    """Trains a tokenizer. The result depends only on the arguments, including the order of the texts.
+
+    Args:
+      texts: a sample of the texts; SentencePiece holds all of it in memory.
+      vocab_size: the number of ids in all.
+      chat_tokens: True to give the last five ids to the ChatML tokens; the model then has `vocab_size` - 5 pieces.
+      model_type: "bpe", or "unigram" (Kudo 2018), which takes about seven times as long to train.
+
+    Raises:
+      ConfigError: the model_type is unknown, or there is too little text for the vocabulary (the message names the
+        largest possible size).
+    """
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
+    extra = len(CHAT_TOKENS) if chat_tokens else 0
+    if vocab_size - extra < _LEAST:
+        raise ConfigError(
+            f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {_LEAST + extra}"
+        )
+    settings = {
+        "model_type": model_type,
+        "vocab_size": vocab_size - extra,
+        "byte_fallback": True,
+        "split_digits": True,
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "character_coverage": 0.9999,
+        "unk_id": UNK_ID,
+        "bos_id": BOS_ID,
+        "eos_id": EOS_ID,
+        "pad_id": -1,
+        "num_threads": _THREADS,
+        "minloglevel": 2,
+    }
+    answer = _train_apart(_training_lines(texts), settings)
+    if "error" in answer:
+        raise _training_error(answer["error"], vocab_size, extra)
+    return Tokenizer(append_controls(base64.b64decode(answer["model"]), CHAT_TOKENS if chat_tokens else ()))
+
+
+def _train_apart(lines: Iterator[str], settings: dict[str, object]) -> dict[str, str]:
+    """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns what `tokenizer_child.train` tells."""
+    trainer = Child("jaxlm.data.tokenizer.child:train")
+    try:
+        trainer.send(settings)
+        while batch := list(itertools.islice(lines, _LINES)):
+            trainer.send(batch)
+        trainer.send(None)
+        return trainer.receive()
+    except Died as death:
+        if death.code is not None and death.code < 0:
+            raise RunError(
+                f"the training of a tokenizer was killed by signal {-death.code}, perhaps for memory: it holds a sample of "
+                "the text; free some and run the same command again"
+            ) from None
+        return {"error": death.said}
+    finally:
+        trainer.end()
+
+
+class VocabularyTooLarge(ConfigError):
+    """There is too little text for the vocabulary that was asked for. `largest`: the largest possible size; 0 = none."""
+
+    def __init__(self, vocab_size: int, largest: int):
+        super().__init__(
+            f"the text is too small for a vocabulary of {vocab_size}; the largest it supports is {largest}: set "
+            "--config.model.vocab_size=0, which chooses by the amount of text, or a smaller number"
+            if largest
+            else "the text is too small to train a tokenizer on: give more of it, or a tokenizer by --config.data.tokenizer"
+        )
+        self.largest = largest
+
+
+def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
+    if found := re.search(r"<= (\d+)", message):
+        largest = int(found[1])
+        return VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
+    if "sentences_.empty()" in message:
+        return ConfigError("there is no text to train a tokenizer on; check the sources")
+    last = (message.strip().splitlines() or ["it ended without a word"])[-1]
+    return ConfigError(f"SentencePiece could not train a vocabulary of {vocab_size}: {last[:200]}")
+
+
+def _training_lines(texts: Iterable[str]) -> Iterator[str]:
+    """Yields lines short enough for SentencePiece, without what its trainer refuses (NUL, U+2581; byte pieces serve)."""
+    for text in texts:
+        for line in text.replace("\0", "\n").replace(_SPACE, "\n").splitlines():
+            raw = line.encode("utf-8", "replace")
+            for start in range(0, len(raw), _MAX_LINE):
+                if part := raw[start : start + _MAX_LINE].decode("utf-8", "ignore"):
+                    yield part
+
+
+def append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
+    """Returns a SentencePiece model with control pieces behind its last id. What other text becomes does not change."""
+    # Needs protobuf; a model is read without it.
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
+    for name in names:
+        model.pieces.add(piece=name, score=0.0, type=model.SentencePiece.CONTROL)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    return model.SerializeToString(deterministic=True)

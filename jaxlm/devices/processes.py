@@ -1,0 +1,228 @@
+"""Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshConfig, RunError
+from jaxlm.devices import sharding, xla_flags
+from jaxlm.host import console, files
+
+T = typing.TypeVar("T")
+_MESSAGE_BYTES = 2000
+left_behind = False  # True if threads wait for storage that hangs: then this process must not wait for them
+_FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
+_ABORT_LATER_S = 30  # after our own timeout
+_RETRY_S = 1.0
+
+
+def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
+    """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile cache.
+
+    Every program that runs on devices calls this first, before anything touches a device.
+
+    Args:
+      hardware, distributed, mesh: the sections of the config with these names.
+      dtype: the value of `model.dtype`.
+
+    Raises:
+      ConfigError: this machine can't have the flag, cluster or mesh that the config asks for.
+    """
+    xla_flags.apply(hardware.xla_flags)
+    join_cluster(distributed)
+    if dtype == "float32" and jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
+    if cache := os.path.expanduser(hardware.compile_cache):
+        _turn_cache_on(cache)
+    return sharding.make_mesh(mesh)
+
+
+def _turn_cache_on(folder: str) -> None:
+    """Keeps every program whose compilation takes half a second or more in this folder.
+
+    If it can't be made, as in some containers' home, programs are compiled at each start, and a line says so.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        say(f"compiled programs are not kept: {folder} can't be made: {error.strerror} (hardware.compile_cache)")
+        return
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def say(text: str) -> None:
+    """Writes a line on standard error, from the first process only."""
+    if jax.process_index() == 0:
+        console.say(text)
+
+
+def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractContextManager[console.Tell]:
+    """Shows on the first process that something goes on; see `console.working`."""
+    if jax.process_index() == 0:
+        return console.working(what, total, unit)
+    return contextlib.nullcontext(lambda done, note="": None)
+
+
+def join_cluster(config: DistributedConfig) -> None:
+    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
+
+    It runs as several processes if `distributed.coordinator` is set, if Slurm or Open MPI started several tasks, or if
+    TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE
+    TPU pods, Kubernetes, MPI).
+
+    A run that waits for its other processes says so after 15 seconds and each minute. If they do not come within
+    `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a stack of
+    C++, which no handler can prevent.
+
+    Raises:
+      ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
+    """
+    if jax.distributed.is_initialized():
+        return
+    if config.coordinator:
+        if not 0 <= config.process_id < config.num_processes:
+            raise ConfigError(
+                f"distributed.coordinator is set: set distributed.num_processes (now {config.num_processes}), and "
+                f"distributed.process_id (now {config.process_id}) to a number from 0 up to below it"
+            )
+        if not config.coordinator.rpartition(":")[2].isdecimal():
+            raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
+        here = f"process {config.process_id} of {config.num_processes}"
+        with _waiting(config, f"{here} waits for the others at {config.coordinator}"):
+            if config.process_id:
+                _reach(config)
+            jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id, **_timeouts(config))
+    elif config.num_processes > 1:
+        raise ConfigError(
+            f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT of process 0"
+        )
+    elif config.auto or _in_cluster():
+        with _waiting(config, "this process waits for the others of its cluster"):
+            jax.distributed.initialize(**_timeouts(config))
+
+
+def _timeouts(config: DistributedConfig) -> dict[str, int]:
+    """The arguments of `jax.distributed.initialize`. JAX's own timeout aborts, so `_waiting` must come before it."""
+    start = math.ceil(config.start_timeout_s) + _ABORT_LATER_S
+    return {"initialization_timeout": start, "heartbeat_timeout_seconds": math.ceil(config.heartbeat_s)}
+
+
+@contextlib.contextmanager
+def _waiting(config: DistributedConfig, words: str) -> Iterator[None]:
+    """Says `words` while the `with` block takes long, and ends this process when it has taken `start_timeout_s`."""
+    met = threading.Event()
+
+    def tell() -> None:
+        began, left, wait = time.monotonic(), config.start_timeout_s, _FIRST_WORD_S
+        while left > 0:
+            if met.wait(min(wait, left)):
+                return
+            passed, wait = time.monotonic() - began, _NEXT_WORDS_S
+            left = config.start_timeout_s - passed
+            if left > 0:
+                console.say(f"{words}: {passed:.0f} s of {config.start_timeout_s:.0f}")
+        advice = "start them all with the same distributed.coordinator, or raise distributed.start_timeout_s"
+        console.say(f"jaxlm: {words}, in vain for {config.start_timeout_s:.0f} s: {advice}")
+        os._exit(1)  # the main thread may be inside C++
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        met.set()
+
+
+def _reach(config: DistributedConfig) -> None:
+    """Waits until something listens at the coordinator's address: JAX would wait for it without a word."""
+    host, _, port = config.coordinator.rpartition(":")
+    while True:  # `_waiting` ends it
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_RETRY_S).close()
+            return
+        except OSError:
+            time.sleep(_RETRY_S)
+
+
+def several(config: DistributedConfig) -> bool:
+    """True if the program would run as several processes; asks no other process."""
+    return bool(config.coordinator or config.auto or _in_cluster())
+
+
+def _in_cluster() -> bool:
+    """True if the environment says that this is one of several processes."""
+    sizes = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    return any(int(os.environ.get(name) or 1) > 1 for name in sizes) or "," in os.environ.get(
+        "TPU_WORKER_HOSTNAMES", ""
+    )
+
+
+def together(
+    action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
+) -> T | None:
+    """Runs `action` on every process and returns its result. If it raises on one process, raises on all.
+
+    Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
+    not communicate with other processes.
+
+    Args:
+      action: the function to run.
+      first_only: True to run it only on the first process.
+      errors: the classes as which an error may be raised on the other processes. The last one stands for all other
+        classes.
+
+    Returns:
+      The result of `action`, or None on a process that did not run it.
+
+    Raises:
+      If `action` raised on this process, that error. Else the error of the first process that failed: its class (see
+        `errors`) and its message.
+    """
+    result, error = None, None
+    try:
+        if not first_only or jax.process_index() == 0:
+            result = action()
+    except Exception as raised:
+        if jax.process_count() == 1:
+            raise
+        error = raised
+    if jax.process_count() == 1:
+        return result
+    kind = next((i for i, e in enumerate(errors) if isinstance(error, e)), len(errors) - 1)
+    words = "" if error is None else f"{kind}{'!' * files.of_system(error)}:{error or type(error).__name__}"
+    mine = np.frombuffer(words.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
+    said = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
+    if error is not None:
+        raise error
+    for process, words in enumerate(said):
+        kind, colon, message = words.partition(":")
+        if colon:
+            cause = OSError(message) if kind.endswith("!") else None
+            raise errors[int(kind.rstrip("!"))](f"process {process}: {message}") from cause
+    return result
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Returns on all processes what `make` returns on the first one, which alone calls it: a value that JSON can hold.
+
+    For what is decided by files: on a network file system two processes may see different ones. Raises as `together`.
+    """
+    value = together(make, first_only=True)
+    if jax.process_count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int64(text.size)))
+    text = text if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(text)))

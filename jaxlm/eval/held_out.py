@@ -1,0 +1,241 @@
+"""Held-out loss: of text by source, with bits per byte; of answers; of preference pairs. And what a reference says of pairs.
+
+Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. Unlike the loss per token, it can compare
+models with different tokenizers.
+
+Legend: B rows, T tokens, P pairs of a row, N pairs of all.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlm.config import EvalConfig
+from jaxlm.data.batches.packed import Packed
+from jaxlm.data.batches.replay import Text
+from jaxlm.data.batches.rows import count_targets, validation_rows
+from jaxlm.data.shards.shards import DataDir
+from jaxlm.devices import processes, sharding
+from jaxlm.models.transformer import Transformer
+from jaxlm.step.objectives import base, dpo
+from jaxlm.step.objectives.base import Batch, Objective, Variables
+from jaxlm.step.step import cast
+
+BASE = "val/base/bits_per_byte"  # of the text that the base of a fine-tuned model was trained on
+_AHEAD = 2  # batches that the host is ahead of the device
+_FIGURES = ("accuracy", "predicted", "margin")  # of pairs, beside the loss
+_WEIGHTS = ("weights", "text_weights")  # of answers: with the token that ends each of them, and without
+
+Evaluator = Callable[[Variables], dict[str, float]]
+
+
+def sum_axis(config: EvalConfig) -> int | None:
+    """Returns the axis of [B, T] that the device sums over, in float32: a row's tokens, so that B changes no result.
+
+    Older versions summed the whole batch. A run that keeps `eval.older_batches` does so still, to have the same bits.
+    """
+    return None if config.older_batches else 1
+
+
+def token_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
+    """Returns a function `(variables, batch) -> nll`, the cross-entropy of each token in nats, float32 [B, T].
+
+    Args:
+      model: the model to evaluate.
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    """
+    dtype = jnp.dtype(model.config.dtype)
+    return lambda variables, batch: -base.token_logp(model, cast(variables, dtype), batch, None, tile)
+
+
+def summed_nll(model: Transformer, tile: int, axis: int | None = None) -> Callable[[Variables, Batch], jax.Array]:
+    """Returns a function `(variables, batch) -> nll`: that of `token_nll` times `batch["weights"]`, summed over `axis`."""
+    nll = token_nll(model, tile)
+    return lambda variables, batch: jnp.sum(nll(variables, batch) * batch["weights"], axis=axis)
+
+
+def make(
+    model: Transformer,
+    data: DataDir,
+    mixture: Mapping[str, float],
+    mesh: Mesh,
+    config: EvalConfig,
+    *,
+    seq_len: int,
+    tile: int,
+) -> Evaluator:
+    """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
+
+    `val/loss` is the mean of the sources' losses, weighted as in the mixture, so that it can be compared with the
+    training loss. Every call uses the same text: the first `eval.max_mb` of each source's held-out text. `eval.batch_size`,
+    rounded up to the mesh, is how many rows are in memory at a time.
+    """
+    nll_of = jax.jit(summed_nll(model, tile, sum_axis(config)), out_shardings=sharding.replicated(mesh))
+    size = sharding.padded_rows(mesh, config.batch_size)
+    targets = {source: count_targets(data, source, config, seq_len) for source in mixture}
+    total = sum(-(-count // (size * seq_len)) for count in targets.values())
+
+    def evaluate_source(variables: Variables, source: str, done: Callable[[], None]) -> dict[str, float]:
+        sums, tokens, n_bytes = [], 0, 0
+        sizes = {"seq_len": seq_len, "batch_size": size, "targets": targets[source]}
+        for held_out in validation_rows(data, source, **sizes):
+            sums.append(nll_of(variables, _placed(held_out.batch, mesh)))
+            tokens += held_out.target_tokens
+            n_bytes += held_out.target_bytes
+            if len(sums) > _AHEAD:
+                sums[-1 - _AHEAD].block_until_ready()
+            done()
+        if not tokens:
+            return {}
+        nll = float(np.sum(jax.device_get(sums), dtype=np.float64))
+        return {"loss": nll / tokens, "bits_per_byte": nll / math.log(2) / max(n_bytes, 1)}
+
+    def evaluate(variables: Variables) -> dict[str, float]:
+        done = itertools.count(1 - _AHEAD)
+        with processes.working("held-out loss", total, "batches") as tell:
+            losses = {s: evaluate_source(variables, s, lambda: tell(max(0, next(done)))) for s in mixture}
+            tell(total)
+        losses = {source: of_source for source, of_source in losses.items() if of_source}
+        metrics = {f"val/{source}/{name}": x for source, of_source in losses.items() for name, x in of_source.items()}
+        weight = sum(mixture[source] for source in losses)
+        if weight:
+            metrics["val/loss"] = sum(mixture[s] * of_source["loss"] for s, of_source in losses.items()) / weight
+        return metrics
+
+    return evaluate
+
+
+def joined(evaluators: Sequence[Evaluator | None]) -> Evaluator | None:
+    """Returns the function that gives the metrics of all; None if all are None."""
+    there = [evaluate for evaluate in evaluators if evaluate]
+    if not there:
+        return None
+    return lambda variables: {name: x for evaluate in there for name, x in evaluate(variables).items()}
+
+
+def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator | None:
+    """Returns a function `variables -> metrics`: `val/loss` and `val/text_loss`, nats a token; None if nothing is held out.
+
+    `val/loss` falls by itself as soon as a model learns that answers end: `val/text_loss` leaves the tokens that end them out,
+    and can be compared with that of a base, which never saw them. Every call uses the same examples: the first
+    `eval.max_examples`.
+    """
+    if not len(data.val):
+        return None
+    nll, axis = token_nll(model, tile), sum_axis(config)
+    size, examples = sharding.padded_rows(mesh, config.batch_size), data.count_held_out(config)
+
+    def weighted(variables: Variables, batch: Batch) -> jax.Array:
+        nll_BxT = nll(variables, batch)
+        return jnp.stack([jnp.sum(nll_BxT * batch[name], axis=axis) for name in _WEIGHTS], axis=-1)
+
+    sums_of = jax.jit(weighted, out_shardings=sharding.replicated(mesh))
+
+    def evaluate(variables: Variables) -> dict[str, float]:
+        sums, tokens = [], np.zeros(len(_WEIGHTS))
+        both = zip(data.held_out(size, examples), data.held_out(size, examples, ends=False), strict=True)
+        with processes.working("held-out answers", data.held_out_batches(size, examples), "batches") as tell:
+            for number, (whole, without_ends) in enumerate(both, 1):
+                batch = {**whole, "text_weights": without_ends["weights"]}
+                tokens += [batch[name].sum() for name in _WEIGHTS]
+                sums.append(jax.block_until_ready(sums_of(variables, _placed(batch, mesh))))
+                tell(number)
+        summed = np.sum(np.reshape(jax.device_get(sums), (-1, len(_WEIGHTS))), axis=0, dtype=np.float64)
+        return dict(zip(("val/loss", "val/text_loss"), (summed / np.maximum(tokens, 1)).tolist(), strict=True))
+
+    return evaluate
+
+
+def of_base(
+    model: Transformer, text: Text | None, mesh: Mesh, config: EvalConfig, *, seq_len: int, tile: int
+) -> Evaluator | None:
+    """Returns a function `variables -> metrics`: BASE, the mean of the sources' bits per byte, weighted as in the mixture.
+
+    None if there is no text of the base here, or none of it is held out.
+    """
+    if not text or not any(text.token_counts("val").values()):
+        return None
+    evaluate = make(model, text, text.mixture, mesh, config, seq_len=seq_len, tile=tile)
+
+    def bits(variables: Variables) -> dict[str, float]:
+        metrics = evaluate(variables)
+        each = {name: metrics[key] for name in text.mixture if (key := f"val/{name}/bits_per_byte") in metrics}
+        weight = sum(text.mixture[name] for name in each)
+        return {BASE: sum(text.mixture[name] * x for name, x in each.items()) / weight} if weight else {}
+
+    return bits
+
+
+def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dtype: str) -> Evaluator | None:
+    """Returns a function `variables -> metrics`; None if no pair is held out.
+
+    The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: the objective's, means over pairs. Every call
+    uses the same pairs: the first `eval.max_examples`.
+
+    Args:
+      objective: that of `dpo` or `reward`.
+      dtype: the compute type of the model.
+    """
+    if not len(data.val):
+        return None
+
+    def sums(variables: Variables, batch: Batch) -> jax.Array:
+        of_batch = objective.sums(cast(variables, jnp.dtype(dtype)), objective.prepare(batch), None)
+        return jnp.stack([of_batch.weight, of_batch.loss, *(of_batch.metrics[name] for name in _FIGURES)])
+
+    size, examples = sharding.padded_rows(mesh, config.batch_size), data.count_held_out(config)
+    sums_of = jax.jit(sums, out_shardings=sharding.replicated(mesh))
+
+    def evaluate(variables: Variables) -> dict[str, float]:
+        total = np.zeros(2 + len(_FIGURES))
+        with processes.working("held-out pairs") as tell:
+            for number, batch in enumerate(data.held_out(size, examples), 1):
+                total += np.asarray(sums_of(variables, _placed(batch, mesh)), np.float64)
+                tell(number)
+        names = ("val/loss", *(f"val/{name}" for name in _FIGURES))
+        return dict(zip(names, (total[1:] / total[0]).tolist(), strict=True))
+
+    return evaluate
+
+
+def judge(
+    model: Transformer, variables: Variables, data: Packed, mesh: Mesh, batch_size: int, tile: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns log p of the (chosen, rejected) answers of each pair to train on, and of each held out; nats, float32 [N, 2].
+
+    Args:
+      variables: those of the reference, in the types in which the step computes.
+      batch_size: the rows that are judged at one time, rounded up to the mesh.
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    """
+    size = sharding.padded_rows(mesh, batch_size)
+    logp_of = jax.jit(lambda v, b: dpo.answer_logp(model, v, b, tile), out_shardings=sharding.replicated(mesh))
+
+    def judged(val: bool) -> np.ndarray:
+        logp_Nx2 = np.zeros((len(data.val if val else data.train), 2), np.float32)
+        done, what = 0, "the reference judges held-out pairs" if val else "the reference judges pairs"
+        with processes.working(what, len(logp_Nx2)) as tell:
+            for batch, numbers_BxP in data.judged(val, size):
+                there = numbers_BxP >= 0
+                logp_BxPx2 = np.asarray(logp_of(variables, _placed(batch, mesh))).reshape(*there.shape, 2)
+                logp_Nx2[numbers_BxP[there]] = logp_BxPx2[there]
+                done += int(there.sum())
+                tell(done)
+        return logp_Nx2
+
+    with jax.set_mesh(mesh):
+        return judged(False), judged(True)
+
+
+def _placed(batch: Mapping[str, np.ndarray], mesh: Mesh) -> Batch:
+    """A batch on the mesh, given all its rows."""
+    size, length = batch["tokens"].shape
+    local = sharding.local_rows(mesh, size)
+    kinds = {True: sharding.batch_sharding(mesh), False: sharding.row_sharding(mesh)}
+    placed = {name: kinds[x.shape[1] == length] for name, x in batch.items()}
+    return sharding.to_global({name: x[local] for name, x in batch.items()}, mesh, size, placed)

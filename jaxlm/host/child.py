@@ -1,0 +1,266 @@
+"""Calls a function in a process of its own, which may hang, die or be killed while this one goes on. Imports no JAX.
+
+    worker = Child("jaxlm.run.checkpoints.mirror_worker:work")
+    worker.send(job)
+    event = worker.receive(timeout_s)
+
+The function gets an iterator of what the parent sends, and a function that sends to it. It may send several messages, each
+an object of JSON: a parent that unpickled them would run what the child makes of them. What the child prints is no
+message: its end is kept for the moment at which the child dies. It ends with the parent, and with all that it started.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import importlib
+import json
+import os
+import pathlib
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping
+
+import jaxlm
+
+_LENGTH = struct.Struct(">Q")  # in front of each message
+_CHUNK = 1 << 20
+_LOOK_S = 0.2  # between looks at whether the child lives
+_PARENT_S = 1.0  # the same of the parent
+_DYING_S = 5.0  # from the end of its messages to the exit code
+_KILLED_S = 1.0  # longer than that only the kernel holds what was killed
+_OUTPUT = 1 << 20  # bytes that go into the file
+_TAIL = 4096  # bytes among which its last words are
+
+Message = dict[str, typing.Any]
+
+
+class Died(Exception):
+    """The process ended without an answer: how, in one line.
+
+    Attributes:
+      code: as `Popen.returncode`: below 0 the signal that ended it; None if it does not end.
+      said: the last line that it printed, or that of its fatal error; "" if there is none.
+    """
+
+    def __init__(self, code: int | None, said: str):
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        super().__init__(f"{how}, after: {said[:200]}" if said else how)
+        self.code, self.said = code, said
+
+
+class Child:
+    """A process that runs one function. Once anything fails, it is ended, with its group.
+
+    Args:
+      function: MODULE:FUNCTION of this package.
+      environment: of the process, in place of this one's.
+      output: a file that the beginning of what it prints is appended to.
+      end_by: the signal that ends it. One that it handles lets it tidy up, when storage that hangs answers again.
+
+    Raises:
+      OSError: it can't be started.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: pathlib.Path | None = None,
+        end_by: signal.Signals = signal.SIGKILL,
+    ):
+        self.ended = False
+        self._end_by, self._tail = end_by, b""
+        self._link, link = socket.socketpair()
+        alive, self._alive = os.pipe()  # nothing is written into it: its end tells that this process is gone
+        root = str(pathlib.Path(jaxlm.__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        # -P: a file of the current directory can't take the place of a module that is needed here. What is asked goes by
+        # the socket: all users of a machine see command lines, and URLs may hold secrets.
+        command = [sys.executable, "-u", "-P", "-m", __name__, function]
+        try:
+            self._popen = subprocess.Popen(
+                [*command, *map(str, (link.fileno(), alive, os.getpid(), int(end_by)))],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**(os.environ if environment is None else environment), "PYTHONPATH": path},
+                pass_fds=(link.fileno(), alive),
+                start_new_session=True,  # ctrl-C is for the parent; and its whole group can be ended
+            )
+        except OSError:
+            self._link.close()
+            os.close(self._alive)
+            raise
+        finally:
+            link.close()
+            os.close(alive)
+        self.pid = self._popen.pid
+        self._reader = threading.Thread(target=self._hear, args=(output,), daemon=True)
+        self._reader.start()
+
+    def send(self, message: object, timeout_s: float | None = None) -> None:
+        """Gives the function a message, anything that can be pickled. Raises as `receive` does."""
+        with self._ending_on_errors():
+            self._link.settimeout(timeout_s)
+            _send(self._link, pickle.dumps(message))
+
+    def receive(self, timeout_s: float | None = None) -> Message:
+        """Returns the next message of the function.
+
+        Raises:
+          TimeoutError: all of it has not come after `timeout_s`.
+          Died: the process ended.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._ending_on_errors():
+            return json.loads(_receive(self._link, lambda: self._look(end)))
+
+    def kill(self) -> None:
+        """Ends the process. Another thread that waits for it gets Died, and is the one to call `end`."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, self._end_by)
+
+    def end(self) -> None:
+        """Ends the process, and waits a moment for that: one that is stuck in the kernel ends when that lets it."""
+        if self.ended:
+            return
+        self.kill()
+        self.ended = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_KILLED_S)
+        self._reader.join(_KILLED_S)
+        self._link.close()
+        os.close(self._alive)
+
+    @contextlib.contextmanager
+    def _ending_on_errors(self) -> Iterator[None]:
+        """Ends the process on any error, an interrupt too: what it is about to say would be taken for the next answer."""
+        try:
+            yield
+        except TimeoutError:
+            self.end()
+            raise
+        except (EOFError, OSError):
+            end = time.monotonic() + _DYING_S
+            while self._lives() and time.monotonic() < end:
+                time.sleep(0.01)
+            self.end()
+            raise Died(self._popen.returncode, self._last_words()) from None
+        except BaseException:
+            self.end()
+            raise
+
+    def _lives(self) -> bool:
+        # WNOWAIT: it is not reaped, so that no other process can get its number while `kill` may still use it.
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def _look(self, end: float | None) -> None:
+        """Waits until there is something to read. Raises EOFError if the process is gone, TimeoutError after `end`."""
+        while True:
+            # What it left behind may hold the socket open, so that alone does not tell. Asked before the wait: what it
+            # sent before its end is read.
+            living = self._lives()
+            left = _LOOK_S if end is None else end - time.monotonic()
+            self._link.settimeout(max(1e-3, min(left, _LOOK_S)))
+            try:
+                self._link.recv(1, socket.MSG_PEEK)
+                return
+            except TimeoutError:
+                if not living:
+                    raise EOFError from None
+                if left <= 0:
+                    raise
+
+    def _hear(self, output: pathlib.Path | None) -> None:
+        """Takes what the process prints, so that it never waits for a reader."""
+        written = 0
+        with contextlib.ExitStack() as stack:
+            file = None
+            with contextlib.suppress(OSError):
+                file = output and stack.enter_context(open(output, "ab", buffering=0))
+            while chunk := os.read(self._popen.stdout.fileno(), 1 << 16):
+                self._tail = (self._tail + chunk)[-_TAIL:]
+                if file and written < _OUTPUT:
+                    written += len(chunk)
+                    with contextlib.suppress(OSError):  # a full disk: the run says so elsewhere
+                        file.write(chunk if written < _OUTPUT else b"\n(what it printed after that is not kept)\n")
+        self._popen.stdout.close()
+
+    def _last_words(self) -> str:
+        lines = ["", *filter(str.strip, self._tail.decode(errors="replace").split("\n"))]
+        return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1]).strip()
+
+
+def _send(link: socket.socket, content: bytes) -> None:
+    link.sendall(_LENGTH.pack(len(content)) + content)
+
+
+def _receive(link: socket.socket, look: Callable[[], None] = lambda: None) -> bytes:
+    """Returns the next message. `look` is called before each part of it. Raises EOFError if the other side is gone."""
+
+    def read(size: int) -> bytes:
+        content = bytearray()
+        while len(content) < size:
+            look()
+            part = link.recv(min(size - len(content), _CHUNK))
+            if not part:
+                raise EOFError
+            content += part
+        return bytes(content)
+
+    return read(_LENGTH.unpack(read(_LENGTH.size))[0])
+
+
+# What follows runs in the child.
+
+
+def main(function: str, link: int, alive: int, parent: int, end_by: int) -> None:
+    """Runs the function."""
+    _die_with(parent, alive, end_by)
+    faulthandler.enable()
+    os.set_inheritable(link, False)
+    connection = socket.socket(fileno=link)
+    module, _, name = function.partition(":")
+    call = getattr(importlib.import_module(module), name)
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        call(_requests(connection), lambda message: _send(connection, json.dumps(message).encode()))
+
+
+def _requests(connection: socket.socket) -> Iterator[typing.Any]:
+    with contextlib.suppress(EOFError):
+        while True:
+            yield pickle.loads(_receive(connection))
+
+
+def _die_with(parent: int, alive: int, end_by: int) -> None:
+    """Ends this process and all that it starts when the parent ends, however that ends.
+
+    On Linux the kernel does it, when the parent's end of the pipe closes: also while a call into C holds Python's lock, as
+    a regular expression does. (PR_SET_PDEATHSIG would end this process alone, and with the thread that started it.)
+    Elsewhere, or if a fork of the parent holds the pipe open, a thread looks each second.
+    """
+    os.set_inheritable(alive, False)
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(alive, fcntl.F_SETSIG, end_by)
+        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_S)
+        os.killpg(0, end_by)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,371 @@
+"""Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only.
+
+It knows too what Linux's cgroups leave this process, in a container above all: its folders there, and the cores it may use.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import functools
+import json
+import os
+import pathlib
+import queue
+import re
+import sys
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator
+
+from jaxlm.config import ConfigError
+from jaxlm.host import console
+
+ROOT = pathlib.Path("/")
+ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
+_SOON_S = 5.0  # for a disk to give a small file
+HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
+# What code meets that reads a value of another type or size than it must have.
+MANGLED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
+_MOST_LEVELS = 100  # no file of anybody's nests so deeply; code that calls itself for each level survives them
+T = typing.TypeVar("T")
+_PLAIN = re.compile(r"(?!/(?:gs|s3|az|hf)/)[\w/.,+=@~ -]*")  # a path that means the same in every language
+
+
+class NoAnswer(Exception):
+    """Something did not end in its time."""
+
+
+@contextlib.contextmanager
+def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path of an existing folder that no library reads as a pattern, a URL or an escape.
+
+    Orbax and DuckDB take `[ ] * ?` for a glob, TensorStore `\\` for `/`, Orbax `/s3/runs` for `s3://runs`. A folder with such
+    a path is held open meanwhile, and is called by its number in /proc, where there is one.
+    """
+    if _PLAIN.fullmatch(str(folder)) or not os.path.isdir("/proc/self/fd"):
+        yield folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield pathlib.Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def expanded(path: str | pathlib.Path) -> pathlib.Path:
+    """Returns a path with the home in the place of `~`, unless there is a file or folder of that very name."""
+    plain = pathlib.Path(path)
+    return plain if plain.exists() else pathlib.Path(os.path.expanduser(plain))
+
+
+def moved(folder: pathlib.Path, before: os.stat_result) -> bool:
+    """True if a folder is no longer where it was when `before` was its `os.stat`. A disk that fails says nothing."""
+    try:
+        return not os.path.samestat(os.stat(folder), before)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:
+    """Writes a file to disk so that a crash leaves either the old content or the new. `private`: only its owner can read it."""
+    tmp = path.with_name(path.name + ".tmp")
+    if private:  # before there is anything to read
+        tmp.unlink(missing_ok=True)
+        os.close(os.open(tmp, os.O_WRONLY | os.O_CREAT, 0o600))
+    tmp.write_bytes(content)
+    settle(tmp, path)
+
+
+def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
+    """Flushes the closed file `tmp` to disk, renames it to `path`, and flushes the folder."""
+    with open(tmp, "rb+") as f:
+        os.fsync(f.fileno())
+    os.replace(tmp, path)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: pathlib.Path) -> None:
+    """Flushes a folder's list of names to disk: without it a crash of the machine may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typing.IO[str]:
+    """Locks a folder against other processes, until the returned file is closed: by `with`, by dropping it, or at exit.
+
+    A process whose parent locked the folder and handed the lock down (the environment variable in HANDED_DOWN) gets that
+    lock. It is free only when both have closed it.
+
+    Args:
+      folder: an existing folder; the lock is a file `.lock` in it.
+      does: what the process that holds the lock does: "is writing", "trains in".
+      key: the config key that names the folder.
+      wait_s: for how long to wait for a process that holds the lock: it may be about to end.
+
+    Raises:
+      ConfigError: another process holds the lock.
+    """
+    file = open(folder / ".lock", "a")
+    if inherited := _handed_down(file):
+        file.close()
+        return inherited
+    held = _try(file)
+    if not held and wait_s:
+        console.say(f"another process {does} {folder}: waiting up to {wait_s:.0f} s for its end")
+    end = time.monotonic() + wait_s
+    while not held and time.monotonic() < end:
+        time.sleep(0.1)
+        held = _try(file)
+    if not held:
+        file.close()
+        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}")
+    return file
+
+
+def _try(file: typing.IO[str]) -> bool:
+    """Locks an open file; returns False if another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # some network file systems have no locks; a single writer is safe without
+    return True
+
+
+def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
+    """The parent's open file of the same lock, if it handed one down."""
+    descriptor = int(os.environ.get(HANDED_DOWN) or -1)
+    try:
+        same = descriptor >= 0 and os.path.samestat(os.fstat(descriptor), os.fstat(file.fileno()))
+        return os.fdopen(os.dup(descriptor), "a") if same else None
+    except OSError:
+        return None
+
+
+def json_of(content: bytes | str, kind: type[T] = dict) -> T:
+    """Returns what a text in JSON holds. For files that came from elsewhere, or may be damaged.
+
+    Raises:
+      ValueError: it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
+    """
+    try:
+        value = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+        _check_depth(value, _MOST_LEVELS)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"it holds no {kind.__name__}")
+    return value
+
+
+def _check_depth(value: object, levels: int) -> None:
+    if isinstance(value, dict | list):
+        if not levels:
+            raise RecursionError
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_depth(part, levels - 1)
+
+
+def json_there(path: pathlib.Path) -> dict:
+    """Returns the object of a file in JSON; {} if there is no such file, or it can't be read, or it is damaged."""
+    try:
+        return json_of(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def json_lines(path: pathlib.Path) -> list[dict]:
+    """Returns the objects of a file of JSON lines. Leaves out lines that are no objects; [] if the file can't be read."""
+    objects = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with contextlib.suppress(ValueError):
+                objects.append(json_of(line))
+    return objects
+
+
+def printable(name: str) -> str:
+    """Returns the name of a file or folder as text that UTF-8 can hold: a byte that is no UTF-8 becomes `\\udcff`."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """Returns the error and what caused it, down to the first cause."""
+    links = [error]
+    while (cause := links[-1].__cause__ or links[-1].__context__) is not None and cause not in links:
+        links.append(cause)
+    return links
+
+
+def of_system(error: BaseException) -> bool:
+    """True if storage or network failed: an OSError, or one of TensorStore's, is the error or behind it.
+
+    False where a file stands in a folder's place or a folder in a file's: that stays so.
+    """
+    links = chain(error)
+    if any(isinstance(link, IsADirectoryError | NotADirectoryError | FileExistsError) for link in links):
+        return False
+    return any(isinstance(link, OSError) or re.search("OS error |os_error_code", str(link)) for link in links)
+
+
+def is_step(name: str) -> bool:
+    """True if a folder or file of this name is that of a step: 0 or more, in plain digits, as we write it."""
+    return re.fullmatch("0|[1-9][0-9]{0,14}", name) is not None
+
+
+Clock = Callable[[], datetime.datetime]
+
+
+def moment(clock: Clock = datetime.datetime.now) -> str:
+    """Returns what a clock shows, to the second, in ISO 8601 with its offset from UTC."""
+    return clock().astimezone().isoformat(timespec="seconds")
+
+
+def is_moment(value: object) -> bool:
+    """True for a text in ISO 8601."""
+    try:
+        return bool(datetime.datetime.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def has_steps(checkpoints: pathlib.Path) -> bool:
+    """True if a folder of checkpoints holds that of a step."""
+    return any(is_step(path.name) for path in checkpoints.glob("[0-9]*"))
+
+
+def is_number(value: object) -> bool:
+    """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A value of a file in JSON: what it must be in words, and a test for it."""
+
+    words: str
+    holds: Callable[[typing.Any], bool]
+
+
+def whole(low: int) -> Leaf:
+    """Returns what a whole number of at least `low` is."""
+    return Leaf(f"a whole number of at least {low}", lambda value: type(value) is int and low <= value < 2**63)
+
+
+ANYTHING = Leaf("anything", lambda value: True)
+TEXT = Leaf("a text", lambda value: isinstance(value, str))
+NUMBER = Leaf("a number", is_number)
+NUMBER_OR_NONE = Leaf("a number or null", lambda value: value is None or is_number(value))
+
+
+def problem(value: typing.Any, shape: typing.Any, name: str = "") -> str:
+    """Returns the first difference between a value of JSON and its shape, in words; "" if there is none.
+
+    Args:
+      shape: a `Leaf`; `[shape]` for a list of any number of such, `{str: shape}` for a table of such with any keys,
+        `{key: shape}` for a table with these keys and perhaps more.
+      name: what the value is called.
+    """
+    if isinstance(shape, Leaf):
+        return "" if shape.holds(value) else f"{name} is {json.dumps(value)[:60]} instead of {shape.words}"
+    if not isinstance(value, type(shape)):
+        words = "an object" if isinstance(shape, dict) else "a list"
+        return f"{name} is {json.dumps(value)[:60]} instead of {words}"
+    if isinstance(shape, list):
+        parts = [(f"{name}[{i}]", item, shape[0]) for i, item in enumerate(value)]
+    elif str in shape:
+        parts = [(f"{name}.{key}", item, shape[str]) for key, item in value.items()]
+    else:
+        prefix = f"{name}." if name else ""
+        if missing := [key for key in shape if key not in value]:
+            return f"{prefix}{missing[0]} is missing"
+        parts = [(f"{prefix}{key}", value[key], inner) for key, inner in shape.items()]
+    return next((words for name, item, inner in parts if (words := problem(item, inner, name))), "")
+
+
+def read_soon(path: pathlib.Path) -> bytes:
+    """Returns the content of a small file, for a command line that a disk must not hang.
+
+    Raises:
+      OSError: it can't be read.
+      NoAnswer: the disk has not given it after a few seconds.
+    """
+    return within(_SOON_S, path.read_bytes)
+
+
+def within(seconds: float | None, ask: Callable[[], T]) -> T:
+    """Returns what `ask` returns, or raises what it raises. It runs in a thread, which is abandoned after `seconds`.
+
+    None waits without end, but for a signal, which does not interrupt a read of the caller's own that hangs.
+
+    Raises:
+      NoAnswer: `ask` has not ended by then.
+    """
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:  # also SystemExit of a library: it must not pass in silence
+            answers.put((None, error))
+
+    threading.Thread(target=work, name="may hang", daemon=True).start()
+    try:
+        value, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise NoAnswer(f"no answer in {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return value
+
+
+def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathlib.Path, bool]]:
+    """Yields (folder, True if it is of version 1) of each group whose limits hold for this process, the innermost first.
+
+    Yields nothing where there is no /proc (macOS).
+
+    Args:
+      controller: what is limited: "memory", "cpu".
+    """
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, where in groups:
+        older = controller in controllers.split(",")
+        if controllers and not older:
+            continue
+        base = root / "sys/fs/cgroup" / (controller if older else "")
+        own = base / where.lstrip("/")
+        for place in [own, *own.parents]:  # a limit further up holds too; in a container the path may not be seen
+            if not place.is_relative_to(base):
+                break
+            yield place, older
+
+
+@functools.cache
+def threads() -> int:
+    """Returns how many threads make batches, or encode texts: one a core of this process, at most four."""
+    return min(4, cores())
+
+
+def cores(root: pathlib.Path = ROOT) -> int:
+    """Returns how many cores this process may keep busy: those it is bound to, or fewer by its cgroups' quota; at least 1."""
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for place, older in cgroups("cpu", root):
+        with contextlib.suppress(OSError, ValueError):  # "max" = no limit; in version 1 that is -1
+            if older:
+                quota, period = ((place / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            else:
+                quota, period = (place / "cpu.max").read_text().split()
+            if int(quota) > 0:
+                limits.append(max(1, int(quota) // int(period)))
+    return min(limits)

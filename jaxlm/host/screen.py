@@ -1,0 +1,306 @@
+"""Writes lines on standard error, and below them in a terminal one live line, which is rewritten.
+
+A stream that is closed, lost, full or not read never stops or delays a run: what it does not take is dropped. The live line
+belongs to whatever was begun last and goes on. It is never wider than the terminal: its least important parts go first.
+The cursor is never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
+"""
+
+import contextlib
+import dataclasses
+import os
+import select
+import sys
+import threading
+import time
+import typing
+from collections.abc import Iterator, Sequence
+
+from jaxlm.host import transcript
+
+PATIENCE_MS = 2000  # how long a line waits for a terminal or pipe that takes nothing; the lines after it do not wait
+TICK_S = 0.5  # between two looks at what goes on
+COLUMNS = 80  # of a terminal that does not say it
+_RETRY_S = 0.01  # a terminal may say that it has room, and take nothing
+_CTRL_C = 3  # columns left free on the live line: the terminal writes ^C behind it
+_CLEAR = "\r\x1b[K"
+_RESET = "\x1b[0m"
+_stuck: set[int] = set()  # file descriptors that took nothing when last tried
+
+DIM, BOLD, CYAN, GREEN = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[32m"
+
+
+def write(text: str, stream: typing.TextIO | None = None) -> None:
+    """Writes text; never raises, and never waits for long. What can't be written is dropped, and the next text tried again.
+
+    So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
+
+    Args:
+      stream: standard error by default.
+    """
+    stream = stream or sys.stderr
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # text in memory, a closed stream, no stream at all
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.write(text)
+            stream.flush()
+        return
+    with contextlib.suppress(OSError, ValueError), _never_waiting(descriptor) as own:
+        _write(own, text.encode(stream.encoding or "utf-8", "backslashreplace"), descriptor)
+
+
+@contextlib.contextmanager
+def _never_waiting(descriptor: int) -> Iterator[int]:
+    """Gives a descriptor on which a write returns at once: of a terminal a new one, since others share the given one's flags.
+
+    A terminal that says that it has room may have less than a line's, and would hold the writer until somebody reads.
+    """
+    own = -1
+    if os.isatty(descriptor):
+        with contextlib.suppress(OSError):
+            path = f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else os.ttyname(descriptor)
+            own = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield descriptor if own < 0 else own
+    finally:
+        if own >= 0:
+            os.close(own)
+
+
+def _write(descriptor: int, data: bytes, known_as: int) -> None:
+    """Writes without Python's buffer: what stays in it after an error would change the exit code at the end."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    end = time.monotonic() + (0 if known_as in _stuck else PATIENCE_MS / 1000)
+    while data:
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            _stuck.add(known_as)
+            return
+        try:
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much a pipe takes without waiting
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                _stuck.add(known_as)
+                return
+            time.sleep(_RETRY_S)
+            continue
+        _stuck.discard(known_as)
+        end = time.monotonic() + PATIENCE_MS / 1000
+
+
+def is_terminal(stream: typing.TextIO | None) -> bool:
+    """True if the stream is a terminal."""
+    try:
+        return stream.isatty()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def is_live(stream: typing.TextIO | None) -> bool:
+    """True if a line of the stream can be rewritten."""
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def has_colour(stream: typing.TextIO | None) -> bool:
+    """True if colour may be used on the stream: it is a terminal, and NO_COLOR (no-color.org) is not set."""
+    return is_live(stream) and not os.environ.get("NO_COLOR")
+
+
+def columns(stream: typing.TextIO) -> int:
+    """Returns the terminal's width as it is now."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or COLUMNS
+    except (OSError, ValueError, AttributeError):
+        return COLUMNS
+
+
+class Part(typing.NamedTuple):
+    """A part of a line. The parts with the largest `rank` are left out first where the terminal is narrow."""
+
+    text: str
+    rank: int
+    style: str = ""
+
+
+def fit(parts: Sequence[Part], width: int) -> list[Part]:
+    """Returns the parts that fit into `width` columns, two blanks between them; of one that is too long its beginning."""
+    left = [part for part in parts if part.text]
+    while len(left) > 1 and len(joined(left, colour=False)) > width:
+        left.remove(max(left, key=lambda part: part.rank))
+    return [part._replace(text=part.text[:width]) for part in left]
+
+
+def joined(parts: Sequence[Part], colour: bool) -> str:
+    return "  ".join(f"{p.style}{p.text}{_RESET}" if colour and p.style else p.text for p in parts if p.text)
+
+
+class Activity(typing.Protocol):
+    """Something that goes on, and is shown.
+
+    Attributes:
+      stands: True if it stays on the live line in front of what is begun later; else that takes its place.
+    """
+
+    stands: bool
+
+    def parts(self, alone: bool) -> list[Part]:
+        """Returns what the live line shows of it now; `alone`: nothing was begun later."""
+
+    def line(self) -> str:
+        """Returns a line that is due now where there is no live line, "" for none. Called twice a second."""
+
+
+@dataclasses.dataclass
+class _Screen:
+    """What this process shows.
+
+    Attributes:
+      activities: what goes on, and on which stream it is shown.
+      drawn, drawn_on: the live line as it stands in the terminal; "" for none.
+      ticker: the thread that rewrites it.
+      shared, group: see `share`.
+    """
+
+    activities: list[tuple[Activity, typing.TextIO]] = dataclasses.field(default_factory=list)
+    drawn: str = ""
+    drawn_on: typing.TextIO | None = None
+    ticker: threading.Thread | None = None
+    shared: bool = False
+    group: int = 0
+
+
+_screen = _Screen()
+_lock = threading.RLock()  # a signal's handler may speak while the main thread does
+
+
+def share(group: int = 0) -> None:
+    """Says that another process of the run writes on the same terminal: it may have left a live line.
+
+    Args:
+      group: the process group that is in the terminal's foreground when this process is; 0 for its own.
+    """
+    _screen.shared, _screen.group = True, group
+
+
+def say(text: str) -> None:
+    """Writes a line on standard error, above the live line, and into the run's log.txt if there is one."""
+    _keep(transcript.plain(text), sys.stderr)
+    transcript.note(text)
+
+
+def say_parts(parts: Sequence[Part]) -> None:
+    """Says a line of parts. A terminal shows what fits into its width, in colour; everything else has the whole line."""
+    stream = sys.stderr
+    shown = fit(parts, columns(stream) - 1) if is_live(stream) else parts
+    _keep(joined(shown, has_colour(stream)), stream)
+    transcript.note(joined(parts, colour=False))
+
+
+def say_marked(parts: Sequence[tuple[str, bool]], style: str) -> None:
+    """Says text, perhaps of several lines, of which some parts are marked: in colour, or where there is none in [[ ]].
+
+    Args:
+      parts: (text, True if it is marked), one behind the other.
+      style: the colour.
+    """
+    plain, stream = [(transcript.plain(text), marked) for text, marked in parts], sys.stderr
+    bracketed = "".join(f"[[{text}]]" if marked else text for text, marked in plain)
+    coloured = "".join(f"{style}{text}{_RESET}" if marked else text for text, marked in plain)
+    _keep(coloured if has_colour(stream) else bracketed, stream)
+    transcript.note(bracketed)
+
+
+def _keep(text: str, stream: typing.TextIO) -> None:
+    with _lock:
+        if stream is _screen.drawn_on and _screen.drawn:
+            write(f"{_CLEAR}{text}\n{_screen.drawn}", stream)
+        elif _screen.shared and is_live(stream) and _in_front(stream):
+            write(f"{_CLEAR}{text}\n", stream)
+        else:
+            write(f"{text}\n", stream)
+
+
+@contextlib.contextmanager
+def shown(activity: Activity) -> Iterator[None]:
+    """Shows an activity while the `with` block runs."""
+    entry = (activity, sys.stderr)
+    with _lock:
+        _screen.activities.append(entry)
+        _draw()
+        if _screen.ticker is None:
+            _screen.ticker = threading.Thread(target=_tick, name="screen", daemon=True)
+            _screen.ticker.start()
+    try:
+        yield
+    finally:
+        with _lock:
+            _screen.activities = [each for each in _screen.activities if each is not entry]
+            _draw()
+
+
+def end() -> None:
+    """Takes the live line away, whatever still goes on: the process is about to end."""
+    with _lock:
+        _screen.activities = []
+        _erase()
+
+
+def standing() -> bool:
+    """True if an activity is shown that stands, such as training."""
+    return any(activity.stands for activity, _ in list(_screen.activities))
+
+
+def _tick() -> None:
+    """Draws until nothing goes on any more."""
+    while True:
+        time.sleep(TICK_S)
+        with _lock:
+            if not _screen.activities:
+                _screen.ticker = None
+                return
+            activity, stream = _screen.activities[-1]
+            _draw()
+            if not is_live(stream) and (line := activity.line()):
+                _keep(line, stream)
+                transcript.note(line)
+
+
+def _draw() -> None:
+    """Writes the live line as it is now, if it has changed."""
+    stream = _screen.activities[-1][1] if _screen.activities else None
+    if stream is None or not is_live(stream):
+        _erase()
+        return
+    if not _in_front(stream):
+        _screen.drawn = ""  # the terminal is the shell's now
+        return
+    last, parts = _screen.activities[-1][0], []
+    for activity, on in _screen.activities:
+        if on is stream and (activity is last or activity.stands):
+            with contextlib.suppress(Exception):  # no figure is worth a run
+                parts += activity.parts(activity is last)
+    text = joined(fit([_ascii(part) for part in parts], columns(stream) - _CTRL_C), has_colour(stream))
+    if text != _screen.drawn or stream is not _screen.drawn_on:
+        write(f"\r{text}\x1b[K", stream)
+        _screen.drawn, _screen.drawn_on = text, stream
+
+
+def _erase() -> None:
+    if _screen.drawn:
+        if _in_front(_screen.drawn_on):
+            write(_CLEAR, _screen.drawn_on)
+        _screen.drawn, _screen.drawn_on = "", None
+
+
+def _ascii(part: Part) -> Part:
+    """The part with each character one column wide, whatever a user's folder is called."""
+    return part._replace(text="".join(c if " " <= c <= "~" else "?" for c in part.text))
+
+
+def _in_front(stream: typing.TextIO) -> bool:
+    """True if this process, or the one that it belongs to, has the terminal: it is no background job."""
+    try:
+        front = os.tcgetpgrp(stream.fileno())
+    except (OSError, ValueError):
+        return True  # a terminal without jobs
+    return front in (0, os.getpgrp(), _screen.group)

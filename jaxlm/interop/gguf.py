@@ -1,0 +1,215 @@
+"""Writes a model as one GGUF file, with the `gguf` package and numpy alone, and reads its tensors back.
+
+Names, metadata and layout are those of llama.cpp's convert_hf_to_gguf.py: the rows of llama's q and k are permuted (its RoPE
+turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vectors are float32.
+"""
+
+import dataclasses
+import functools
+import importlib
+import math
+import pathlib
+import re
+import typing
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.host.console import Tell, told
+from jaxlm.interop import hf_config, tokenizer_json
+from jaxlm.interop.leaves import Content, Tensor, contiguous, read_ahead, tensors
+from jaxlm.models.layers import rope_of
+
+DTYPES = ("f16", "f32", "q8_0")
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_ROPE = "rope_freqs.weight"
+
+
+def package() -> typing.Any:
+    """Returns the `gguf` package. Raises ConfigError, with the command that installs it, if it is missing."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError:
+        raise ConfigError('--to=gguf needs the package gguf: pip install "jaxlm[gguf]"') from None
+
+
+def architecture(config: ModelConfig) -> str:
+    """Returns GGUF's name of a model's architecture. Raises ConfigError if it has none, or if readers would ignore a part."""
+    name = str(hf_config.content(config)["model_type"])
+    if name == "llama" and config.bias:
+        raise ConfigError("GGUF's readers ignore the biases of a llama model (model.bias=True): export with --to=hf")
+    return name
+
+
+class GgufFile:
+    """A GGUF file: how the tensors of a model are named and stored in it.
+
+    Args:
+      path: where it is, or will be.
+      config: the model's config.
+      dtype: "f32", "f16" or "q8_0", of matrices.
+      name: the model's, for readers.
+    """
+
+    def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
+        self._path, self._config, self._dtype, self._name = path, config, dtype, name
+        self._tensors, self._factors = list(tensors(config)), _rope_factors(config)
+        self.count = len(self._tensors) + (self._factors is not None)
+        self.bytes = sum(math.prod(self._byte_shape(tensor)) for tensor in self._tensors)
+
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
+        """Writes the file; see `HfFolder.write`."""
+        writer = package().GGUFWriter(self._path, architecture(self._config))
+        try:
+            _add_model(writer, self._config, self._dtype, self._name)
+            _add_tokenizer(writer, _ours(tokenizer))
+            for tensor in self._tensors:
+                shape = self._byte_shape(tensor)
+                writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._kind(tensor))
+            if self._factors is not None:
+                writer.add_tensor_info(_ROPE, self._factors.shape, self._factors.dtype, self._factors.nbytes)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for _, _, value in told(self.contents(read), tell):
+                writer.write_tensor_data(value)
+        finally:
+            writer.close()
+
+    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
+        """Yields the tensors that the file must hold: numbers, or the bytes of blocks.
+
+        Raises ConfigError if a number is too large for float16.
+        """
+        for tensor, values in read_ahead(read, self._tensors):
+            yield self._name_of(tensor), tensor.leaves, self._encode(tensor, tensor.from_leaves(values))
+        if self._factors is not None:
+            yield _ROPE, (), self._factors
+
+    def held(self, name: str) -> np.ndarray:
+        """Returns what the file holds under a name: numbers, or the bytes of blocks."""
+        shape, item, offset = self._stored[name]
+        # Read, not mapped: the pages of a mapped file count as memory.
+        return np.fromfile(self._path, item, math.prod(shape), offset=offset).reshape(shape)
+
+    @functools.cached_property
+    def _stored(self) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
+        """Name of a tensor -> (shape, type, the byte where it begins), by the file's own header."""
+        stored = package().GGUFReader(self._path).tensors
+        return {tensor.name: (tensor.data.shape, tensor.data.dtype, int(tensor.data_offset)) for tensor in stored}
+
+    @functools.cached_property
+    def _names(self) -> typing.Any:
+        gguf = package()
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        return gguf.get_tensor_name_map(kinds[architecture(self._config)], self._config.n_layers)
+
+    def _name_of(self, tensor: Tensor) -> str:
+        name = self._names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
+        return name
+
+    def _kind(self, tensor: Tensor) -> typing.Any:
+        """Returns GGUF's type of a tensor. Vectors and positions are f32; rows that are no multiple of 32 can't be q8_0."""
+        types = package().GGMLQuantizationType
+        if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
+            return types.F32
+        if self._dtype == "q8_0" and _shape(tensor)[-1] % 32:
+            return types.F16
+        return types[self._dtype.upper()]
+
+    def _byte_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        return package().quants.quant_shape_to_byte_shape(_shape(tensor), self._kind(tensor))
+
+    def _encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
+        value = value.T if tensor.name.endswith(_TRANSPOSED) else value
+        if heads := self._heads(tensor):
+            value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+        with np.errstate(over="ignore"):
+            coded = package().quants.quantize(contiguous(value), self._kind(tensor))
+        if coded.dtype == np.float16 and not np.isfinite(coded).all():
+            raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
+        return coded
+
+    def _heads(self, tensor: Tensor) -> int:
+        """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
+        if architecture(self._config) != "llama":
+            return 0
+        heads = {"q_proj.weight": self._config.n_heads, "k_proj.weight": self._config.n_kv_heads}
+        return next((n for end, n in heads.items() if tensor.name.endswith(end)), 0)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape in which GGUF holds a tensor, outermost first."""
+    return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
+
+
+def _ours(tokenizer: Coder) -> Tokenizer:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError(
+            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
+            "with llama.cpp's convert_hf_to_gguf.py"
+        )
+    return tokenizer
+
+
+def _rope_factors(config: ModelConfig) -> np.ndarray | None:
+    """Returns by what each rotary frequency is divided (llama 3's scaling); None without it."""
+    if config.family == "gpt2" or config.rope.scaling != "llama3":
+        return None
+    plain = dataclasses.replace(config, rope=dataclasses.replace(config.rope, scaling="none"))
+    return (rope_of(plain) / rope_of(config)).astype(np.float32)
+
+
+def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> None:
+    gguf, kinds = package(), {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_name(name)
+    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(c.max_seq_len)
+    writer.add_embedding_length(c.d_model)
+    writer.add_block_count(c.n_layers)
+    writer.add_feed_forward_length(c.d_ff)
+    writer.add_head_count(c.n_heads)
+    if c.family == "gpt2":
+        writer.add_layer_norm_eps(c.norm_eps)
+        return
+    writer.add_head_count_kv(c.n_kv_heads)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_rope_freq_base(c.rope.theta)
+    if c.rope.scaling == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(c.rope.factor)
+
+
+def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
+    pieces = tokenizer_json.pieces(tokenizer)
+    writer.add_tokenizer_model("llama" if pieces.is_bpe else "t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces.texts)
+    writer.add_token_scores(pieces.scores)
+    writer.add_token_types(pieces.types)
+    writer.add_add_space_prefix(pieces.dummy_prefix)
+    writer.add_remove_extra_whitespaces(pieces.strips)
+    if pieces.charsmap:
+        writer.add_precompiled_charsmap(pieces.charsmap)
+    # What a text is opened by is called BOS there; of ours it is EOS, once.
+    writer.add_bos_token_id(tokenizer.opening[0])
+    writer.add_eos_token_id(tokenizer.eos_id)
+    writer.add_unk_token_id(pieces.types.index(tokenizer_json.UNKNOWN))
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    if chat.speaks(tokenizer):
+        writer.add_eot_token_id(chat.end_id(tokenizer))
+        # The tag that marks answers is of transformers. llama-cpp-python compiles templates as it loads, and may not know it.
+        writer.add_chat_template(re.sub(r"{% (end)?generation %}", "", chat.TEMPLATE))

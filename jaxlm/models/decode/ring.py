@@ -1,0 +1,312 @@
+"""The compiled programs of the decode engine: a batch of rows whose caches are one ring (see `decode`).
+
+The cache is a ring whose write index, the clock, is the same in all rows, so that one update in place serves them all. A
+request enters a row with its prompt in the slots before the clock. Keys are rotated by their position in the row, never
+by slot, so a slot's position is the row's newest position less the slot's age. Ideas: MaxText, inference/kvcache.py.
+
+Prompts are read in chunks into a staging cache of their own, all but the last token, which the next step reads: so each
+token of a request is drawn by the step. Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows
+that are entered, S cache slots, V padded vocabulary, W words of a guide's mask, N steps, K key-value heads, H head dim,
+D model.
+"""
+
+import functools
+import typing
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.devices.sharding import constrain
+from jaxlm.models import layers
+from jaxlm.models.decode.layout import Weights
+from jaxlm.models.decode.sampling import Rows, sample_rows
+from jaxlm.models.transformer import Transformer, empty_cache
+from jaxlm.ops.decode import row_product
+
+LIKELIEST = 20  # the most log-probabilities beside the chosen token's
+NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
+Layers = tuple[layers.LayerCache, ...]
+
+
+class State(typing.NamedTuple):
+    """What the steps carry. `position_B` is that of `last_B`, the newest token, which the next step reads."""
+
+    layers: Layers
+    clock: jax.Array  # the slot that the next step writes
+    last_B: jax.Array
+    position_B: jax.Array
+    drawn_B: jax.Array  # new tokens so far
+    rows: Rows
+
+
+class LogProbs(typing.NamedTuple):
+    """Log-probabilities of the model's own distribution: of the chosen token, and of the likeliest (last axis)."""
+
+    chosen: jax.Array
+    top_ids: jax.Array
+    top: jax.Array
+
+
+class Drawn(typing.NamedTuple):
+    """The new tokens of N steps; `sound` is False where no finite logit was left to choose."""
+
+    token_NxB: jax.Array
+    sound_NxB: jax.Array
+    logprobs: LogProbs  # zeros unless a row asks, `top` too
+
+
+def read(
+    model: Transformer, weights: Weights, ring: Layers, clock: jax.Array, last_B: jax.Array, position_B: jax.Array
+) -> tuple[jax.Array, Layers]:
+    """Returns the hidden states (B, D) of each row's newest token, and the ring with it at the clock.
+
+    A row sees the slots that are no older than its position; other slots may hold anything finite.
+    """
+    # No row's mask is kept: what a row may see follows from its position, so a row is freed and filled without one.
+    # A row that is done may run on with the others; its position must stay inside a table of learned positions.
+    position_Bx1 = jnp.minimum(position_B, model.config.max_seq_len - 1)[:, None]
+    age_S = (clock - jnp.arange(ring[0].slots)) % ring[0].slots
+    seen_BxS = jnp.where(age_S <= position_Bx1, position_Bx1 - age_S, NEVER)
+    hidden_Bx1xD, cache = model.apply(
+        weights.variables | {"packed": weights.packed},
+        last_B[:, None],
+        position_Bx1,
+        cache=layers.Cache(ring, clock, seen_BxS),
+    )
+    return hidden_Bx1xD[:, 0], cache.layers
+
+
+def logits_of(model: Transformer, weights: Weights, hidden_BxD: jax.Array) -> jax.Array:
+    """Returns the logits (B, V) in float32, -inf in the padding of the vocabulary."""
+    logits_BxV = row_product(hidden_BxD, weights.head_VxD, preferred_element_type=jnp.float32)
+    return jnp.where(jnp.arange(logits_BxV.shape[1]) < model.config.vocab_size, logits_BxV, -jnp.inf)
+
+
+def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array) -> LogProbs:
+    """Of the chosen tokens; below 0 of `likeliest` zeros; above 0 of the likeliest tokens too, which take long to find."""
+
+    def chosen() -> tuple[jax.Array, jax.Array]:
+        total_B = jax.nn.logsumexp(logits_BxV, axis=-1)
+        chosen_Bx1 = jnp.take_along_axis(logits_BxV, chosen_B[:, None], axis=-1, mode="clip")
+        return chosen_Bx1[:, 0] - total_B, total_B
+
+    def top() -> tuple[jax.Array, jax.Array]:
+        top, ids = jax.lax.top_k(logits_BxV, min(LIKELIEST, logits_BxV.shape[1]))
+        return ids.astype(jnp.int32), top - total_B[:, None]
+
+    # A branch of the same program, not a program of its own: who asks for log-probabilities compiles nothing.
+    chosen_B, total_B = _if(likeliest >= 0, chosen)
+    return LogProbs(chosen_B, *_if(likeliest > 0, top))
+
+
+def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
+    """What a function returns, or zeros like it."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of))
+    return jax.lax.cond(true, of, lambda: zeros)
+
+
+def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
+    """The scores, -inf where a mask's bit is 0."""
+    ids_V = jnp.arange(scores_BxV.shape[1])
+    words_BxV = jnp.take(mask_BxW, ids_V // 32, axis=1, mode="fill", fill_value=0)
+    return jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
+
+
+def _placed(ring: Iterable[layers.LayerCache]) -> Layers:
+    """The cache with its sharding fixed, so that each program gives the next one what it was compiled for."""
+    return jax.tree.map(lambda x: constrain(x, "batch", "kv_heads", None, None), tuple(ring))
+
+
+def _of_both(change: typing.Callable[..., jax.Array], *caches: layers.LayerCache) -> layers.LayerCache:
+    """A layer's cache by `change(*arrays, axis of the slots)`, of the keys and of the values of caches."""
+    keys, values = zip(*caches, strict=True)
+    return layers.LayerCache(change(*keys, 3), change(*values, 2))
+
+
+def _settled(state: State) -> State:
+    rest = jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), state._replace(layers=()))
+    return rest._replace(layers=_placed(state.layers))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))
+def empty(model: Transformer, rows: int, slots: int) -> State:
+    """Returns a state without requests."""
+    zeros_B, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
+    bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
+    settings = Rows(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1)
+    ring = empty_cache(model.config, rows, slots).layers
+    return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "steps"), donate_argnames="state")
+def step(
+    model: Transformer,
+    weights: Weights,
+    state: State,
+    live_B: jax.Array,
+    mask_BxW: jax.Array,
+    guided: jax.Array,
+    steps: int,
+) -> tuple[State, Drawn]:
+    """Returns the state and the new tokens after so many steps. Rows that are not live read nothing and draw anything.
+
+    Args:
+      live_B: True in rows that have a request.
+      mask_BxW: uint32, the bits of the ids that each row may draw; read if `guided`.
+    """
+    rows = state.rows._replace(temperature_B=jnp.where(live_B, state.rows.temperature_B, 0))
+    likeliest = jnp.where(live_B, rows.likeliest_B, -1).max()
+
+    def one(state: State, _: None) -> tuple[State, Drawn]:
+        position_B = jnp.where(live_B, state.position_B, 0)
+        hidden_BxD, ring = read(model, weights, state.layers, state.clock, state.last_B, position_B)
+        logits_BxV = logits_of(model, weights, hidden_BxD)
+        scores_BxV = logits_BxV + rows.bias_BxV
+        scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
+        token_B = sample_rows(scores_BxV, rows, state.drawn_B)
+        logprobs = _log_probs(logits_BxV, token_B, likeliest)
+        slots = state.layers[0].slots
+        state = State(ring, (state.clock + 1) % slots, token_B, state.position_B + 1, state.drawn_B + 1, state.rows)
+        return state, Drawn(token_B, jnp.isfinite(scores_BxV.max(axis=-1)), logprobs)
+
+    # Several steps in one program: on a GPU the host takes longer to start a step of a small model than that takes.
+    state, drawn = jax.lax.scan(one, state, length=steps)
+    return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
+
+
+@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
+def read_chunk(
+    model: Transformer,
+    weights: Weights,
+    staging: Layers,
+    tokens_C: jax.Array,
+    next_C: jax.Array,
+    begin: jax.Array,
+    echo: jax.Array,
+) -> tuple[Layers, LogProbs]:
+    """Returns the staging cache with one more chunk of a prompt in the slots from `begin` on.
+
+    If `echo` also the log-probabilities of the tokens that follow each, `next_C`; else zeros. The last chunk is filled up
+    with any tokens, which no query of the prompt sees.
+    """
+    staging, hidden_1xCxD = _read(model, weights, staging, tokens_C[None], begin)
+    logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST)))
+    return staging, logprobs
+
+
+@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
+def read_chunks(
+    model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
+) -> Layers:
+    """Returns the staging cache with one more chunk of each of several prompts; those that have ended read any tokens."""
+    return _read(model, weights, staging, tokens_PxC, begin)[0]
+
+
+def _read(
+    model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
+) -> tuple[Layers, jax.Array]:
+    """The staging cache with these tokens from slot `begin` on, and their hidden states, (P, C, D)."""
+    prompts, size = tokens_PxC.shape
+    position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
+    hidden_PxCxD, cache = model.apply(
+        weights.variables | {"packed": weights.packed},
+        tokens_PxC,
+        jnp.broadcast_to(position_C, (prompts, size)),
+        cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(staging[0].slots), (prompts, staging[0].slots))),
+    )
+    return _placed(cache.layers), hidden_PxCxD
+
+
+@functools.partial(jax.jit, donate_argnames="kept")
+def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> Layers:
+    """Returns the chunks that are kept, one a row, with that of the staging cache's only prompt from `begin` on at `place`."""
+    size = kept[0].slots
+
+    def put(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+        return _put(to, _cut(new, begin, size, axis), place, 0)
+
+    return _placed(_of_both(put, *pair) for pair in zip(kept, staging, strict=True))
+
+
+@functools.partial(jax.jit, donate_argnames="staging")
+def paste(staging: Layers, kept: Layers, place: jax.Array, begin: jax.Array) -> Layers:
+    """Returns the staging cache with the chunk that is kept at `place` in the slots from `begin` on."""
+
+    def put(to: jax.Array, chunks: jax.Array, axis: int) -> jax.Array:
+        return _put(to, _cut(chunks, place, 1), begin, axis)
+
+    return _placed(_of_both(put, *pair) for pair in zip(staging, kept, strict=True))
+
+
+_put, _cut = jax.lax.dynamic_update_slice_in_dim, jax.lax.dynamic_slice_in_dim
+
+
+class Entries(typing.NamedTuple):
+    """What enters rows.
+
+    Attributes:
+      row_E: the row of each; one may be there twice, with the same content.
+      prompt_E: which of the prompts that were read together.
+      last_E, position_E: the prompt's last token, and its position.
+      settings: those of each row, (E, ...).
+    """
+
+    row_E: jax.Array
+    prompt_E: jax.Array
+    last_E: jax.Array
+    position_E: jax.Array
+    settings: Rows
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def insert(state: State, staging: Layers, entries: Entries) -> State:
+    """Returns the state with prompts in some rows, whose earlier content is gone.
+
+    Args:
+      staging: the keys and values of all but each prompt's last token, from slot 0 on.
+    """
+    slots = state.layers[0].slots
+    # A prompt may have been read beside a longer one than the ring is long.
+    grown = [layers.LayerCache(k[..., :slots], v[:, :, :slots]).grown(slots) for k, v in staging]
+    # Slot 0 of the prompt comes to lie so far before the clock that its last token, read by the next step, is at the clock.
+    shift_E = state.clock - entries.position_E
+
+    def put(number: jax.Array, ring: Layers) -> Layers:
+        row, prompt, shift = entries.row_E[number], entries.prompt_E[number], shift_E[number]
+
+        def turned(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+            return _put(to, jnp.roll(_cut(new, prompt, 1), shift, axis), row, 0)
+
+        return tuple(_of_both(turned, *pair) for pair in zip(ring, grown, strict=True))
+
+    return _settled(
+        State(
+            jax.lax.fori_loop(0, len(entries.row_E), put, state.layers),
+            state.clock,
+            state.last_B.at[entries.row_E].set(entries.last_E),
+            state.position_B.at[entries.row_E].set(entries.position_E),
+            state.drawn_B.at[entries.row_E].set(0),
+            jax.tree.map(lambda all_B, one_E: all_B.at[entries.row_E].set(one_E), state.rows, entries.settings),
+        )
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("slots",))
+def resized(state: State, slots: int) -> State:
+    """Returns the state with a ring of another length, which keeps the newest slots."""
+    old = state.layers[0].slots
+    least = max(0, old - slots)  # the oldest slots, which a shorter ring loses
+
+    def moved(x: jax.Array, axis: int) -> jax.Array:
+        return jax.lax.slice_in_dim(jnp.roll(x, -state.clock, axis), least, None, axis=axis)
+
+    ring = tuple(_of_both(moved, layer).grown(slots) for layer in state.layers)
+    return _settled(state._replace(layers=ring, clock=jnp.int32(min(old, slots) % slots)))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))
+def cache(model: Transformer, rows: int, slots: int) -> Layers:
+    """Returns an empty cache: to stage prompts in, a row each, or to keep chunks."""
+    return _placed(empty_cache(model.config, rows, slots).layers)

@@ -1,0 +1,152 @@
+"""Products of activations with weights: in the compute type, in float8, and the two of a LoRA.
+
+**float8**: each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3 and
+gradients use e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). The operands of the products are float8, which XLA's GPU
+compiler maps to cuBLASLt's float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling
+do not round.
+
+**LoRA** (arXiv:2106.09685): XLA must not join its products with the kernel's beside them. Its GPU compiler makes one product of
+two that read the same activations, if one of them is small. It then writes a copy of each kernel with the factor's columns at
+its end, for all layers at the start of the step, and keeps each copy's whole output as long as the few columns of the factor
+are wanted: a 1.04B model took 4.3 GB in place of 2.9 with one row of 2,048. It joins none whose results have different types.
+So the products that share activations with a kernel's return float32.
+
+Legend: M tokens, I inputs, O outputs of a product, R the ranks of all factors that read the same activations.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.devices.sharding import axis_size
+
+FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
+
+
+def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`.
+
+    It is computed as one product of matrices, because XLA's CPU backend transposes the whole gradient of a 3-D product:
+    as matrices a SwiGLU of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time (dev/LOG.md,
+    2026-11-20). If context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
+
+    Args:
+      x: the activations (..., *contracted).
+      kernel: the kernel (*contracted, *out).
+      axes: the number of contracted dimensions.
+      dtype: the type of the result; None for that of x.
+
+    Returns:
+      (..., *out).
+    """
+    if axis_size("context") > 1:
+        return jnp.tensordot(x, kernel, axes, preferred_element_type=dtype)
+    lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
+    inner = math.prod(kernel.shape[:axes])
+    y = jnp.dot(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out)), preferred_element_type=dtype)
+    return y.reshape(*lead, *out)
+
+
+def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns (x / scale in a float8 `dtype`, scale). The scale puts the largest magnitude in the upper half of the range.
+
+    Args:
+      x: an array of any shape. A value that is not finite makes the whole product NaN, and the train step skips that
+        update.
+      dtype: the float8 format, FORWARD or GRADIENT.
+
+    Returns:
+      A float8 array of x's shape, and a float32 power of two.
+    """
+    largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    # The exponent bits alone are the power of two at or below it: exact, where exp2(floor(log2(.))) may not be.
+    bits = jax.lax.bitcast_convert_type(largest, jnp.uint32) & jnp.uint32(0x7F800000)
+    power = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    below_max = 2.0 ** (math.frexp(float(jnp.finfo(dtype).max))[1] - 2)  # half of the power of two at or below the max
+    scale = jnp.maximum(power / below_max, jnp.finfo(jnp.float32).tiny)
+    return (x.astype(jnp.float32) / scale).astype(dtype), scale
+
+
+def fp8_dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
+    """Does what `dense` does, with both operands and the incoming gradient in float8.
+
+    Args:
+      x: the activations (..., *contracted) in the compute dtype.
+      kernel: the kernel (*contracted, *out) in the same dtype.
+      axes: the number of contracted dimensions.
+
+    Returns:
+      (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.
+    """
+    lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
+    inner = math.prod(kernel.shape[:axes])
+    y = _product(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out)))
+    return y.reshape(*lead, *out)
+
+
+@jax.custom_vjp
+def _product(x_MxI: jax.Array, kernel_IxO: jax.Array) -> jax.Array:
+    return _forward(x_MxI, kernel_IxO)[0]
+
+
+def _forward(x_MxI, kernel_IxO):
+    x, kernel = quantize(x_MxI, FORWARD), quantize(kernel_IxO, FORWARD)
+    return _dot(x, kernel, (1, 0), x_MxI.dtype, jax.lax.Precision.DEFAULT), (x, kernel)
+
+
+def _backward(residuals, d_y_MxO):
+    x, kernel = residuals
+    d_y, dtype = quantize(d_y_MxO, GRADIENT), d_y_MxO.dtype
+    # HIGHEST: cuBLASLt then adds up in full float32, where its fast accumulation keeps fewer bits.
+    d_x_MxI = _dot(d_y, kernel, (1, 1), dtype, jax.lax.Precision.HIGHEST)
+    d_kernel_IxO = _dot(x, d_y, (0, 0), dtype, jax.lax.Precision.HIGHEST)
+    return d_x_MxI, d_kernel_IxO
+
+
+def _dot(a, b, contract: tuple[int, int], dtype, precision) -> jax.Array:
+    (a, a_scale), (b, b_scale) = a, b
+    dimensions = (((contract[0],), (contract[1],)), ((), ()))
+    y = jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=dtype)
+    return (y.astype(jnp.float32) * (a_scale * b_scale)).astype(dtype)
+
+
+_product.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def lora_down(x: jax.Array, factor: jax.Array, axes: int = 1) -> jax.Array:
+    """Multiplies x (..., *in) by factors (*in, R), of which `axes` are `in`. Returns (..., R) in the type of x."""
+    return dense(x, factor, axes, jnp.float32).astype(x.dtype)
+
+
+def _lora_down_fwd(x: jax.Array, factor: jax.Array, axes: int) -> tuple[jax.Array, tuple]:
+    return lora_down(x, factor, axes), (x, factor)
+
+
+def _lora_down_bwd(axes: int, kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.vjp(lambda x, factor: dense(x, factor, axes), *kept)[1](slope)
+
+
+lora_down.defvjp(_lora_down_fwd, _lora_down_bwd)
+
+
+@jax.custom_vjp
+def lora_up(low: jax.Array, factor: jax.Array) -> jax.Array:
+    """Multiplies low (..., R) by a factor (R, *out). Returns (..., *out) in the type of `low`."""
+    return dense(low, factor)
+
+
+def _lora_up_fwd(low: jax.Array, factor: jax.Array) -> tuple[jax.Array, tuple]:
+    return lora_up(low, factor), (low, factor)
+
+
+def _lora_up_bwd(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    low, factor = kept
+    (d_factor,) = jax.vjp(lambda factor: dense(low, factor), factor)[1](slope)
+    back = dense(slope, jnp.moveaxis(factor, 0, -1), factor.ndim - 1, jnp.float32)
+    return back.astype(low.dtype), d_factor
+
+
+lora_up.defvjp(_lora_up_fwd, _lora_up_bwd)

@@ -1,0 +1,60 @@
+"""What a check found, and how a check is run so that it can neither raise nor hang the doctor."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+
+from jaxlm.config.config_files import first_line
+from jaxlm.host.files import NoAnswer, within
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+      name: what was looked at: "disk", "memory", ...
+      verdict: OK; WARN = the run will start, but someone should know; FAIL = the run would fail or can't be trusted.
+      text: what was found, and if the verdict is not OK, how to mend it.
+      figures: the measured numbers, in bytes, seconds and their quotients; values that JSON holds.
+    """
+
+    name: str
+    verdict: str
+    text: str
+    figures: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def hung(self) -> bool:
+        """Returns True if what was looked at did not answer in time."""
+        return self.figures.get("hung", False)
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<4}  {self.name:<10}  {self.text}"
+
+
+def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: float = 30.0) -> list[Finding]:
+    """Returns what a check found. If it raises, or does not end in `seconds`, that is a finding with the verdict FAIL."""
+    try:
+        found = within(seconds, check)
+    except NoAnswer as late:
+        return [no_answer(name, f"{late}: what it waits for hangs")]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return [Finding(name, FAIL, words(error))]
+    return found if isinstance(found, list) else [found]
+
+
+def no_answer(name: str, text: str) -> Finding:
+    """Returns the finding on something that hangs."""
+    return Finding(name, FAIL, text, {"hung": True})
+
+
+def words(error: BaseException) -> str:
+    """Returns an error in one line: our own errors and the system's have good words, others need their class."""
+    plain = isinstance(error, OSError) or type(error).__name__ in ("ConfigError", "RunError")
+    line = first_line(error)[:300]
+    return line if plain and line else f"{type(error).__name__}: {line}"

@@ -1,0 +1,100 @@
+"""Checks Python and the installed packages: what jaxlm requires, and pairs that are known not to work together."""
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator, Mapping
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
+
+# package -> (versions of it, what goes wrong and how to mend it)
+KNOWN_BAD = {
+    "orbax-checkpoint": ("<0.12", "loses saves in silence: pip install -U orbax-checkpoint"),
+    "grain": ("<0.2.15", "is older than what the loader is tested with: pip install -U grain"),
+    "numpy": ("<2", "is too old for jax and pyarrow built for 2: pip install -U numpy"),
+}
+_PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
+_SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PYTHON = (3, 11)
+
+
+def installed() -> dict[str, str]:
+    """Returns the version of every installed package, by its name in lower case with dashes."""
+    distributions = importlib.metadata.distributions()
+    return {canonicalize_name(d.metadata["Name"]): d.version for d in distributions if d.metadata["Name"]}
+
+
+def required() -> list[str]:
+    """Returns what jaxlm requires, as in pyproject.toml, extras left out; [] if jaxlm runs without being installed."""
+    try:
+        lines = importlib.metadata.requires("jaxlm") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [line for line in lines if "extra ==" not in line]
+
+
+def check(
+    packages: Mapping[str, str], requirements: list[str], python: tuple[int, ...] = sys.version_info[:3]
+) -> list[Finding]:
+    """Returns a finding for each thing that is wrong, or one line with the versions.
+
+    Args:
+      packages: name -> version, as `installed` returns them.
+      requirements: lines such as "jax>=0.10,<0.12".
+      python: the version of Python.
+    """
+    problems = [*_python(python), *_packages(packages, requirements), *_jax(packages)]
+    figures = {"python": ".".join(map(str, python)), **{name: packages.get(name) for name in _SHOWN}}
+    if problems:
+        return [Finding("versions", verdict, text, figures) for verdict, text in dict.fromkeys(problems)]
+    shown = ", ".join(f"{name} {packages[name]}" for name in _SHOWN if name in packages)
+    return [Finding("versions", OK, f"Python {figures['python']}, {shown}", figures)]
+
+
+def _python(python: tuple[int, ...]) -> Iterator[tuple[str, str]]:
+    if python[:2] < PYTHON:
+        yield FAIL, f"Python {'.'.join(map(str, python))}: jaxlm needs {'.'.join(map(str, PYTHON))} or newer"
+
+
+def _packages(packages: Mapping[str, str], requirements: list[str]) -> Iterator[tuple[str, str]]:
+    """Verdict and words of each package that is missing, of a version that jaxlm does not take, or known to be bad."""
+    bad = {
+        name: f"{name} {packages[name]} {why}"
+        for name, (versions, why) in KNOWN_BAD.items()
+        if name in packages and SpecifierSet(versions).contains(packages[name], prereleases=True)
+    }
+    for need in map(Requirement, requirements):
+        name, mend = canonicalize_name(need.name), f"pip install '{need.name}{need.specifier}'"
+        if name in bad or (need.marker and not need.marker.evaluate()):
+            continue
+        if name not in packages:
+            yield FAIL, f"{name} is not installed: {mend}"
+        elif not need.specifier.contains(packages[name], prereleases=True):
+            yield FAIL, f"{name} {packages[name]} is not {need.specifier}: {mend}"
+    for text in bad.values():
+        yield FAIL, text
+
+
+def _jax(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """jax, jaxlib and the CUDA plugins are released together. With another plugin JAX trains on the CPU, and only warns."""
+    jax, jaxlib = packages.get("jax"), packages.get("jaxlib")
+    if not (jax and jaxlib):
+        return
+    if _release(jax) != _release(jaxlib):
+        apart = _release(jax)[:2] != _release(jaxlib)[:2]
+        yield FAIL if apart else WARN, f"jax {jax} with jaxlib {jaxlib}: pip install jaxlib=={jax}"
+    plugins = [name for name in _PLUGINS if name in packages]
+    for name in plugins:
+        if _release(packages[name]) != _release(jaxlib):
+            mend = f"pip install -U 'jax[{name.split('-')[1]}]=={jax}'"
+            yield FAIL, f"{name} {packages[name]} with jaxlib {jaxlib}: JAX would leave the GPU out; {mend}"
+    if len({name.split("-")[1] for name in plugins}) > 1:
+        yield WARN, "plugins for CUDA 12 and for CUDA 13 are both installed: uninstall the older two"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return Version(version).release[:3]

@@ -1,0 +1,221 @@
+"""Finds the best model for so many dollars on each accelerator, from published scaling laws and our speed model.
+
+The models are a config's, made narrower or wider in its own proportions. On an accelerator the money buys hours, and hours buy
+each size so many tokens; the size with the lowest loss by the law is the best one. The law is that of a ladder (`plan.ladder`)
+if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`scaling`): it ranks sizes, and is no
+forecast of a loss that one measures.
+"""
+
+import bisect
+import dataclasses
+import math
+import typing
+from collections.abc import Sequence
+
+from jaxlm.config import Config, ConfigError, ModelConfig, milestones, with_keys
+from jaxlm.plan import accelerators, cost, fit, recipe, scaling, settle, speed
+from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.ladder import rungs
+from jaxlm.plan.ladder.law import Fit
+from jaxlm.plan.params import count_params
+
+LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
+NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
+UNEVEN = 1.5  # how far the key-value heads may be from their share
+LEAST_STEPS = 20  # of a run that is worth its warm-up
+WARMUP = 0.02  # of the steps, as in configs/speed_1b.py
+
+
+def dollars_of(text: str) -> float:
+    """Returns the dollars that `--budget` names. Raises ConfigError if it names none."""
+    try:
+        usd = float(text.removeprefix("$"))
+    except ValueError:
+        usd = math.nan
+    if not math.isfinite(usd) or usd <= 0:
+        raise ConfigError(f"--budget={text}: give dollars above 0, such as --budget=200")
+    return usd
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError if the config is of post-training, or names the devices."""
+    if config.program != "pretrain":
+        raise ConfigError(f"--budget chooses a model to pretrain, and this is a config of {config.program}")
+    if config.plan.mesh:
+        raise ConfigError("--budget chooses the devices too: leave config.plan.mesh out")
+
+
+def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
+    """Returns the best model for the money on each accelerator of the prices file, or on `plan.accelerator`, best first.
+
+    Args:
+      config: a resolved config of pretraining, whose `model.dtype` and `model.attention` are not auto. Its proportions, rows,
+        vocabulary and optimizer are kept.
+      usd: the money.
+      known: the fit of a ladder on the data at hand, in place of the published law.
+
+    Raises:
+      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, the money buys no run, or
+        none that fits.
+    """
+    check(config)
+    prices = accelerators.load(config.plan.prices)
+    chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
+    planners: dict[tuple[ModelConfig, int], fit.Planner] = {}
+    rows = [row for device in chosen if (row := _best(config, usd, device, planners, known))]
+    if not rows:
+        names = ", ".join(device.name for device in chosen)
+        if not any(_ranked(config, usd, device, known) for device in chosen):
+            raise ConfigError(f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {names}: give more")
+        raise ConfigError(
+            f"no model that --budget={usd:g} buys fits into {names}, nor split over one device a row of its batch: shorten the "
+            f"rows (config.train.seq_len={config.train.seq_len})"
+        )
+    return {
+        "budget_usd": usd,
+        "ladder": None,
+        "law": (known.law if known else LAW).name,
+        "prices_as_of": prices.as_of,
+        "accelerators": sorted(rows, key=lambda row: (row["law_loss"], row["name"])),
+    }
+
+
+def family(model: ModelConfig) -> list[ModelConfig]:
+    """Returns models in the proportions of `model`, narrow to wide: d_model, layers, heads and feed-forward grow together.
+
+    Heads keep their size, and key-value heads their share, as near as a divisor of the heads comes to it: numbers of heads with
+    no divisor near it are left out.
+    """
+    models = []
+    step = max(model.head_dim, 64)
+    for heads in range(1, WIDEST // step + 1):
+        width, kv = heads * model.head_dim, rungs.kv_heads(model, heads)
+        share = max(heads * model.n_kv_heads / model.n_heads, 1)
+        if not NARROWEST <= width <= WIDEST or max(kv / share, share / kv) > UNEVEN:
+            continue  # 13 heads have no divisor near a quarter of them
+        ratio = width / (model.n_heads * model.head_dim)
+        d_model, d_ff = (max(64, round(size * ratio / 64) * 64) for size in (model.d_model, model.d_ff))
+        sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "d_ff": d_ff}
+        models.append(dataclasses.replace(model, **sizes, n_heads=heads, n_kv_heads=kv))
+    return models
+
+
+def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
+    """Returns the config of a run of this model over so many tokens: batch by rule; None if that is too few steps.
+
+    The batch is the power of two of rows that is nearest to the rule.
+    """
+    t = config.train
+    rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
+    rule = recipe.batch(dataclasses.replace(recipe.of(rough), tokens=tokens)).value
+    rows = 2 ** max(round(math.log2(rule / t.seq_len)), 0)
+    steps = int(tokens / (rows * t.seq_len))
+    if steps < LEAST_STEPS:
+        return None
+    train = {"steps": steps, "batch_size": rows, "microbatch_size": min(16, rows)}
+    return with_keys(rough, train=train, optim={"warmup_steps": round(WARMUP * steps), "schedule_steps": 0})
+
+
+def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int, steps: int) -> float:
+    """The hours of so many steps, with all that a run takes (`cost.by_phase`)."""
+    return sum(row["hours"] for row in cost.by_phase(of_steps(config, asked, steps), tokens_per_second, devices))
+
+
+def _best(
+    config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None
+) -> dict[str, typing.Any] | None:
+    """The row of one accelerator; None if the money buys nothing there, or nothing fits."""
+    for run in _ranked(config, usd, device, known):
+        key = run.model, run.train.batch_size
+        planner = planners[key] = planners.get(key) or fit.Planner(run)
+        if fitting := planner.fewest(device.memory):
+            return _row(config, run, usd, device, fitting, known)
+    return None
+
+
+def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) -> list[Config]:
+    """What the money buys of each size on one accelerator, the lowest loss by the law first, whether it fits or not."""
+    runs, law, hours = [], known.law if known else LAW, usd / device.usd
+    for model in family(config.model):
+        sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)
+        fast = speed.tokens_per_second(sized, device, 1)
+        tokens = hours * 3600 * fast  # of steps alone
+        steps = max(int(tokens / (config.train.batch_size * config.train.seq_len)), 1)
+        beside = _hours(sized, config, fast, 1, steps) - hours
+        tokens *= max(1 - beside / hours, 0)
+        if tokens and (run := of_size(config, model, tokens)):
+            runs.append((law.loss(count_params(model), tokens), run))
+    return [run for _, run in sorted(runs, key=lambda pair: pair[0])]
+
+
+def _row(
+    config: Config, run: Config, usd: float, device: Accelerator, fitting: fit.Fit, known: Fit | None
+) -> dict[str, typing.Any]:
+    """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
+    devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
+    t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
+    fast, hours = speed.tokens_per_second(fitted, device, devices), usd / (devices * device.usd)
+    most = range(LEAST_STEPS, int(hours * 3600 * fast / batch_tokens) + 1)
+    bought = bisect.bisect_right(most, hours, key=lambda steps: _hours(fitted, config, fast, devices, steps))
+    steps = max(LEAST_STEPS + bought - 1, LEAST_STEPS)
+    run = of_steps(fitted, config, steps)
+    params, tokens = count_params(m), steps * batch_tokens
+    ruled = settle.ruled(run, lr=0.0, b2=0.0)
+    shape = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+    keys = {f"model.{key}": getattr(m, key) for key in shape}
+    keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": fitting.microbatch}
+    keys |= {"optim.warmup_steps": run.optim.warmup_steps, "optim.lr": 0.0, "optim.b2": 0.0}
+    keys |= {"optim.schedule_steps": 0} if config.optim.schedule_steps else {}
+    keys |= {"mesh.fsdp": devices} if devices > 1 else {}
+    keys |= {"hardware.usd_per_hour": float(f"{devices * device.usd:.6g}"), "stop.usd": usd}
+    keys |= _phases(config, cost.by_phase(run, fast, devices), usd)
+    return {
+        "name": device.name,
+        "devices": devices,
+        "parameters": params,
+        "tokens": tokens,
+        "steps": steps,
+        "batch_tokens": batch_tokens,
+        "tokens_per_second": fast,
+        "hours": hours,
+        "usd": usd,
+        **_foretold(params, tokens, m.vocab_size, known),
+        "lr": ruled.lr,
+        "matrix_lr": recipe.rounded("lr", ruled.lr * ruled.matrix_lr_ratio),
+        "b2": ruled.b2,
+        "mfu_from": device.mfu_from,
+        "epochs": None,
+        "overrides": keys,
+    }
+
+
+def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float) -> dict[str, int | float]:
+    """The keys of the phases: where each ends, and its share of the money by what it takes. The shares add up to the money."""
+    keys: dict[str, int | float] = {}
+    hours = sum(row["hours"] for row in planned)
+    for row in planned:
+        if phase := asked.phases.plan.get(row["name"]):
+            keys[f"phases.plan.{row['name']}.steps"] = row["last_step"]
+            keys |= {f"phases.plan.{row['name']}.tokens": 0} if phase.tokens else {}
+            keys[f"phases.plan.{row['name']}.usd"] = round(usd * row["hours"] / hours, 4)
+    return keys
+
+
+def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> dict[str, float | None]:
+    """What the law says, by which rows are ranked, and the loss with its interval, where that is more than a rank."""
+    if known:
+        loss, low, high = known.loss(params, tokens)
+        return {"law_loss": loss, "loss": loss, "low": low, "high": high}
+    stand, loss = scaling.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
+    return {"law_loss": loss, "loss": None if stand.loss is None else loss, "low": stand.low, "high": stand.high}
+
+
+def of_steps(config: Config, asked: Config, steps: int) -> Config:
+    """Returns the config with so many steps, of which the warm-up and the phases of `asked` have their shares."""
+    phases, plan, end = {}, milestones.planned(asked.phases, asked.train), 0
+    for phase in plan:
+        end = max(round(steps * phase.last / plan[-1].last), end + 1)
+        phases[phase.name] = dataclasses.replace(phase.config, steps=end, tokens=0)
+    return with_keys(
+        config, train={"steps": steps}, optim={"warmup_steps": round(WARMUP * steps)}, phases={"plan": phases}
+    )

@@ -1,0 +1,274 @@
+"""Keeps a ladder as values and as a file: the runs that are planned, what they were measured to be, what they foretell.
+
+`jaxlm ladder` writes LADDER/ladder.json anew after each run. Who wants to foretell a run reads it so:
+
+    found = ladder.read(pathlib.Path("runs/quickstart/ladder"))     # None if there is none
+    fit = ladder.fit_of(found)                                      # None if its runs are not all done
+    loss, low, high = fit.loss(parameters, tokens)                  # of a finished run; parameters with embeddings
+
+The file holds:
+
+    version   1
+    target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, and shape: family,
+              n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff
+    same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
+    sizes     the widths (d_model) of the models, rising
+    budgets   the numbers of tokens, rising, before they are rounded to whole steps
+    held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
+              older ladders name rows of seq_len in place of max_mb
+    machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
+    hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
+    runs      one for each run, in the order in which they are done: name (its folder is LADDER/runs/NAME), d_model,
+              n_layers, parameters, tokens, steps, batch_size (rows), lr, times (that rate over the one that the target's own
+              implies), rule (the published rule's rate for it), kind ("grid", or "rate" if it only varies the rate),
+              planned_hours (or null), hours, loss, bits_per_byte (source -> value), bytes_per_token, why.
+              `loss` is null until the run is done, and stays null if it did not end well; then `why` says so.
+    rates     null until the runs at several rates are done; then tried [{"lr", "times", "loss"}, ...], best (the lowest point
+              of a parabola through them in log lr, or the best of them), edge (true if that is the smallest or the
+              largest), lr (the target's own, scaled to that run) and rule (the published rule's)
+    fit       null until all runs of the grid are done; then law {"e", "a", "b", "alpha", "beta"}, noise (sd of log L),
+              draws [[e, a, b, alpha, beta, noise], ...], from {"parameters", "tokens"} (where the drift begins), missed: the
+              largest size's losses foretold from the other sizes, the worst error as a share of the loss
+    foretold  null until then; else rows {"parameters", "tokens", "loss", "low", "high"}: the target after a quarter, half,
+              all and twice its tokens, each a finished run; the third is the target itself
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import Config, ConfigError, checks, older, with_keys
+from jaxlm.data.batches.rows import Rows
+from jaxlm.host import files
+from jaxlm.host.console import Say, hours, say
+from jaxlm.plan import settle
+from jaxlm.plan.cost import tokens
+from jaxlm.plan.ladder import rungs
+from jaxlm.plan.ladder.law import CONSTANTS, Fit, Point, best_rate, fit, missed
+from jaxlm.plan.ladder.rungs import Rung
+from jaxlm.plan.params import count_params
+from jaxlm.plan.scaling import Law
+from jaxlm.plan.tune import this_machine
+
+FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder
+FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
+TOO_LONG = 1.05  # times the hours that are asked for, from which runs are refused
+Ladder = dict[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a person asks for; None or empty where the rules of `rungs` decide."""
+
+    sizes: Sequence[int] = ()
+    budgets: Sequence[float] = ()
+    hours: float | None = None
+
+
+def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
+    """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
+
+    Args:
+      config: the target; its data and the size of its vocabulary are known.
+      order: its data.
+      folder: LADDER.
+      asked: what the command line says.
+      name: the config, as it was named.
+
+    Raises:
+      ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
+        this machine's speed is needed and not known.
+    """
+    ladder = read(folder)
+    if ladder:
+        config = older.as_in_ladder(config, ladder["same"], say)
+    held_out = rungs.held_out_tokens(config, order)
+    same = json.loads(json.dumps(rungs.same(config, order)))
+    if ladder:
+        was = {"sizes": ladder["sizes"], "tokens": ladder["budgets"], "hours": ladder["hours"]["limit"]}
+        wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
+        _check_same(folder, ladder["same"] | was, same | {key: value for key, value in wanted.items() if value})
+        climbed = rungs.rungs(config, ladder["sizes"], ladder["budgets"], folder)
+        if [run["name"] for run in ladder["runs"]] != [rung.name for rung in climbed]:
+            raise ConfigError(f"{folder / FILE} is damaged: delete it; runs that are done are kept")
+    else:
+        planned, climbed = _planned(config, folder, asked, held_out)
+        ladder = _new(config, order, name) | {"same": same} | planned
+    for rung in climbed:
+        checks.validate(rung.config)
+    return ladder, climbed
+
+
+def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) -> tuple[Ladder, list[Rung]]:
+    """`sizes`, `budgets`, `machine`, `hours` and `runs` of a new ladder, and the runs themselves."""
+    sizes = list(asked.sizes) or rungs.sizes(config.model)
+    measured = _speeds(config, sizes, asked.budgets, folder)
+    speeds = {size: row["tokens_per_second"] for size, row in measured.items()}
+    limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
+    budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
+    climbed = rungs.rungs(config, sizes, budgets, folder)
+    if asked.budgets and min(rung.config.train.steps for rung in climbed) < rungs.ASKED_STEPS:
+        least = rungs.ASKED_STEPS * climbed[0].config.train.batch_size * config.train.seq_len
+        raise ConfigError(
+            f"--tokens: {budgets[0]:,.0f} are less than {rungs.ASKED_STEPS} steps; give {least:,} or more"
+        )
+    runs = [rung.to_json() for rung in climbed]
+    for run, rung in zip(runs, climbed, strict=True):
+        if speeds:
+            run["planned_hours"] = rungs.seconds(rung, speeds[run["d_model"]], held_out) / 3600
+    planned = sum(run["planned_hours"] or 0.0 for run in runs)
+    if limit and planned > TOO_LONG * limit:
+        raise ConfigError(
+            f"these runs take about {hours(planned)}, more than --hours={limit:g}: name fewer tokens, or more hours"
+        )
+    machine = next((f"{row['kind']} x {row['count']}" for row in measured.values()), None)
+    spent = {"limit": limit, "planned": planned or None, "spent": 0.0}
+    return {"runs": runs, "sizes": sizes, "budgets": budgets, "machine": machine, "hours": spent}, climbed
+
+
+def _new(config: Config, order: Rows, name: str) -> Ladder:
+    """What a new ladder says of its target and of the text that all losses are of."""
+    m, e = config.model, config.eval
+    shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+    target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
+    target |= {"lr": config.optim.lr or rungs.by_rule(config).lr, "shape": {key: getattr(m, key) for key in shape}}
+    held_out = {"seq_len": config.train.seq_len, "mixture": dict(order.mixture)}
+    held_out |= {"rows": math.prod(e.older_batches)} if e.older_batches else {"max_mb": e.max_mb}
+    return {"version": VERSION, "target": target, "held_out": held_out} | dict.fromkeys(("rates", "fit", "foretold"))
+
+
+def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
+    for key, value in now.items():
+        if was.get(key) != value:
+            raise ConfigError(
+                f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {value}: set it back, give another --out, or "
+                "delete that folder"
+            )
+
+
+def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
+    """Width -> `here.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
+    rows = {}
+    for size in sizes:
+        c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
+        c = settle.assuming(c, remat="none", rows=c.train.batch_size)
+        row = this_machine.row(
+            with_keys(c, plan={"accelerator": ""})
+        )  # this machine is meant, whatever else is planned for
+        if row.get("tokens_per_second"):
+            rows[size] = row
+        elif budgets:
+            return {}
+        else:
+            why = row.get("why", "it does not fit") or "plan.measure=never"
+            again = "measure it again (--config.plan.measure=again), or " if row.get("why") else ""
+            raise ConfigError(
+                f"how fast this machine trains d_model={size} is not known ({why}): {again}give --tokens=N,N,N"
+            )
+    return rows
+
+
+def conclude(ladder: Ladder) -> None:
+    """Puts `rates`, `fit` and `foretold` into a ladder in place, as far as its runs are done."""
+    grid = [run for run in ladder["runs"] if run["kind"] == "grid"]
+    tried = sorted(
+        (run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]), key=lambda run: run["lr"]
+    )
+    if len(tried) > 2 and all(run["loss"] or run["why"] for run in tried):
+        best, edge = best_rate([(run["lr"], run["loss"]) for run in tried])
+        rates = [{key: run[key] for key in ("lr", "times", "loss")} for run in tried]
+        ladder["rates"] = {"tried": rates, "best": best, "edge": edge, "lr": grid[0]["lr"], "rule": grid[0]["rule"]}
+    if not all(run["loss"] for run in grid):
+        return
+    points = [Point(run["parameters"], run["tokens"], run["loss"]) for run in grid]
+    length = float(np.mean([run["bytes_per_token"] for run in grid]))
+    fitted = fit(points, length)
+    ladder["fit"] = {
+        "law": {name: getattr(fitted.law, name) for name in CONSTANTS},
+        "noise": fitted.noise,
+        "draws": [[float(f"{value:.6g}") for value in draw] for draw in fitted.draws_Kx6.tolist()],
+        "from": {"parameters": fitted.params, "tokens": fitted.tokens},
+        "missed": missed(points, length),
+    }
+    keys, parameters = ("parameters", "tokens", "loss", "low", "high"), ladder["target"]["parameters"]
+    rows = [(parameters, share * ladder["target"]["tokens"]) for share in FORETOLD]
+    ladder["foretold"] = [dict(zip(keys, (*row, *fitted.loss(*row)), strict=True)) for row in rows]
+
+
+def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
+    """Returns the fit of what `read` returned; None if its runs are not all done."""
+    if not (saved := ladder["fit"]):
+        return None
+    largest, draws = saved["from"], np.array(saved["draws"], float)
+    return Fit(Law("ladder", **saved["law"]), saved["noise"], draws, largest["parameters"], largest["tokens"])
+
+
+def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
+    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is not done, or it is of another kind.
+
+    Raises:
+      ConfigError: its file is damaged.
+    """
+    folder = pathlib.Path(config.workdir) / FOLDER
+    if not config.workdir or not (ladder := read(folder)):
+        return None
+    shape, vocab_size = ladder["target"]["shape"], ladder["target"]["vocab_size"]
+    if not (fitted := fit_of(ladder)):
+        done, runs = sum(run["loss"] is not None for run in ladder["runs"]), len(ladder["runs"])
+        why = f"{done} of its {runs} runs are done, and the same jaxlm ladder goes on"
+    elif (shape["family"], vocab_size) != (config.model.family, config.model.vocab_size):
+        why = f"it is of {shape['family']} with {vocab_size:,} ids"
+    else:
+        return fitted, folder
+    say(f"{folder} is left out: {why}")
+    return None
+
+
+_NUMBERS = ("d_model", "parameters", "tokens", "steps", "batch_size", "lr", "times", "rule", "hours")
+_RUN = dict.fromkeys(_NUMBERS, files.NUMBER) | dict.fromkeys(("name", "kind", "why"), files.TEXT)
+_TARGET = {"config": files.TEXT, "shape": {"family": files.TEXT}}
+_SHAPE = {
+    "target": _TARGET | dict.fromkeys(("parameters", "tokens", "vocab_size"), files.NUMBER),
+    "same": {},
+    "runs": [_RUN | dict.fromkeys(("planned_hours", "loss", "bytes_per_token"), files.NUMBER_OR_NONE)],
+    "sizes": [files.whole(1)],
+    "budgets": [files.NUMBER],
+    "hours": {"limit": files.NUMBER_OR_NONE, "planned": files.NUMBER_OR_NONE, "spent": files.NUMBER},
+}
+_FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters": files.NUMBER, "tokens": files.NUMBER}}
+
+
+def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
+    """Returns what LADDER/ladder.json holds; None if there is no such file.
+
+    Raises:
+      ConfigError: the file is damaged, of another version, or can't be read.
+    """
+    path = folder / FILE
+    try:
+        ladder = files.json_of(path.read_bytes())
+        if ladder["version"] != VERSION:
+            raise ConfigError(f"{path} is of version {ladder['version']}, this jaxlm writes {VERSION}: delete it")
+        if problem := files.problem(ladder, _SHAPE | ({"fit": _FIT} if ladder["fit"] else {})):
+            raise ValueError(problem)
+        fit_of(ladder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; name another folder") from error
+    except ConfigError:
+        raise
+    except files.MANGLED as error:
+        raise ConfigError(f"{path} is damaged: delete it; runs that are done are kept") from error
+    return ladder
+
+
+def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:
+    """Writes LADDER/ladder.json. Raises OSError if it can't."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(folder / FILE, (json.dumps(ladder, indent=1) + "\n").encode())

@@ -1,0 +1,294 @@
+"""Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and what they take.
+
+- Sizes: a quarter, three eighths and half of the width; depth and feed-forward in proportion, heads of nearly the same
+  size, about the same share of key-value heads. So the layers have about 1/64, 1/19 and 1/8 of the parameters; the vocabulary
+  stays.
+- Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
+- Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
+- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). Warm-up and decay keep
+  their share of the steps. So a config whose rate is off by some factor has a ladder whose rates are off by the same. With
+  optim.matrix_lr_ratio=0 the matrices' rate goes by its own rule, and is varied together with the other.
+- Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
+"""
+
+import dataclasses
+import math
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
+from jaxlm.data.batches import passes
+from jaxlm.data.batches.rows import Rows
+from jaxlm.host.console import human
+from jaxlm.plan import flops, settle
+from jaxlm.plan.cost import tokens
+from jaxlm.plan.params import count_params
+from jaxlm.run.checkpoints import interval
+
+WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
+BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
+TIMES = (0.5, 1.0, 2.0)  # the rates at the smallest size and budget
+HOURS, SHARE = 0.5, 0.03  # the limit: the first, or this share of the config's own hours
+BATCH_EXPONENT = 0.571
+START_S = 30.0  # of a run until its first step, and behind its last: a guess
+EVAL_SPEED = 3  # held-out tokens are that much faster than those trained on: a forward pass alone
+ASKED_STEPS = 5  # of a run whose tokens are named, at least
+STEPS = 50  # of the smallest run at least, where the hours decide
+_MULTIPLE = 8  # widths and heads are multiples of this
+_FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: no loss depends on them
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One run.
+
+    Attributes:
+      name: its folder below LADDER/runs.
+      kind: "grid", or "rate" for one that only varies the rate.
+      times: its rate over the one that the config's own implies.
+      rule: the published rule's rate for it.
+      config: all that it trains with.
+    """
+
+    name: str
+    kind: str
+    times: float
+    rule: float
+    config: Config
+
+    @property
+    def parameters(self) -> int:
+        return count_params(self.config.model)
+
+    @property
+    def tokens(self) -> int:
+        return tokens(self.config)
+
+    def to_json(self) -> dict[str, typing.Any]:
+        """Returns the run as ladder.json has it, not done yet."""
+        m, t = self.config.model, self.config.train
+        run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": self.parameters}
+        run |= {"tokens": self.tokens, "steps": t.steps, "batch_size": t.batch_size, "lr": self.config.optim.lr}
+        run |= {"times": self.times, "rule": self.rule, "kind": self.kind, "planned_hours": None, "hours": 0.0}
+        return run | dict.fromkeys(("loss", "bits_per_byte", "bytes_per_token")) | {"why": ""}
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError if there is no ladder for this kind of training."""
+    if config.program != "pretrain" or config.adapter.kind != "none":
+        raise ConfigError(f"a ladder is of pretraining; this config is of {config.program}")
+    if config.origin:
+        raise ConfigError(f"a ladder begins with new weights, and config.origin={config.origin} names others")
+
+
+def sizes(model: ModelConfig) -> list[int]:
+    """Returns the widths of the three models. Raises ConfigError if the model is too narrow for three."""
+    found = sorted({_rounded(share * model.d_model) for share in WIDTHS})
+    if len(found) < len(WIDTHS) or found[-1] >= model.d_model:
+        raise ConfigError(f"model.d_model={model.d_model} is too narrow for a ladder: name three by --sizes=D,D,D")
+    return found
+
+
+def kv_heads(model: ModelConfig, heads: int) -> int:
+    """Returns the key-value heads of so many heads: their share in `model`, as near as a divisor of the heads comes to it."""
+    wanted = max(heads * model.n_kv_heads / model.n_heads, 1)
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    return min(divisors, key=lambda n: (max(n / wanted, wanted / n), n))
+
+
+def smaller(model: ModelConfig, width: int) -> ModelConfig:
+    """Returns the model of the family with this width, which must be a multiple of 8."""
+    share = width / model.d_model
+    inner = _rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
+    possible = [n for n in range(1, inner // _MULTIPLE + 1) if inner % (n * _MULTIPLE) == 0]
+    heads = min(possible, key=lambda n: abs(inner / n - model.head_dim))
+    return dataclasses.replace(
+        model,
+        d_model=width,
+        n_layers=max(round(share * model.n_layers), 1),
+        n_heads=heads,
+        n_kv_heads=kv_heads(model, heads),
+        head_dim=inner // heads,
+        d_ff=_rounded(share * model.d_ff),
+    )
+
+
+def _rounded(width: float) -> int:
+    return max(round(width / _MULTIPLE), 1) * _MULTIPLE
+
+
+def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> list[Rung]:
+    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first.
+
+    Raises ConfigError if two budgets are so close that their runs would share a folder.
+    """
+    if len({human(budget) for budget in budgets}) < len(budgets):
+        close = ", ".join(f"{budget:,.0f}" for budget in budgets)
+        raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
+    grid = [rung(config, width, budget, folder) for width in widths for budget in budgets]
+    grid.sort(key=lambda run: flops.of(run.config).causal * run.tokens)
+    slower, faster = (rung(config, widths[0], budgets[0], folder, times) for times in TIMES if times != 1)
+    return [slower, grid[0], faster, *grid[1:]]
+
+
+def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times: float = 1.0) -> Rung:
+    """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`."""
+    o, t, rows = config.optim, config.train, batch_size(config, budget)
+    steps = max(round(budget / (rows * t.seq_len)), 2)
+    rows_at_once = t.microbatch_size if t.microbatch_size == -1 else math.gcd(t.microbatch_size, rows)
+    train = {"steps": steps, "batch_size": rows, "microbatch_size": rows_at_once, "eval_every_steps": 0}
+    changed = dataclasses.replace(with_keys(config, train=train), model=smaller(config.model, width))
+    whole, small, share = by_rule(config), by_rule(changed), steps / t.steps
+    off = (o.lr or whole.lr) / whole.lr  # the config's own rate over the rule's
+    optim = {
+        "lr": float(f"{off * small.lr * times:.3g}"),
+        # 0 in the run itself would hold its matrices to the rule whatever `times` is.
+        "matrix_lr_ratio": o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
+        "warmup_steps": min(round(o.warmup_steps * share), steps - 1),
+        "decay_at_step": min(round(o.decay_at_step * share), steps - 1),
+        "schedule_steps": 0,
+    }
+    name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
+    changed = dataclasses.replace(with_keys(changed, optim=optim), workdir=str(folder / "runs" / name))
+    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, _alone(changed))
+
+
+def by_rule(config: Config) -> OptimConfig:
+    """Returns `optim` with `lr` by rule for a config's size, batch and tokens, all steps counted; the ratio too, if it is 0."""
+    return settle.ruled(config, lr=0.0, schedule_steps=0)
+
+
+def batch_size(config: Config, budget: float) -> int:
+    """Returns the rows of a step for so many tokens: the config's own, halved as often as comes nearest to D^.571."""
+    rows, least = config.train.batch_size, abs(config.mesh.data * config.mesh.fsdp)
+    for _ in range(round(BATCH_EXPONENT * math.log2(max(tokens(config) / budget, 1)))):
+        if rows % 2 or rows // 2 < least:
+            break
+        rows //= 2
+    return rows
+
+
+def _alone(c: Config) -> Config:
+    """The config without what only a run of its own needs: phases, mirror, messages, samples, benchmarks, traces."""
+    seldom = {"every_steps": 0, "every_minutes": interval.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
+    by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
+    return with_keys(
+        c,
+        checkpoint=seldom | by_loss,
+        eval={"at_start": False, "tasks": ()},
+        sample={"prompts": ()},
+        phases={"plan": {}, "accept": ""},
+        stop={"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0},
+        runs={"on_exit": dataclasses.replace(c.runs.on_exit, done="", gate="", failed="", stopped=""), "notices": ()},
+        notify={"urls": (), "heartbeat_url": ""},
+        log={"tensorboard": False, "wandb": "", "parameters": False},
+        profile={"steps": ""},
+        stability={"skip": ()},
+    )
+
+
+def held_out_tokens(config: Config, order: Rows) -> int:
+    """Returns about how many tokens of held-out text each run is measured on. Raises ConfigError if there are none."""
+    e, entries = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
+    if not sum(entry["tokens"] for entry in entries):
+        raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
+    if e.older_batches:
+        most = math.prod(e.older_batches) * config.train.seq_len
+        return sum(min(entry["tokens"], most or entry["tokens"]) for entry in entries)
+    if not e.max_mb:
+        return sum(entry["tokens"] for entry in entries)
+    return sum(round(min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1)) * entry["tokens"]) for entry in entries)
+
+
+def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
+    """Returns how often the largest run reads sources more than once, in words; "" if it reads each less than that.
+
+    Raises:
+      ConfigError: it reads the data more often than `passes.MOST` times.
+    """
+    most = max(climbed, key=lambda run: run.tokens)
+    batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
+    epochs = passes.passes(batches, most.config.train.steps)
+    times = most.tokens / sum(order.data.token_counts()[source] for source in epochs)
+    if times > passes.MOST:
+        raise ConfigError(
+            f"the largest budget, {human(most.tokens)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
+            f"and beyond {passes.MOST} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
+        )
+    again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
+    return again and f"the largest budget reads {again}: the law takes every token for a new one"
+
+
+def seconds(run: Rung, speed: float, held_out: int) -> float:
+    """Returns what a run takes at `speed` tokens a second."""
+    return START_S + (run.tokens + held_out / EVAL_SPEED) / speed
+
+
+def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
+    """Returns the three budgets that fit into `hours`; at most the config's own tokens.
+
+    Args:
+      speeds: width -> tokens a second, of the three sizes.
+      hours: the limit.
+      held_out: tokens that each run is measured on.
+
+    Raises:
+      ConfigError: the smallest run would have fewer than STEPS steps.
+    """
+    smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
+
+    def beside(speed: float) -> float:
+        return START_S + held_out / EVAL_SPEED / speed
+
+    fixed = sum(len(BUDGETS) * beside(speed) for speed in speeds.values()) + others * beside(smallest)
+    token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + others * BUDGETS[0] / smallest
+
+    def smallest_budget(hours: float) -> float:
+        return BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
+
+    def enough(budget: float) -> float:  # tokens of STEPS steps, whose batch goes with the budget
+        return STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
+
+    budget, longer = smallest_budget(hours), hours
+    if budget >= enough(budget):
+        return [share / BUDGETS[0] * budget for share in BUDGETS]
+    least = (
+        f"the smallest run would have {STEPS * max(budget, 0) / enough(budget):.0f} steps, and {STEPS} are the least"
+    )
+    while budget < enough(budget):
+        if enough(budget) > BUDGETS[0] * tokens(config):
+            raise ConfigError(
+                f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
+            )
+        longer = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
+        budget = smallest_budget(longer)
+    raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
+
+
+def _up(value: float) -> float:
+    """The next number of two digits."""
+    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{(math.floor(value / digit) + 1) * digit:.2g}")
+
+
+def limit(config: Config, speeds: Mapping[int, float]) -> float:
+    """Returns the hours that a ladder may take by default. The config's own are guessed from the widest model's speed."""
+    widest = max(speeds)
+    shape = dataclasses.replace(config, model=smaller(config.model, widest))
+    speed = speeds[widest] * flops.of(shape).causal / flops.of(config).causal
+    return max(HOURS, SHARE * tokens(config) / speed / 3600)
+
+
+def same(config: Config, order: Rows) -> dict[str, typing.Any]:
+    """Returns key -> value of all that decides the losses of a config's ladder on its data."""
+    parts = {
+        "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},
+        "train": {k: getattr(config.train, k) for k in ("steps", "batch_size", "seq_len")},
+        "optim": {k: v for k, v in dataclasses.asdict(config.optim).items() if k != "offload"},
+        "loss": {"z_loss": config.loss.z_loss},
+        "eval": older.ladder_keys(config.eval) or {"max_mb": config.eval.max_mb},
+    }
+    flat = {f"{section}.{key}": value for section, keys in parts.items() for key, value in keys.items()}
+    final = dataclasses.asdict(config.data.final) if order.final else None
+    return flat | {"seed": config.seed, "data": order.data.sha256, "mixture": dict(order.mixture), "data.final": final}

@@ -1,0 +1,186 @@
+"""Writes what `jaxlm ladder` and `jaxlm plan --budget` say: the runs before they are done, what they found, the best models."""
+
+import shlex
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.data.batches import passes
+from jaxlm.host.console import hours, human, spent, table
+from jaxlm.plan.ladder.law import LEVEL, WIDE
+from jaxlm.plan.text import WIDTH, wrapped
+
+Ladder = Mapping[str, typing.Any]  # as `plan.ladder` describes it
+
+
+def runs(ladder: Ladder) -> str:
+    """Returns the table of runs, with what they take; those that are done with their losses."""
+    rows = [["run", "parameters", "tokens", "steps", "rows", "rate", "time", "loss"]]
+    for run in ladder["runs"]:
+        took, loss = (run["hours"], _loss(run)) if run["loss"] else (run["planned_hours"], run["why"][:20])
+        size = [run["name"], human(run["parameters"]), human(run["tokens"]), str(run["steps"]), str(run["batch_size"])]
+        rows.append([*size, f"{run['lr']:.3g}", hours(took) if took else "?", loss])
+    target, planned, limit = ladder["target"], ladder["hours"]["planned"], ladder["hours"]["limit"]
+    shown = f"about {hours(planned)} on {ladder['machine']}" if planned else "for an unknown time"
+    shown += f", of {hours(limit)} at most" if limit else ""
+    done = sum(bool(run["loss"]) for run in ladder["runs"])
+    shown += f"; {done} of them are done" if done else ""
+    head = f"{len(ladder['runs'])} runs, {shown}, foretell {target['config']}: {_size(target)}"
+    return f"{head}\n{table(rows, right=range(1, 8))}"
+
+
+def found(ladder: Ladder) -> str:
+    """Returns what the ladder found: losses by size and budget, the rate, the law, what it foretells, hours."""
+    parts = [_grid(ladder), _rates(ladder), _law(ladder), _foretold(ladder), _hours(ladder)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _loss(run: Mapping[str, typing.Any]) -> str:
+    return f"{run['loss']:.4f}" if run["loss"] else "-"
+
+
+def _size(row: Mapping[str, typing.Any]) -> str:
+    return f"{human(row['parameters'])} parameters, {human(row['tokens'])} tokens"
+
+
+def _grid(ladder: Ladder) -> str:
+    rows = [["LOSS held out", *(human(budget) for budget in ladder["budgets"])]]
+    for width in ladder["sizes"]:
+        own = [run for run in ladder["runs"] if (run["kind"], run["d_model"]) == ("grid", width)]
+        own.sort(key=lambda run: run["tokens"])
+        layers = f"{own[0]['n_layers']} layer{'s' * (own[0]['n_layers'] > 1)}"
+        rows.append([f"  {human(own[0]['parameters'])} (d {width}, {layers})", *map(_loss, own)])
+    return table(rows, right=range(1, len(rows[0])))
+
+
+def _rates(ladder: Ladder) -> str:
+    """What the runs at several rates say; "" until they are done."""
+    if not (rates := ladder["rates"]):
+        return ""
+    tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
+    where = f"{rates['best'] / rates['lr']:.2g} times the config's own"
+    where = "the end of what was tried: the best may lie beyond" if rates["edge"] else where
+    return _block(
+        f"RATE  {tried}. The config's own, scaled to the smallest run, is {rates['lr']:.3g}, the published rule's "
+        f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent says nothing."
+    )
+
+
+def _law(ladder: Ladder) -> str:
+    if not (fit := ladder["fit"]):
+        return ""
+    law = fit["law"]
+    return _block(
+        f"LAW  L = {law['e']:.3g} + {law['a']:.3g} / N^{law['alpha']:.3g} + {law['b']:.3g} / D^{law['beta']:.3g}; runs scatter "
+        f"around it by {fit['noise']:.1%}. The largest size, foretold from the others, is off by {abs(fit['missed']):.1%}."
+    )
+
+
+def _foretold(ladder: Ladder) -> str:
+    if not ladder["fit"]:
+        return ""
+    rows = [[f"FORETOLD {ladder['target']['config']}", "loss", f"{LEVEL:.0%} interval"]]
+    for row in ladder["foretold"]:
+        rows.append([f"  {_size(row)}", f"{row['loss']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"])
+    text = table(rows, right=(1,))
+    if is_wide(ladder["foretold"]):
+        wide = "The interval is wide and decides little: more hours (--hours) or larger models (--sizes) narrow it."
+        text += f"\n{_block(wide)}"
+    return text
+
+
+def is_wide(foretold: Sequence[Mapping[str, typing.Any]]) -> bool:
+    """True if the target's own interval is wider than WIDE of its loss."""
+    row = foretold[2]
+    return row["high"] - row["low"] > WIDE * row["loss"]
+
+
+def _hours(ladder: Ladder) -> str:
+    spent, planned = ladder["hours"]["spent"], ladder["hours"]["planned"]
+    return f"HOURS  {hours(spent)} so far" + (f", {hours(planned)} were planned" if planned else "")
+
+
+def _block(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
+def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
+    """Returns what `budget.plan` found as text.
+
+    Args:
+      config: the config whose proportions the models have, as the command line names it.
+      overrides: those of the command line, KEY=VALUE: the command that trains the model needs them too.
+    """
+    rows = choice["accelerators"]
+    best = rows[0]
+    head = ["ACCELERATORS", "devices", "parameters", "tokens", "a step", "tokens/s", "time", "loss", "interval", "MFU"]
+    typed = dict(override.split("=", 1) for override in overrides if not override.startswith("plan."))
+    keys = typed | best["overrides"]
+    replaced = [key for key in typed if str(typed[key]) != str(keys[key])]
+    lines = [
+        f"BUDGET  {spent(choice['budget_usd'])}: the best model on each accelerator, best first",
+        "",
+        table([head, *map(_cells, rows)], right=range(1, 8)),
+        "",
+        wrapped(f"BEST  {_sentence(best)}", indent=""),
+        _command(["jaxlm", "train", config, *(f"--config.{key}={value}" for key, value in keys.items())]),
+    ]
+    return "\n".join([*lines, "", "NOTES", *map(wrapped, _notes(choice, config, replaced))])
+
+
+def _cells(row: dict) -> list[str]:
+    loss, span = ("-", "-") if row["loss"] is None else (f"{row['loss']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
+    sizes = [human(row[key]) for key in ("parameters", "tokens", "batch_tokens", "tokens_per_second")]
+    origin = "known" if row["mfu_from"] else "assumed"
+    return [row["name"], str(row["devices"]), *sizes, hours(row["hours"]), loss, span, origin]
+
+
+def _sentence(row: dict) -> str:
+    matrices = f" ({row['matrix_lr']:g} for the layers' matrices)" if row["matrix_lr"] != row["lr"] else ""
+    text = f"{row['name']}: {human(row['parameters'])} parameters on {human(row['tokens'])} tokens, {row['steps']:,} steps; "
+    text += f"by rule a rate of {row['lr']:g}{matrices} and b2 {row['b2']:g}"
+    if row["epochs"]:
+        text += "; times through the data: " + ", ".join(f"{name} {times:.2g}" for name, times in row["epochs"].items())
+        if max(row["epochs"].values()) > passes.MOST:
+            text += " (beyond about four times a token teaches less than a new one: arXiv:2305.16264)"
+    return text
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command for a shell, in lines of at most WIDTH columns where its words allow it."""
+    lines = [" "]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) + 3 > WIDTH:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
+def _notes(choice: dict, config: str, replaced: Sequence[str]) -> list[str]:
+    law = (
+        f"By the law of the runs in {choice['ladder']}: losses are held-out ones on their data, with their tokenizer and "
+        "recipe, in 80% intervals. Far beyond those runs they are guesses."
+        if choice["ladder"]
+        else f"No ladder (jaxlm ladder): sizes are chosen by {choice['law']}. Its loss is that of its own data, tokenizer and "
+        "recipe: it ranks sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm "
+        "plan, which spans two laws."
+    )
+    best = choice["accelerators"][0]
+    notes = [
+        law,
+        f"The models have the proportions of {config}. The speed is planned (docs/planning.md): links between devices, the "
+        "optimizer's own time, samples and benchmarks are not counted; the start, evaluation and checkpoints are.",
+        f"Prices of {choice['prices_as_of']}, on demand, from no live offer: put yours into a copy and give it as "
+        "config.plan.prices.",
+    ]
+    if any(key.startswith("phases.") for key in best["overrides"]):
+        notes.append(
+            "Each phase has its share of the steps, and of the money by what it takes: their limits add up to it. A run "
+            "that is slower than planned stops at one (exit code 3, state saved); raise it and stop.usd to go on."
+        )
+    if replaced:
+        notes.append(f"The budget chooses what you gave too: {', '.join(replaced)}.")
+    if not best["epochs"]:
+        notes.append("No data at hand: --config.data.dir=DATA tells how often the run would read it.")
+    return notes

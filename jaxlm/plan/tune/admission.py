@@ -1,0 +1,155 @@
+"""Compiles the train step before anything takes memory. A run that can't fit is refused with the settings that would."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm.config import Config, with_keys
+from jaxlm.devices import processes, sharding
+from jaxlm.host.console import gigabytes
+from jaxlm.plan import lower
+from jaxlm.plan.fit import REMATS
+from jaxlm.plan.tune import tune
+from jaxlm.step.parts import Parts
+
+_TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled train step and the memory that it takes.
+
+    Attributes:
+      step: the step, called as the jitted one.
+      need: the bytes that it needs on each device.
+      state, temporaries: parts of them: the state with a batch, and what is there only while a step runs.
+      room: the memory that there is; None if unknown.
+    """
+
+    step: jax.stages.Compiled
+    need: int
+    state: int
+    temporaries: int
+    room: lower.Room | None
+
+
+class Once:
+    """Compiles the train step of a run when it is first asked for, and keeps it.
+
+    Args:
+      made: the parts, with nothing of the config left at "auto".
+      make_parts: makes the parts of other settings, of the same kind of training.
+    """
+
+    def __init__(self, made: Parts, make_parts: lower.MakeParts):
+        self._made, self._make_parts = made, make_parts
+        self._program: Program | None = None
+
+    def __call__(self, done: int) -> Program | None:
+        """Returns the program; None if all steps are done. All processes call it. Raises as `admit`.
+
+        Args:
+          done: how many steps the run has done.
+        """
+        if done >= self._made.config.train.steps:
+            return None
+        if self._program is None:
+            room = lower.of_devices(self._made.config.tune.memory_gb)
+            with processes.working("compiling the train step"):
+                self._program = admit(self._made, room, self._make_parts, begun=done > 0)
+        return self._program
+
+
+def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
+    """Compiles the train step, from shapes alone.
+
+    Args:
+      made: the parts, with nothing of the config left at "auto".
+      room: the memory that there is, the same on all processes; None if unknown, and then nothing is refused.
+      make_parts: makes the parts of other settings, of the same kind of training.
+      begun: True if the run has checkpoints: then its optimizer stays, and lack of memory may pass.
+
+    Raises:
+      ConfigError, RunError: it needs more memory than there is. See `lower.refusal`.
+    """
+    compiled = lower.compile_lowered(made.lower())
+    need, state, said = None, 0, "a step needs more memory than the compiler can place"
+    if compiled:
+        need, memory = lower.memory_of(compiled), compiled.memory_analysis()
+        state, said = (
+            memory.argument_size_in_bytes,
+            f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}",
+        )
+        if room is None or need <= room.bytes:
+            return Program(compiled, need, state, memory.temp_size_in_bytes, room)
+    said += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
+    limit = room.bytes * tune.HEADROOM if room else float("inf")
+    with processes.working("looking for settings that fit"):
+        change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+    mend = (
+        f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
+        if change
+        else "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
+        "mesh.fsdp"
+    )
+    platform = made.mesh.devices.flat[0].platform
+    raise lower.refusal(f"{said}: {mend}", platform, made.config.tune.memory_gb, begun)
+
+
+def _gb(size: float) -> str:
+    return f"{gigabytes(size)} GB"
+
+
+def remedy(
+    config: Config,
+    mesh: Mesh,
+    limit_bytes: float,
+    make_parts: lower.MakeParts,
+    known: tuple[int | None, int],
+    begun: bool,
+) -> tuple[list[str], int] | None:
+    """Returns (the overrides that make a step fit, the bytes that it needs then); None if there are none.
+
+    The smallest change comes first: microbatch and remat, which change no result; then tiles of the loss; then 8-bit AdamW.
+    All are compiled.
+
+    Args:
+      limit_bytes: the bytes of one device's memory that a step may take.
+      make_parts: makes the parts of a config.
+      known: the bytes that the config as it stands needs (None if the compiler could not place it), and those of its state.
+      begun: True if the optimizer must stay.
+    """
+    size, remat = config.train.microbatch_size, config.model.remat
+    sizes = [s for s in tune.microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]
+    remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload goes with `names` alone
+    options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
+    own = tune.own(config, size, remat)
+    for changed, overrides in _changes(config, begun):
+        compiler = tune.Compiler(changed, mesh, limit_bytes, make_parts, options)
+        start = tune.own(changed, size, remat)
+        if changed is config:
+            need, state = known
+            compiler.learn(own, need)
+            if state:
+                compiler.learn(own.with_(remat, 0), state)
+        frugal = compiler.needs(start.with_(remats[-1], sizes[-1]))
+        if frugal is None or frugal > limit_bytes:
+            continue
+        chosen = compiler.choose(start, sizes, remats)
+        new = [override for override in chosen.overrides() if override not in own.overrides()]
+        return [*new, *(override for override in overrides if override not in new)], compiler.needs(chosen)
+    return None
+
+
+def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
+    """Yields the config and ever more changed ones, each with the overrides that lead to it."""
+    yield config, []
+    overrides: list[str] = []
+    if not config.loss.tile_tokens:
+        config = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
+        overrides = [f"--config.loss.tile_tokens={_TILE_TOKENS}"]
+        yield config, overrides
+    if config.optim.name == "adamw" and config.optim.mu_dtype == "float32" and not begun:
+        yield with_keys(config, optim={"name": "adamw8bit"}), [*overrides, "--config.optim.name=adamw8bit"]

@@ -1,0 +1,203 @@
+"""Times the candidates of `tune` on the devices at hand, with the real optimizer state and loader."""
+
+import dataclasses
+import functools
+import statistics
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlm.config import Config, ConfigError, RunError, config_files
+from jaxlm.data.batches import rows
+from jaxlm.devices import sharding
+from jaxlm.host import console
+from jaxlm.host.console import Say
+from jaxlm.plan import flops, lower
+from jaxlm.plan.tune import tune
+from jaxlm.step import parts, state
+from jaxlm.step.objectives.base import Variables
+
+FINALISTS = 3  # how many of the fastest run again, in turns
+CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are multiplied
+
+
+class Bench:
+    """Compiles and times candidates. All of them share one train state and one loader.
+
+    Args:
+      config: the config, with `model.attention` and `model.dtype` set (not auto).
+      mesh: the devices.
+      limit_bytes: the bytes of one device's memory that a step may take.
+      batches: an iterator without end over batches on the mesh.
+      say: shows a line to the user.
+
+    Attributes:
+      done: the trials so far.
+      stop: an event; once it is set, the next step raises KeyboardInterrupt.
+    """
+
+    def __init__(
+        self, config: Config, mesh: Mesh, limit_bytes: float, batches: Iterator[dict[str, jax.Array]], say: Say
+    ):
+        self._config, self._mesh, self._batches = config, mesh, batches
+        self._compiler, self._limit_bytes = tune.Compiler(config, mesh, limit_bytes), limit_bytes
+        self._say = say
+        self._state: state.TrainState | None = None
+        self._frozen: Variables = {}
+        self.done: list[tune.Trial] = []
+        self.stop = threading.Event()
+
+    def trial(self, candidate: tune.Candidate) -> tune.Trial:
+        """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
+        trial = tune.Trial(candidate)
+        try:
+            with console.working(str(candidate), end=False):
+                self._try(trial)
+        except (ConfigError, RunError):  # what the loader raises: no other candidate would do better
+            raise
+        except (RuntimeError, ValueError) as error:  # JAX's and the kernels', such as a package that is not installed
+            self._state, trial.tokens_per_second = None, None
+            out_of_memory = "RESOURCE_EXHAUSTED" in str(error)
+            trial.note = "ran out of memory" if out_of_memory else f"failed: {config_files.first_line(error)[:160]}"
+        shown = f"{trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second else trial.note
+        self._say(f"{candidate}: {shown}")
+        self.done.append(trial)
+        return trial
+
+    def _try(self, trial: tune.Trial) -> None:
+        compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
+        if compiled is None or trial.predicted_bytes > self._limit_bytes:
+            trial.note = "does not fit"
+            return
+        before = _peak_bytes()
+        self._step(compiled)  # not counted: memory is being laid out
+        trial.tokens_per_second = self._speeds([compiled])[0]
+        trial.measured_bytes = (
+            peak if (peak := _peak_bytes()) > before else None
+        )  # that of an earlier trial may be higher
+
+    def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
+        """Times the fastest trials and the config's own settings again, one step of each in turn.
+
+        Returns all trials, fastest first.
+
+        The machine may have become faster or slower between two trials. Candidates that take turns run under equal
+        conditions.
+        """
+        ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
+        again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
+        if len(again) > 1:
+            programs = [self._compiler.compile(t.candidate)[0] for t in again]
+            for compiled in programs:
+                self._step(compiled)
+            for trial, speed in zip(again, self._speeds(programs), strict=True):
+                trial.tokens_per_second, trial.note = speed, "in turns"
+        rest = [t for t in trials if t not in again]
+        return sorted(again, key=slowness) + sorted(rest, key=slowness)
+
+    def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
+        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time.
+
+        Each makes `tune.steps` steps, or fewer (two at least) when `tune.step_seconds` for each program have passed.
+        """
+        tune_keys, train = self._config.tune, self._config.train
+        steps = [functools.partial(self._step, compiled) for compiled in programs]
+        seconds = medians(steps, tune_keys.steps, tune_keys.step_seconds * len(programs))
+        return [train.batch_size * train.seq_len / step_s for step_s in seconds]
+
+    def _step(self, compiled: jax.stages.Compiled) -> float:
+        """Makes one step; returns its seconds, in which the loader's time for the batch is counted."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        began = time.perf_counter()
+        if self._state is None:
+            self._frozen = {}  # first, where it is the second time
+            self._state, self._frozen = lower.parts_of(self._config, self._mesh).create()
+        before, self._state = self._state, None  # its memory is given to the step
+        with jax.set_mesh(self._mesh):
+            self._state, metrics = compiled(self._frozen, before, next(self._batches))
+        jax.block_until_ready(metrics)
+        return time.perf_counter() - began
+
+
+def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
+    """Returns the median of what each step returns: its seconds. They take turns, so that all run under equal conditions.
+
+    Each is made `most` times at most, and twice at least, until `seconds` have passed.
+    """
+    times: list[list[float]] = [[] for _ in steps]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):
+        for own, step in zip(times, steps, strict=True):
+            own.append(step())
+    return [statistics.median(own) for own in times]
+
+
+def slowness(trial: tune.Trial) -> float:
+    """Returns a key to sort trials by: the fastest come first, and trials that did not run come last."""
+    return -(trial.tokens_per_second or 0)
+
+
+def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
+    """Returns a trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
+    speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
+    peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    share = 1e12 * peak * jax.device_count() if peak and speed else None
+    return {
+        **dataclasses.asdict(trial.candidate),
+        "tokens_per_second": round(speed) if speed else None,
+        "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
+        "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
+        "predicted_gb": _gigabytes(trial.predicted_bytes),
+        "measured_gb": _gigabytes(trial.measured_bytes),
+        "usd_per_billion_tokens": round(h.usd_per_hour / 3600 / speed * 1e9, 2) if speed and h.usd_per_hour else None,
+        "note": trial.note,
+    }
+
+
+def _gigabytes(number: int | None) -> float | None:
+    """Bytes in units of 10^9, three digits of them: a number for JSON. None stays None."""
+    return float(f"{number / 1e9:.3g}") if number else None
+
+
+def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
+    """Returns the table as users read it: without empty columns, and with "-" for values that are None."""
+    shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
+    return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]
+
+
+def _peak_bytes() -> int:
+    """The most bytes that were ever in use on the first device; 0 on a CPU, which does not report it."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+
+
+def random_batch(made: parts.Parts) -> dict[str, jax.Array]:
+    """Returns a batch of random tokens on the mesh of the parts. What else the objective wants is 0, as of no pair."""
+    t, mesh = made.config.train, made.mesh
+    size = (t.batch_size, t.seq_len + 1)
+    tokens = np.random.default_rng(0).integers(1, made.config.model.vocab_size, size, dtype=np.int32)
+    here = sharding.local_rows(mesh, t.batch_size)
+    local = rows.make_batch(tokens[here], separator_id=0)
+    others = {name: leaf for name, leaf in made.batch().items() if name not in local}
+    local |= {name: np.zeros(leaf.shape, leaf.dtype)[here] for name, leaf in others.items()}
+    return sharding.to_global(local, mesh, t.batch_size)
+
+
+def product(dtype: str) -> float:
+    """Returns the FLOP/s of a large matrix product on one device: about the most that a step can reach."""
+    size = CPU_PRODUCT if jax.default_backend() == "cpu" else PRODUCT
+    a = jnp.ones((size, size), dtype, device=jax.local_devices()[0])
+    multiply = jax.jit(lambda a, b: a @ b)
+    jax.block_until_ready(multiply(a, a))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(multiply(a, a))
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)

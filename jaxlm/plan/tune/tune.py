@@ -1,0 +1,322 @@
+"""Finds the settings that make a step fast on a device: candidates, the memory that each needs, a search for the fastest.
+
+These settings change how a step is computed, not its result (microbatched = full batch, remat = plain, scanned =
+unrolled, every attention backend is the same function). So the fastest candidate that fits is the best. The compiler
+says how much memory a candidate needs.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm.config import Config, ConfigError, with_keys
+from jaxlm.devices import sharding
+from jaxlm.host.console import Say, gigabytes
+from jaxlm.plan import lower
+from jaxlm.plan.fit import REMATS, choose
+
+HEADROOM = 0.95  # of a device's memory, for the step
+# Setting -> the section of the config that has its key.
+SECTIONS = {
+    "microbatch_size": "train",
+    "remat": "model",
+    "attention": "model",
+    "scan_layers": "model",
+    "tile_tokens": "loss",
+}
+FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a larger one gains little on any accelerator
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One value for each setting that is tuned. The settings are keys of the config."""
+
+    microbatch_size: int
+    remat: str
+    attention: str
+    scan_layers: bool
+    tile_tokens: int
+
+    def overrides(self) -> list[str]:
+        """Returns the settings as overrides for the command line of `jaxlm train`."""
+        return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
+
+    def __str__(self) -> str:
+        layers = "scanned" if self.scan_layers else "unrolled"
+        return (
+            f"microbatch {self.microbatch_size}, remat {self.remat}, attention {self.attention}, {layers}, "
+            f"tile {self.tile_tokens}"
+        )
+
+    def with_(self, remat: str, microbatch_size: int) -> "Candidate":
+        return dataclasses.replace(self, remat=remat, microbatch_size=microbatch_size)
+
+    def applied(self, config: Config) -> Config:
+        """Returns the config with these settings."""
+        keys: dict[str, dict] = {"eval": {"batch_size": config.eval.batch_size or self.microbatch_size}}
+        for name, section in SECTIONS.items():
+            keys.setdefault(section, {})[name] = getattr(self, name)
+        return with_keys(config, **keys)
+
+
+@dataclasses.dataclass
+class Trial:
+    """The result of compiling and timing a candidate.
+
+    Attributes:
+      candidate: the candidate.
+      predicted_bytes: the bytes of one device that it needs by the compiler's account; None if it can't be compiled.
+      measured_bytes: the most bytes that were in use on one device; None if unknown.
+      tokens_per_second: the speed of all devices together; None if the candidate did not run.
+      note: why it did not run, for the user.
+    """
+
+    candidate: Candidate
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+    tokens_per_second: float | None = None
+    note: str = ""
+
+
+def microbatch_sizes(config: Config, ways: int) -> list[int]:
+    """Returns the batch size, its half, its quarter, ... as long as the devices that share it divide them; and one row each.
+
+    `ways` is how many devices share it (data x fsdp of the mesh).
+    """
+    sizes, size = [], config.train.batch_size
+    while size and size % ways == 0:
+        sizes.append(size)
+        if size % 2:
+            break
+        size //= 2
+    return sizes + [ways] * (bool(sizes) and sizes[-1] > ways)
+
+
+@dataclasses.dataclass
+class Compiler:
+    """Compiles candidates and remembers how much memory each needs.
+
+    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache.
+
+    Args:
+      options: of XLA's compiler; None for its own. See `lower.QUICK`.
+    """
+
+    config: Config
+    mesh: Mesh
+    limit_bytes: float
+    make_parts: lower.MakeParts = lower.parts_of
+    options: lower.Options = None
+    _needs: dict[Candidate, int | None] = dataclasses.field(default_factory=dict)
+
+    def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
+        """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
+        lowered, _ = lower.lower_step(candidate.applied(self.config), self.mesh, self.make_parts)
+        compiled = lower.compile_lowered(lowered, self.options)
+        self._needs[candidate] = compiled and lower.memory_of(compiled)
+        return compiled, self._needs[candidate]
+
+    def learn(self, candidate: Candidate, need: int | None) -> None:
+        """Takes over what a candidate needs that was compiled elsewhere; of a microbatch of 0 rows, what is there without."""
+        self._needs[candidate] = need
+
+    def needs(self, candidate: Candidate) -> int | None:
+        """Returns the bytes that a candidate needs on a device; None if it can't be compiled. Compiles it if need be."""
+        if candidate not in self._needs:
+            self.compile(candidate)
+        return self._needs[candidate]
+
+    def predicted(self, candidate: Candidate) -> float | None:
+        """Returns what it may need, by the line through what two other microbatches were found to need; None if unknown."""
+        known = [
+            (other.microbatch_size, need)
+            for other, need in self._needs.items()
+            if need is not None and other.with_(other.remat, candidate.microbatch_size) == candidate
+        ]
+        if len(known) < 2:
+            return None
+        (least, low), (most, high) = min(known), max(known)
+        return low + (high - low) / (most - least) * (candidate.microbatch_size - least)
+
+    def choose(self, start: Candidate, sizes: Sequence[int], remats: Sequence[str]) -> Candidate | None:
+        """Returns `start` with the policy and the microbatch that `fit.choose` takes; None if nothing fits."""
+        chosen = choose(
+            lambda *setting: self.needs(start.with_(*setting)),
+            lambda *setting: self.predicted(start.with_(*setting)),
+            self.limit_bytes,
+            remats,
+            sizes,
+            full_speed_rows(self.config, self.mesh),
+        )
+        return chosen and start.with_(*chosen)
+
+
+def fit(
+    config: Config,
+    mesh: Mesh,
+    say: Say,
+    make_parts: lower.MakeParts = lower.parts_of,
+    begun: Callable[[], bool] = lambda: False,
+) -> Config:
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
+
+    All processes get the same values. See `resolve`, which raises if nothing fits.
+    """
+    if not undecided(config):
+        return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
+    return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts, begun)
+
+
+def undecided(config: Config) -> bool:
+    """True if `model.remat` or `train.microbatch_size` is left for `resolve` to choose."""
+    return config.model.remat == "auto" or config.train.microbatch_size == -1
+
+
+def resolve(
+    config: Config,
+    mesh: Mesh,
+    limit_bytes: float,
+    log: Say,
+    make_parts: lower.MakeParts = lower.parts_of,
+    begun: Callable[[], bool] = lambda: False,
+) -> Config:
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
+
+    See `plan.fit.choose` for what it takes.
+
+    Args:
+      config: the config, with `model.attention` and `model.dtype` set (not auto).
+      mesh: the devices that the step will run on.
+      limit_bytes: the bytes of one device's memory that a step may take.
+      log: called with a line that names the choice.
+      make_parts: makes the parts, if the run's own are there already.
+      begun: returns True if the run has checkpoints.
+
+    Raises:
+      ConfigError, RunError: nothing fits. See `lower.refusal`.
+    """
+    if not undecided(config):
+        return config
+    size, remat = config.train.microbatch_size, config.model.remat
+    sizes = microbatch_sizes(config, sharding.batch_ways(mesh)) if size == -1 else [size]
+    remats = REMATS if remat == "auto" else (remat,)
+    compiler = Compiler(config, mesh, limit_bytes, make_parts)
+    start = own(config, sizes[0], remats[0])
+    if chosen := compiler.choose(start, sizes, remats):
+        of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
+        log(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
+        return chosen.applied(config)
+    need = compiler.needs(start.with_(remats[-1], sizes[-1]))
+    said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
+    words = (
+        f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
+        f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
+    )
+    raise lower.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun())
+
+
+def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
+    """Returns the config's own settings with this microbatch and remat."""
+    m = config.model
+    return Candidate(microbatch_size, remat, m.attention, m.scan_layers, config.loss.tile_tokens)
+
+
+def full_speed_rows(config: Config, mesh: Mesh) -> float:
+    """Returns the rows of a microbatch from which on an accelerator is fully busy; 0 for a CPU, which always is."""
+    if mesh.devices.flat[0].platform == "cpu":
+        return 0.0
+    return sharding.batch_ways(mesh) * FULL_SPEED_TOKENS / config.train.seq_len
+
+
+def candidates(config: Config, backends: Sequence[str], ways: int) -> dict[str, tuple]:
+    """Returns setting's name -> the values to try, in the order in which `search` varies the settings.
+
+    The values come from `config.tune`. If it lists none, `backends` are the attention backends to try, and the
+    microbatch sizes are those that `ways` (data x fsdp of the mesh) divides.
+    """
+    t = config.tune
+    sizes = t.microbatch_sizes or microbatch_sizes(config, ways)
+    values = {"attention": t.attention or backends, "microbatch_size": sizes, "remat": t.remat}
+    values |= {"scan_layers": t.scan_layers, "tile_tokens": t.tile_tokens}
+    return {name: tuple(choices) for name, choices in values.items()}
+
+
+def search(
+    values: dict[str, tuple],
+    start: Candidate,
+    trial: Callable[[Candidate], Trial],
+    *,
+    exhaustive: bool,
+    max_seconds: float,
+) -> list[Trial]:
+    """Tries candidates and returns all trials, in the order in which they were made.
+
+    By default it varies one setting after the other, starting each time from the fastest candidate so far. So the
+    number of trials is the number of values, not of combinations. Microbatch and remat are varied together. A policy
+    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less.
+
+    Args:
+      values: setting's name -> values to try, from `candidates`.
+      start: the first candidate, which should fit.
+      trial: compiles and times a candidate. The trial's `tokens_per_second` is None if the candidate does not fit.
+      exhaustive: True to try every combination instead.
+      max_seconds: the seconds after which no further trial begins.
+    """
+    end = time.monotonic() + max_seconds
+    done: dict[Candidate, Trial] = {}
+    # In the order in which they need more memory, so that `needless` can rule the later ones out.
+    rising = values | {
+        "remat": sorted(values["remat"], key=REMATS.index),
+        "microbatch_size": sorted(values["microbatch_size"]),
+    }
+
+    def fits(candidate: Candidate) -> bool | None:
+        """None if it was not tried yet."""
+        return done[candidate].tokens_per_second is not None if candidate in done else None
+
+    def needless(candidate: Candidate) -> bool:
+        """True if a smaller candidate already failed to fit, or a cheaper remat policy already fits."""
+        smaller = [size for size in rising["microbatch_size"] if size < candidate.microbatch_size]
+        cheaper = () if exhaustive else REMATS[: REMATS.index(candidate.remat)]
+        return any(fits(candidate.with_(candidate.remat, size)) is False for size in smaller) or any(
+            fits(candidate.with_(remat, candidate.microbatch_size)) for remat in cheaper
+        )
+
+    def sweep(base: Candidate, *settings: str) -> None:
+        for choice in itertools.product(*(rising[name] for name in settings)):
+            candidate = dataclasses.replace(base, **dict(zip(settings, choice, strict=True)))
+            if candidate not in done and not needless(candidate) and time.monotonic() < end:
+                done[candidate] = trial(candidate)
+
+    if exhaustive:
+        sweep(start, *values)
+        return list(done.values())
+    sweep(start)
+    for group in (("attention",), ("remat", "microbatch_size"), ("scan_layers",), ("tile_tokens",)):
+        sweep((best(list(done.values())) or Trial(start)).candidate, *group)
+    return list(done.values())
+
+
+def best(trials: list[Trial]) -> Trial | None:
+    """Returns the fastest trial; None if no candidate ran."""
+    ran = [t for t in trials if t.tokens_per_second]
+    return max(ran, key=lambda t: t.tokens_per_second, default=None)
+
+
+def memory_limit(memory_gb: float = 0.0) -> float:
+    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the memory.
+
+    HEADROOM is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory. All
+    processes get the same.
+
+    Raises:
+      ConfigError: this platform does not say how much memory it has.
+    """
+    room = lower.of_devices(memory_gb)
+    if room is None:
+        raise ConfigError("how much memory there is can't be found on this platform: give --config.tune.memory_gb")
+    return room.bytes if memory_gb else HEADROOM * room.bytes

@@ -1,0 +1,129 @@
+"""Tells damaged checkpoints from disks that fail, by errors of Python, Orbax and TensorStore, and says in words what failed."""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import re
+import typing
+
+from jaxlm.config import ConfigError, RunError
+from jaxlm.host.files import chain
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last by a limit of the shell
+# What a disk may do wrong for a while: a full one, a quota, a bad block or cable, a remount, a network folder that moved.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+# How an error sounds that a damaged file never makes.
+_NEVER = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+# Errors of JSON, Orbax and TensorStore on a file that is not as it was written: their types, or how their text begins.
+_TYPES = (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError, KeyError)
+_WORDS = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
+# TensorStore says `[OS error 28: ENOSPC No space left on device]` or `[os_error_code='28']`; other layers only repeat the
+# system's words.
+_NUMBER = re.compile(r"(?:OS error |\[Errno |os_error_code=')(\d+)")
+_PATH = re.compile(r"""["'](/[^"']+)["']""")
+
+
+class CorruptCheckpointError(RunError):
+    """Raised for a checkpoint whose arrays or files differ from the saved ones."""
+
+
+class NoWholeCheckpointError(ConfigError):
+    """Raised if none of a run's checkpoints is whole: the same command will never do better."""
+
+
+class ToldError(OSError):
+    """An error whose text is a whole line already, with a path: that of another process."""
+
+
+@contextlib.contextmanager
+def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: bool = False) -> typing.Iterator[None]:
+    """Turns any error in its `with` block, which reads checkpoint `step`, into an error with a message of one line.
+
+    Args:
+      step: the checkpoint's step.
+      wrong: the files that differ from their checksums: [] means that none does, so the checkpoint is not damaged; None
+        that it has no checksums, so that the error alone must tell.
+      same_tree: True if the checkpoint's arrays have the names that the caller wants.
+
+    Raises:
+      CorruptCheckpointError: the checkpoint is damaged.
+      RunError: the checkpoint can't be read for another reason (memory, permissions, a device).
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        first = chain(error)[-1]  # the first cause: TensorStore's words, without the long text that Orbax adds
+        reason = (str(first).splitlines() or [""])[0] or type(first).__name__
+        if not _is_damage(chain(error), wrong, same_tree):
+            raise RunError(f"checkpoint {step} can't be restored: {reason}; nothing was changed") from error
+        reason = f"it has no {reason}" if isinstance(first, KeyError) else reason  # whose text is the bare key
+        what = f"{wrong[0]} differs from what was saved" if wrong else reason
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {what}") from error
+
+
+def _is_damage(errors: list[BaseException], wrong: typing.Sequence[str] | None, same_tree: bool) -> bool:
+    # errno: a disk that does not answer now may answer later. (A missing file has one too, and is damage.)
+    of_disk = any(isinstance(e, OSError) and e.errno and not isinstance(e, FileNotFoundError) for e in errors)
+    if of_disk or any(isinstance(e, MemoryError) or _never(e) for e in errors):
+        return False
+    if wrong is not None:
+        return bool(wrong)
+    if any(isinstance(e, _TYPES) or str(e).startswith(_WORDS) for e in errors):
+        return True
+    # Orbax's words for a tree or a file of TensorStore that is not there as it should be.
+    return same_tree and any(text in str(e) for e in errors for text in ("structures do not match", "Error opening"))
+
+
+def _never(error: BaseException) -> bool:
+    return any(word in str(error) for word in _NEVER)
+
+
+def number(error: BaseException) -> int | None:
+    """Returns the `errno` of the operating system's error behind `error`; None if there is none."""
+    for link in chain(error):
+        if isinstance(link, OSError) and link.errno:
+            return link.errno
+        if match := _NUMBER.search(str(link)):
+            return int(match[1])
+        for code in _PASSING:
+            if os.strerror(code) in str(link):
+                return code
+    return None
+
+
+def full(error: BaseException) -> bool:
+    """True if the disk, or the quota on it, is full."""
+    return number(error) in FULL
+
+
+def passing(error: BaseException) -> bool:
+    """True for an error that says nothing about what is on the disk: the same operation may work later."""
+    return number(error) in _PASSING or _never(error)
+
+
+def words(error: BaseException, place: object) -> str:
+    """Returns one line: what went wrong, and the path at which it did, or `place` where the error names none."""
+    errors, code = chain(error), number(error)
+    for link in errors:
+        if isinstance(link, ToldError):
+            return str(link)
+    last = errors[-1]
+    text = os.strerror(code) if code else (str(last).splitlines() or [""])[0][:200] or type(last).__name__
+    for link in errors:
+        match = _PATH.search(str(link))
+        path = str((isinstance(link, OSError) and link.filename) or (match and match[1]) or "")
+        if path and not path.startswith("/proc/"):  # there it is the number of an open folder: `files.plain_path`
+            return f"{text}: {path}"
+    return f"{text}: {place}"
+
+
+def move_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """Moves a damaged checkpoint to WORKDIR/damaged, so that its step can be saved again. Returns where it is."""
+    folder = directory.parent / "damaged"
+    folder.mkdir(exist_ok=True)
+    target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
+    return (directory / str(step)).rename(target)

@@ -1,0 +1,78 @@
+"""What a checkpoint is made of: the items that hold its arrays, and beside them config, fingerprint of the data, digests.
+
+Each trained collection is an item with the collection's name, such as `params`. The item `train` holds the optimizer's
+state and the counters, and `running` if the objective adapts scalars. Orbax restores only a tree with the saved structure.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Collection
+
+from jaxlm.host.files import json_of
+from jaxlm.run.checkpoints.damage import CorruptCheckpointError
+from jaxlm.run.checkpoints.verify import seal
+from jaxlm.step.state import TrainState
+
+_FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
+_SEAL = "sha256"
+_COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
+
+
+def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
+    """Returns `meta` with the step, the digests, and a sha256 over all of it."""
+    content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # as it reads back: no tuples
+    return {**content, _SEAL: seal(content)}
+
+
+def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool = False) -> dict:
+    """Returns the dict that was saved in a checkpoint's folder.
+
+    Args:
+      needs: names of dicts without which the caller can't use the checkpoint. Only older checkpoints, which have no seal,
+        may lack them and be otherwise whole.
+      must_be_sealed: True to refuse what has no seal; older checkpoints have none.
+
+    Raises:
+      CorruptCheckpointError: it is not what was saved.
+      OSError: it is there and can't be read.
+    """
+    step = int(folder.name)
+    try:
+        meta = json_of((folder / _FILE).read_bytes())
+    except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} can't be read as JSON") from None
+    seal_there = meta.pop(_SEAL, None)
+    # A text of 64 characters beside the others is a seal whose name is damaged: older checkpoints hold none.
+    must_be_sealed |= any(isinstance(value, str) and len(value) == 64 for value in meta.values())
+    if (must_be_sealed or seal_there is not None) and seal_there != seal(meta):
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} differs from what was saved")
+    digests = meta.get("digests")
+    good = isinstance(digests, dict) and digests and all(isinstance(value, int) for value in digests.values())
+    if not good or meta.get("step") != step:
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks its step or its digests")
+    if lacking := [name for name in needs if not isinstance(meta.get(name), dict)]:
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks {lacking[0]}")
+    return meta
+
+
+def to_items(state: TrainState) -> dict[str, dict]:
+    """Returns name -> item, the items of a checkpoint. The state's leaves may be arrays, shapes or shardings."""
+    train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
+    if state.running:
+        train["running"] = state.running
+    if taken := {"train", "meta"} & state.params.keys():
+        raise ValueError(f"a collection of variables is called {taken.pop()}, as an item of every checkpoint is")
+    return {**state.params, "train": train}
+
+
+def from_items(items: dict[str, dict], like: TrainState) -> TrainState:
+    """Returns the state that `items` hold, with the same collections as `like`."""
+    train = items["train"]
+    return dataclasses.replace(
+        like,
+        params={name: items[name] for name in like.params},
+        opt_state=train["opt_state"],
+        running=train.get("running", {}),
+        **{name: train[name] for name in _COUNTERS},
+    )

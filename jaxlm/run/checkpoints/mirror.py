@@ -1,0 +1,349 @@
+"""Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
+
+A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned: what is stuck in a read or a
+write can't be stopped from within. A thread of this process waits for its answers. Nothing here imports JAX.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import pathlib
+import secrets
+import threading
+import time
+import typing
+from collections.abc import Callable, Collection, Mapping
+
+import fsspec
+
+from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.host import console
+from jaxlm.host.redact import redact_url
+from jaxlm.run.checkpoints import keep, remote
+from jaxlm.run.checkpoints.damage import ToldError
+from jaxlm.run.checkpoints.mirror_layout import Abandoned, Trouble, Worker
+
+_ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
+_EXTRAS = {  # protocol -> (module, extra of this package that installs it)
+    "s3": ("s3fs", "mirror-s3"),
+    "s3a": ("s3fs", "mirror-s3"),
+    "gs": ("gcsfs", "mirror-gs"),
+    "gcs": ("gcsfs", "mirror-gs"),
+    "hf": ("huggingface_hub", "mirror-hf"),
+}
+_NOT_KEPT = ("memory", "http", "https", "data")  # gone with the process, or only read
+
+
+class Mirror:
+    """The mirror of one run: on the first process only, which sees all files of a checkpoint.
+
+    A mirror that is full, read-only or out of reach never stops the training: it says so in one line, and tries again
+    at the next step.
+
+    Args:
+      url: a folder, or an fsspec URL such as `s3://bucket/runs/a`. Its secrets stand in no message.
+      config: `config.checkpoint`.
+      workdir: the run's folder.
+      pinned: steps that are never deleted, here as in the folder: milestones. The caller may add steps later.
+      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
+
+    Raises:
+      ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
+
+    Attributes:
+      failing: why the mirror lags behind now, in one line; "" if it does not.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: CheckpointConfig,
+        workdir: pathlib.Path,
+        *,
+        pinned: Collection[int] = (),
+        scores: Mapping[int, float] | None = None,
+    ):
+        check(url, workdir)
+        self._url, self._config, self._workdir = url, config, pathlib.Path(workdir).resolve()
+        self._pinned, self._scores = pinned, {} if scores is None else scores
+        self._worker = Worker(url)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # guards what follows, up to the empty line
+        self._wanted: list[int] = []  # steps to copy
+        self._copying: int | None = None
+        self._due, self._busy, self._closing = False, False, False
+        self.failing = ""
+
+        self._whole: set[int] = set()  # steps that were read back
+        self._partial: set[int] = set()  # steps of which only a part is there
+        self._stale: set[int] = set()  # whole steps that the run went back behind
+        self._start = secrets.token_hex(8)  # tells this start from others of the same run
+        self._run_id = ""  # once the mirror is ours
+
+    def latest(self) -> int | None:
+        """Returns the newest step whose copy was read back; None if there is none."""
+        return max(self._whole - self._stale, default=None)
+
+    def wanted(self) -> frozenset[int]:
+        """Returns the steps whose copies are under way or wait. To delete such a checkpoint costs its copy."""
+        with self._lock:
+            return frozenset({*self._wanted, self._copying} - {None})
+
+    def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
+        """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
+
+        To call at each start, before anything else looks into the folder. The newest checkpoint whose files all match
+        comes back, and of the logs those that the folder lacks.
+
+        Args:
+          alive: called at each answer of the storage, at most `checkpoint.mirror_timeout_s` apart.
+
+        Returns:
+          The step that came back, or None.
+
+        Raises:
+          ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
+          RunError: the folder has no checkpoints, and the mirror can't be read.
+        """
+        local, shown = self._local_steps(), redact_url(self._url)
+        try:
+            if unwritable := self._claim(_ANSWER_S if local else self._config.mirror_timeout_s):
+                self._fail(unwritable)  # it can still be read
+            if local:
+                return None
+            _say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
+            began = time.monotonic()
+            alive()
+            step = self._fetch(alive)
+        except Trouble as error:
+            if local and error.kind != "config":
+                self._fail(str(error))
+                return None
+            self._worker.end()
+            if error.kind == "config":
+                raise ConfigError(f"config.checkpoint.mirror={shown}: {error}") from error
+            raise RunError(
+                f"the mirror {shown} can't be read: {error}. The same command tries again; with "
+                "--config.checkpoint.mirror= it starts anew"
+            ) from ToldError(str(error))
+        if step is None:
+            _say("the mirror holds no whole checkpoint yet: training starts anew")
+        else:
+            took = console.duration(time.monotonic() - began)
+            _say(f"checkpoint {step} and the logs came back from the mirror in {took}")
+        return step
+
+    def _fetch(self, alive: Callable[[], None]) -> int | None:
+        """Brings back the newest whole checkpoint; returns its step. A worker that is late is replaced while files come."""
+        came = []
+
+        def note(event: dict) -> None:
+            came.extend(event.keys() & {"fetched"})
+            alive()
+
+        while True:
+            before = len(came)
+            try:
+                return self._ask("restore", note)["step"]
+            except Abandoned as error:
+                if len(came) == before:
+                    raise
+                _say(f"mirror: {error}; going on with the files that are missing")
+                alive()
+
+    def begin(self, step: int) -> None:
+        """Asks for a copy of WORKDIR/checkpoints/<step>, which must have been verified. Returns at once.
+
+        Replaces steps that wait, except pinned ones.
+        """
+        with self._lock:
+            self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
+        self._wake()
+
+    def roll_back(self, step: int) -> None:
+        """Says that the run went back to `step`, or 0. Newer copies no longer count, and go once this one is there."""
+        self._stale |= {other for other in self._whole if other > step}
+        self._stale.discard(step)
+        if step and step not in self._whole:
+            self.begin(step)
+            return
+        with self._lock:
+            self._wanted = [old for old in self._wanted if old <= step]
+        self._wake()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
+        if self._thread:
+            self._thread.join(timeout)
+        return not (self._thread and self._thread.is_alive())
+
+    def close(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
+
+        Returns:
+          True if all pinned steps that `begin` named, and the folder's newest checkpoint, are in the mirror and read back.
+        """
+        if not self._closing:
+            self._closing = True
+            if self._wanted:
+                _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
+            self._wake()
+        if self.wait(timeout):
+            self._worker.end()
+        else:
+            self._worker.stop()
+            self._thread.join(1.0)
+        newest = max(self._local_steps(), default=None)
+        return not self._wanted and newest in self._whole - self._stale | {None}
+
+    def _wake(self) -> None:
+        """Lets the thread look at what there is to do; begins one if there is none."""
+        with self._lock:
+            self._due = True
+            if not self._busy:
+                self._busy = True
+                self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                # In one go with the answer: else what is asked for just now would find a thread that is about to end.
+                self._busy, self._due = self._due, False
+                if not self._busy:
+                    return
+                steps = sorted(self._wanted, reverse=True)  # the newest protects most
+            for step in steps:
+                self._copying = step
+                if not self._copy(step):
+                    break
+            self._copying = None
+            if self._stale:
+                self._try(self._rotate)
+            if self._closing and self._run_id and not self.failing:
+                self._try(lambda: self._ask("write_logs"))
+
+    def _copy(self, step: int) -> bool:
+        """Copies a step and rotates. Returns False if this failed: then there is nothing to gain from another step."""
+        copied = {}
+
+        def note(event: dict) -> None:
+            if "copied" in event:
+                copied[event["copied"]] = event["sum"]
+
+        while step in self._wanted:
+            before = len(copied)
+            try:
+                if unwritable := self._claim(self._config.mirror_timeout_s):
+                    raise Trouble(unwritable)
+                job = {"step": step, "weights_only": self._config.mirror_weights_only, "copied": copied}
+                self._note_held(self._ask("copy", note, **job))
+            except Abandoned as error:
+                # A worker that died is begun again only if it got further: it may die of this very copy.
+                if not (error.late or len(copied) > before):
+                    self._fail(f"checkpoint {step}: {error}")
+                    return False
+                _say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
+            except Trouble as error:
+                if error.kind != "gone":
+                    self._fail(str(error))
+                    return False
+                _say(f"mirror: {error}")
+                self._unwant(step)
+            else:
+                self._stale.discard(step)
+                self._unwant(step)
+                if self.failing:
+                    self.failing = ""
+                    _say(f"mirror {redact_url(self._url)}: it takes copies again")
+                self._try(self._rotate)
+        return True
+
+    def _rotate(self) -> None:
+        """Deletes the copies that need not be kept. The worker never deletes the last whole one."""
+        config = dataclasses.replace(self._config, keep_last=self._config.mirror_keep_last, keep_every=0)
+        counting = self._whole - self._stale
+        if not counting:
+            return
+        gone = self._stale | {*keep.obsolete(sorted(counting), self._scores, config, pinned=self._pinned)}
+        gone |= {step for step in self._partial if step < max(counting)} - self.wanted()
+        if gone:
+            self._note_held(self._ask("delete", steps=sorted(gone)))
+            self._stale &= self._whole
+
+    def _note_held(self, answer: dict) -> None:
+        self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
+
+    def _claim(self, timeout_s: float) -> str:
+        """Makes the mirror ours, once. Returns why it can't be written to, or "". Raises Refused if it is another run's."""
+        if self._run_id:
+            return ""
+        path, local = self._workdir / ".run_id", self._local_steps()
+        try:
+            run_id = path.read_text().strip() if path.is_file() else ""
+            job = {"id": run_id, "new_id": secrets.token_hex(8), "empty": not local}
+            claimed = self._ask("claim", timeout_s=timeout_s, **job)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(claimed["id"] + "\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Trouble(f"{path}: {error}") from error
+        self._note_held(claimed)
+        if local:
+            # The run goes on from its own newest checkpoint: it went back behind what the mirror has beyond that.
+            self._stale = {step for step in self._whole if step > max(local)}
+        if not claimed["unwritable"]:
+            self._run_id = claimed["id"]
+        return claimed["unwritable"]
+
+    def _ask(
+        self,
+        do: str,
+        note: Callable[[dict], None] = lambda event: None,
+        timeout_s: float | None = None,
+        **job: typing.Any,
+    ) -> dict:
+        def heard(event: dict) -> None:
+            if "line" in event:
+                _say(event["line"])
+            note(event)
+
+        ours = {"do": do, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
+        return self._worker.ask(ours | job, timeout_s or self._config.mirror_timeout_s, heard)
+
+    def _try(self, do: Callable[[], typing.Any]) -> None:
+        try:
+            do()
+        except Trouble as error:
+            self._fail(str(error))
+
+    def _local_steps(self) -> list[int]:
+        return keep.steps(self._workdir / "checkpoints")
+
+    def _unwant(self, step: int) -> None:
+        with self._lock:
+            self._wanted = [other for other in self._wanted if other != step]
+
+    def _fail(self, why: str) -> None:
+        if why != self.failing:
+            self.failing = why
+            _say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone costs no copy
+        console.say(line)
+
+
+def check(url: str, workdir: pathlib.Path) -> None:
+    """Raises ConfigError if nothing can be mirrored from `workdir` to this URL. Reads and writes nothing."""
+    shown = f"config.checkpoint.mirror={redact_url(url)}"
+    protocol = url.partition("://")[0] if "://" in url else "file"
+    module, extra = _EXTRAS.get(protocol, ("fsspec", ""))
+    if protocol in _NOT_KEPT or protocol not in fsspec.available_protocols():
+        raise ConfigError(f"{shown}: {protocol}:// can't hold a mirror: give a folder, s3://, gs:// or hf://")
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f'{shown} needs a package: pip install "jaxlm[{extra}]"')
+    if protocol == "file":
+        folder = pathlib.Path(remote.file_system(url)[1]).resolve()
+        if folder.is_relative_to(pathlib.Path(workdir).resolve()):
+            raise ConfigError(f"{shown} lies in the run's own folder, and would be lost with it: give another place")

@@ -1,0 +1,89 @@
+"""Says at which step a save is due, by the clock: every so many minutes, or at the best interval (`plan.interval`)."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+
+from jaxlm.devices.processes import from_first
+from jaxlm.run.checkpoints import interval
+
+FIRST_MINUTES = 10.0  # before any save was measured
+_ASK_S = 10.0  # several processes agree this often whether a save is due
+
+
+class Pace:
+    """Says at which step so much time has passed since the last save that another is due.
+
+    Only the first process's clock counts. Several processes agree at a few steps, some seconds apart, which they choose
+    together; a single one asks at every step.
+
+    Args:
+      every_minutes: the interval; `interval.AUTO` for the best one; 0 for none.
+      failures_per_day: see `interval.minutes`.
+    """
+
+    def __init__(self, every_minutes: float, failures_per_day: float):
+        self._every, self._failures = every_minutes, failures_per_day
+        self._stall_s, self._verify_s, self._saves = 0.0, 0.0, 0
+        self._saved_at = time.monotonic()
+        self._first: tuple[int, float] | None = None  # a step, and when it was over
+        self._asked, self._answer, self._ask_at = -1, False, 0
+
+    @property
+    def minutes(self) -> float:
+        """The interval in minutes; infinite if there is none."""
+        if self._every != interval.AUTO:
+            return self._every or math.inf
+        return interval.minutes(self._stall_s, self._verify_s, self._failures) if self._stall_s else FIRST_MINUTES
+
+    def due(self, step: int, wanted: Callable[[], bool], verify_s: float) -> bool:
+        """True if a save is due after `step`. All processes must ask for the same steps.
+
+        Args:
+          wanted: True if one is due for another reason. Asked on the first process only.
+          verify_s: how long verifying the last checkpoint took.
+        """
+        if step == self._asked:
+            return self._answer
+        self._asked, self._answer, self._verify_s = step, False, verify_s
+        if step >= self._ask_at:
+            self._answer, self._ask_at = from_first(lambda: self._decide(step, wanted))
+        return self._answer
+
+    def _decide(self, step: int, wanted: Callable[[], bool]) -> tuple[bool, int]:
+        late = time.monotonic() - self._saved_at >= self.minutes * 60
+        steps = 1 if jax.process_count() == 1 else max(1, min(1000, round(_ASK_S / (self._step_s(step) or _ASK_S))))
+        return late or wanted(), step + steps
+
+    def _step_s(self, step: int) -> float:
+        """Returns the seconds that a step takes; 0 as long as nobody knows."""
+        now = time.monotonic()
+        if self._first is None or step <= self._first[0]:
+            self._first = (step, now)
+            return 0.0
+        return (now - self._first[1]) / (step - self._first[0])
+
+    def left(self, step: int, end: int) -> float:
+        """Returns how many saves are due between `step` and `end`, if a step goes on to take as long as so far."""
+        if self._first is None or step <= self._first[0]:
+            return 0.0
+        return (end - step) * self._step_s(step) / (self.minutes * 60)
+
+    @contextlib.contextmanager
+    def measured(self, step: int, say: Callable[[str], None]) -> Iterator[None]:
+        """Measures how long the save in its `with` block holds the loop, and says once how often the run will save."""
+        began = time.monotonic()
+        step_s = self._step_s(step)
+        yield
+        self._saved_at = time.monotonic()
+        self._stall_s = max(self._saved_at - began, 1e-3)
+        self._saves += 1
+        if step_s and self._saves == 2 and self._every:  # the first one compiled the digests
+            steps = max(1, round(self.minutes * 60 / step_s))
+            say(
+                f"saving at least every {self.minutes:.3g} minutes ({steps:,} steps): a save holds the loop for "
+                f"{self._stall_s:.2g} s"
+            )

@@ -1,0 +1,407 @@
+"""The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training."""
+
+import contextlib
+import functools
+import os
+import pathlib
+import shutil
+import threading
+import time
+import typing
+
+import jax
+
+from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.devices.processes import from_first, say, together, working
+from jaxlm.host import files
+from jaxlm.host.files import is_step
+from jaxlm.run.checkpoints import digest, keep, meta, restore, verify
+from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
+from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
+from jaxlm.step.state import TrainState
+
+_DAMAGE = (CorruptCheckpointError, RunError)
+_DELETING = ".deleting"  # the end of a folder's name while it is deleted
+_RETRY_S, _NEXT_RETRY_S = 10.0, 60.0  # after the first failure, and after each further one
+_PATIENCE_S, _PATIENCE_STOPPING_S = 1200.0, 120.0  # for a save in flight at the end, or when the run was asked to stop
+_HANGS_S = 600.0  # a save that takes this long, and five times the longest before it, hangs
+
+
+class Checkpointer:
+    """The checkpoints of one run.
+
+    Args:
+      directory: `WORKDIR/checkpoints`.
+      config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
+      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
+      read_only: True for programs that only restore; nothing is then written.
+
+    Attributes:
+      pinned: steps that rotation never deletes. The caller may add some.
+      spared: returns steps that rotation leaves alone for now, because they are being copied.
+      on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
+      stopping: True once the run was asked to stop; waits are then short.
+      reserve: the room held back on the disk; None if `read_only`.
+      failing: why saving fails now, in one line; "" if it does not.
+      abandoned: True if a save hangs and was given up; there are no more saves then.
+      left_behind: True if Python can't end by itself, because of threads that read or write: end it by `os._exit`.
+      verify_s: the seconds that verifying the last checkpoint took.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        config: CheckpointConfig | None = None,
+        *,
+        scores: typing.Mapping[int, float] | None = None,
+        read_only: bool = False,
+    ):
+        self.directory = pathlib.Path(directory).resolve()
+        if read_only and not self.directory.is_dir():
+            raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
+        self._config, self._scores, self._read_only = config, {} if scores is None else scores, read_only
+        self.pinned: set[int] = set()
+        self._held = -1  # the step that `hold` keeps
+        self.spared: typing.Callable[[], typing.Collection[int]] = tuple
+        self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
+        self.stopping: typing.Callable[[], bool] = lambda: False
+        self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
+        self._saving: Saving | None = None
+        self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
+        self._owed, self._retry_at = False, 0.0
+        self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
+        self._deleting: list[threading.Thread] = []
+        self._aside, self._prepared = [], False  # folders of what did not read back
+        if read_only:  # else all processes must agree on what is there, because they save together
+            self.reserve, self._steps = None, set(keep.steps(self.directory))
+            return
+        together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
+        self._steps, self._place = set(from_first(lambda: keep.steps(self.directory))), os.stat(self.directory.parent)
+        self.reserve = keep.Reserve(self.directory.parent, config.reserve_mb if config else 0)
+        left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
+        self._delete(left)  # a crash left them half gone or half written
+
+    def prepare(self, state: TrainState, steps: int = 0) -> None:
+        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk.
+
+        Args:
+          state, steps: a state or its shapes, and the last step of the run.
+        """
+        if self._prepared or self._read_only or self._config is None or jax.process_index():
+            return
+        self._prepared = True
+        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
+        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
+            say(warning)
+        self._beside(lambda: self.reserve.make(size))
+
+    def skips(self, step: int) -> bool:
+        """True, and says so, if the save before has not ended, so that a save of `step` would hold up the training.
+
+        All processes call it at the same step, and get the same answer. The skipped save is owed: see `wants_save`.
+        """
+
+        def free() -> None:
+            self.check()
+            if self._saving is not None:
+                took = time.monotonic() - self._saving.began
+                raise RunError(
+                    f"step {step} is not saved now: the save of step {self._saving.step} has taken {took:.0f} s and is "
+                    f"still {self._saving.at} ({self._saving.folder})"
+                )
+
+        try:
+            together(free)
+        except RunError as error:
+            say(str(error))
+            self._owed = True
+            return True
+        return False
+
+    def save(self, state: TrainState, meta_of_run: dict) -> bool:
+        """Starts to save `state` as the checkpoint of its step. Returns False if it did not.
+
+        It does not where the checkpoint is there already, a number is not finite, or the save before hangs.
+
+        Waits for the previous save, the digests and the copy to the host. A thread then writes the files, reads them back
+        from the disk and writes their checksums. An error of the disk is told by `check`, and never raised.
+
+        Args:
+          state: the state, on the devices. Its memory may be reused as soon as `save` returns.
+          meta_of_run: JSON values to save beside the arrays.
+        """
+        self.wait()
+        step = int(state.step)
+        if from_first(lambda: self.abandoned or bool(self.moved()) or step in self._steps):
+            return False
+        self.prepare(state)
+        items = meta.to_items(state)
+        digests, bad = digest.look(items)
+        if bad:
+            say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
+            return False
+        check = self._config is None or self._config.verify
+        self._partial.discard(step)
+        self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests), check)
+        self._wait(self._saving.copied)  # the next step takes over the state's memory
+        return True
+
+    def save_last(self, step: int, state: TrainState, meta_of_run: dict) -> str:
+        """Saves the state after `step`, at the end of a run, and waits for it. Tries twice. Returns "" or why not."""
+        for _ in range(2):
+            begun = self.save(state, meta_of_run)
+            self.wait()
+            if from_first(lambda: step in self._steps):
+                return ""
+            if not begun:
+                break
+        return self.moved() or self.failing or "a number in it is not finite"
+
+    def check(self) -> None:
+        """Ends the current save if its thread is done, else does nothing. Cheap: the loop calls it after every step.
+
+        To end a save means: say in one line what failed, if anything, and put it right; else delete the checkpoints that
+        need not be kept any more.
+        """
+        if self._saving is not None and self._saving.done.is_set():
+            self._end(self._saving)
+
+    def wait(self) -> None:
+        """Waits until the current save is done and verified, and ends it as `check` does. Gives up one that hangs."""
+        if self._saving is not None and self._wait(self._saving.done):
+            self._end(self._saving)
+
+    def close(self) -> None:
+        """Waits for the current save, and for what goes on beside the run. A second call does nothing."""
+        self.wait()
+        for thread in self._deleting:
+            thread.join(timeout=60)
+            self.left_behind |= thread.is_alive()  # TensorStore aborts a process whose Python ends while it reads
+
+    def wants_save(self) -> bool:
+        """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
+        return self._owed and self._saving is None and time.monotonic() >= self._retry_at
+
+    def moved(self) -> str:
+        """Returns one line if the run's folder was moved or deleted since it was opened, else ""."""
+        if not files.moved(self.directory.parent, self._place):
+            return ""
+        return (
+            f"{self.directory.parent} was moved or deleted under the run, and what came after its last checkpoint is not "
+            "saved: give its new place by --config.workdir"
+        )
+
+    def holds(self, most_s: float) -> bool:
+        """True if a finished state that could not be saved is worth another try. `most_s`: of `unprotected_s`."""
+        lost = self.abandoned or not self.failing or self.moved() or self.stopping()
+        return not lost and self.unprotected_s() < most_s
+
+    def unprotected_s(self) -> float:
+        """Returns the age in seconds of the oldest work that no whole checkpoint holds."""
+        return time.monotonic() - self._safe_since
+
+    def hangs(self) -> str:
+        """Returns one line about the save in flight if it takes suspiciously long, else ""."""
+        saving = self._saving
+        took = time.monotonic() - saving.began if saving else 0.0
+        if saving is None or took < max(_HANGS_S, 5 * self._longest_s):
+            return ""
+        return f"the save of step {saving.step} hangs for {took / 60:.0f} minutes, {saving.at}: {saving.folder}"
+
+    def verified(self, step: int) -> bool:
+        """True if every array of the checkpoint was read back from the disk and equalled what was saved."""
+        return verify.read_checksums(self.directory / str(step)) is not None
+
+    def _wait(self, event: threading.Event) -> bool:
+        least = _PATIENCE_STOPPING_S if self.stopping() else _PATIENCE_S
+        if wait(self._saving, event, say, self.stopping, max(least, 3 * self._longest_s)):
+            return True
+        took = time.monotonic() - self._saving.began
+        self.failing = f"checkpoint {self._saving.step} was not done after {took:.0f} s: {self._saving.folder}"
+        say(f"{self.failing}; it is given up")
+        self._saving.leave()
+        self._saving, self.abandoned, self.left_behind = None, True, True
+        return False
+
+    def _end(self, saving: Saving) -> None:
+        self._saving, self.left_behind = None, self.left_behind or saving.left_behind
+        self._longest_s = max(self._longest_s, time.monotonic() - saving.began)
+        if saving.failed or saving.differs:
+            self._failed(saving)
+            return
+        self._steps.add(saving.step)
+        self._safe_since, self.failing, self._owed = saving.began, "", False
+        if jax.process_index():
+            return
+        if saving.verified:
+            self.verify_s = saving.verify_s
+        for call in self.on_verified:
+            try:
+                call(saving.step, saving.folder)
+            except Exception as error:  # a mirror that fails must not end the run
+                say(f"checkpoint {saving.step}: {error}")
+        self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
+        if self._config:
+            with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
+                self._rotate()
+            self._beside(self.reserve.make)
+
+    def _failed(self, saving: Saving) -> None:
+        """Says that a save failed, clears what it left, and sets when the next is tried."""
+        self._owed, self._retry_at = True, time.monotonic() + (_NEXT_RETRY_S if self.failing else _RETRY_S)
+        if saving.differs:
+            self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
+        else:
+            cant = "verified" if saving.written else "saved"
+            self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
+        stays = f"step {max(self._steps)} stays" if self._steps else "no checkpoint is whole yet"
+        say(f"{self.failing}; training goes on, {stays}")
+        if jax.process_index():
+            return
+        if saving.differs:
+            with contextlib.suppress(OSError):
+                self._aside.append(move_aside(self.directory, saving.step))
+            self._delete(self._aside[:-1])  # a disk that garbles all it gets is not to be filled with that
+            self._aside = self._aside[-1:]
+        elif saving.written:
+            self._steps.add(saving.step)  # nobody knows whether it is whole: it stays, and counts for nothing
+        else:
+            self._partial.add(saving.step)
+            self._remove_partial()
+        if saving.full:
+            self.reserve.free()
+
+    # Deleting
+
+    def _remove_partial(self) -> None:
+        """Deletes what saves that failed left behind, beside the training."""
+        for step in self._partial:
+            self._beside(functools.partial(remove_partial, self.directory, step))
+
+    def _rotate(self) -> None:
+        """Deletes what need not be kept."""
+        # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
+        # other process has to wait for a deletion.
+        there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
+        whole = [step for step in there if self.verified(step)] if self._config.verify else None
+        gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
+        gone = set(gone) - {*self.spared(), self._held}
+        self._delete([self.directory / str(step) for step in gone])
+        self._steps -= gone
+
+    def _delete(self, folders: list[pathlib.Path]) -> None:
+        """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
+        if jax.process_index() or not folders:
+            return
+        # Why it renames first: deleting takes time and may be cut short, and then half a checkpoint under its own name would
+        # pass for a whole one. A rename is atomic. The next start deletes what is left under the new name.
+        gone = []
+        for path in folders:
+            name = path if path.name.endswith(_DELETING) else path.with_name(path.name + _DELETING)
+            try:
+                gone.append(path if path == name else path.rename(name))
+            except OSError as error:  # an old checkpoint too many is no reason to end a run
+                say(f"{path} can't be deleted: {error.strerror}")
+        self._beside(lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone])
+
+    def _beside(self, action: typing.Callable[[], object]) -> None:
+        """Runs `action`, which may fail, in a thread."""
+
+        def act() -> None:
+            with contextlib.suppress(OSError):  # of a disk; rmtree, told to ignore errors, raises that of a close
+                action()
+
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
+
+    # Restoring
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints on disk, ascending, without one that is still being saved."""
+        return sorted(self._steps)
+
+    def find(self, which: str | int) -> int:
+        """Returns the step of the checkpoint `which`: "latest", "best" or a step.
+
+        Raises ConfigError if there is no such checkpoint.
+        """
+        steps = self.steps()
+        if not steps:
+            raise ConfigError(f"no checkpoints in {self.directory}: train first")
+        step = {"latest": steps[-1], "best": keep.best(steps, self._scores)}.get(str(which), which)
+        if step is None or not is_step(str(step)) or int(step) not in steps:
+            raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
+        return int(step)
+
+    def meta(self, step: int) -> dict:
+        """Returns the dict that was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
+        return restore.read_meta(self.directory / str(step))
+
+    def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
+        """Restores the state of `step`, laid out as `shardings` says. Another mesh may have written the checkpoint.
+
+        Raises:
+          CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
+          RunError: the checkpoint can't be read for another reason.
+        """
+        wanted = meta.to_items(restore.with_shardings(abstract, shardings))
+        with working(f"restoring checkpoint {step}"):
+            return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
+
+    def restore_latest(
+        self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
+    ) -> tuple[TrainState, dict]:
+        """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
+
+        Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` and says so. If all checkpoints are damaged it
+        moves none, so that a run never starts from scratch by accident.
+
+        Args:
+          needs: names of dicts that `meta` must hold: without them a checkpoint counts as damaged.
+
+        Raises:
+          NoWholeCheckpointError: all checkpoints are damaged.
+          RunError: a checkpoint can't be read for another reason (memory, permissions, a device). Nothing is moved.
+        """
+        damaged = []
+        for step in reversed(self.steps()):
+            try:
+                saved = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
+                state = self.restore(step, abstract, shardings)
+            except CorruptCheckpointError as error:
+                say(f"{error}; going back to the checkpoint before it")
+                damaged.append(step)
+                continue
+            for bad in damaged:
+                self.set_aside(bad)
+            self._seal(step, saved["digests"])
+            return state, saved
+        raise NoWholeCheckpointError(
+            f"none of the checkpoints {sorted(damaged)} in {self.directory} reads back as it was saved; to train from the "
+            "start give another config.workdir"
+        )
+
+    def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
+        """Restores only the collection "params". Raises the same errors as `restore`."""
+        folder = self.directory / str(step)
+        if (folder / "train").is_dir() and not (folder / "params").is_dir():
+            raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
+        with working(f"restoring checkpoint {step}"):
+            return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
+
+    def _seal(self, step: int, digests: dict[str, int]) -> None:
+        """Verifies a restored checkpoint beside the run, if it has no checksums: it is older, or its save was cut short."""
+        folder = self.directory / str(step)
+        if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
+            return
+        self._beside(lambda: verify.verify(folder, digests))
+
+    def hold(self, first: int) -> None:
+        """Keeps the newest checkpoint before the step `first`, for a rollback, until the next call."""
+        self._held = max((step for step in self.steps() if step < first), default=-1)
+
+    def set_aside(self, step: int) -> None:
+        """Moves an unusable checkpoint to `WORKDIR/damaged/`. All processes call it."""
+        together(lambda: move_aside(self.directory, step), first_only=True)
+        self._steps.discard(step)

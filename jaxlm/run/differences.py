@@ -1,0 +1,177 @@
+"""Compares two runs, or two starts of a run: what went in differently, and the first step at which metrics part."""
+
+import json
+import math
+import pathlib
+import platform
+import typing
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from jaxlm.config import Config, ConfigError, older, to_json
+from jaxlm.host import files
+from jaxlm.host.redact import redact
+from jaxlm.run import held_out_texts, ledger, metrics
+
+_HERE = ("workdir", "data.dir")  # keys that only say where a run lies
+MOST_TOLD = 12  # changes in a line
+_DIGITS = 9  # of a commit, that tell it from all others
+_NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
+_BLOCKS = 10  # of the steps that two losses are compared over
+
+Curve = Mapping[int, dict]  # step -> metrics
+
+
+def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the differences of two runs.
+
+    Returns:
+      inputs: [{what, name, a, b}, ...], what is one of "config", "code", "data", "packages", "hardware", "price".
+      steps: how many steps both have logged.
+      parted: {step, metric, a, b} at the first step at which a metric of training or evaluation differs; None if all are
+        equal to the last bit.
+      held_out: a line if their held-out texts differ, "" else; then no `val/` metric counts as parted.
+      loss: {mean, error, steps}: the mean of loss B - loss A over the last half of the common steps, and its standard
+        error by blocks of steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
+      verdict: one line.
+
+    Raises:
+      ConfigError: one of the folders is no run, or the runs have no step in common.
+    """
+    curves = [_curve(folder) for folder in (a, b)]
+    common = sorted(curves[0].keys() & curves[1].keys())
+    if not common:
+        raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")
+    then = f", of both, then jaxlm compare {a} {b}"
+    line = held_out_texts.differ(held_out_texts.of_run(a), held_out_texts.of_run(b), then)
+    parted = _parted(*curves, common, ("train/", "eval/") if line else ("train/", "val/", "eval/"))
+    loss = _loss(*curves, common)
+    return {
+        "inputs": list(_inputs(*(_of_run(folder) for folder in (a, b)))),
+        "steps": len(common),
+        "held_out": line,
+        "parted": parted,
+        "loss": loss,
+        "verdict": _verdict(parted, loss, common),
+    }
+
+
+def _curve(folder: pathlib.Path) -> Curve:
+    if not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl")
+    return metrics.read(folder / "metrics.jsonl")
+
+
+def _of_run(folder: pathlib.Path) -> dict[str, dict]:
+    """The facts of a run, of its last start."""
+    try:
+        config = files.json_of((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
+    return _facts(config, (ledger.read(folder)["starts"] or [{}])[-1])
+
+
+def _facts(config: dict, start: dict) -> dict[str, dict]:
+    """What went into a start, kind -> name -> fact, without secrets and without what only says where the run lies."""
+    hardware = start.get("hardware") or {}
+    return {
+        "config": {name: key for name, key in _flat(redact(older.known(config))).items() if name not in _HERE},
+        "code": start.get("git") or {},
+        "data": {"manifest": start.get("manifest_sha256")},
+        "packages": (start.get("packages") or {}) | {"python": start.get("python")},
+        "hardware": {name: fact for name, fact in hardware.items() if name not in ("host", "boot_id")},
+        "choices": start.get("choices") or {},
+        "price": {"usd_per_hour": start.get("usd_per_hour")},
+    }
+
+
+def _flat(section: dict, prefix: str = "") -> dict[str, typing.Any]:
+    flat: dict[str, typing.Any] = {}
+    for key, inner in section.items():
+        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
+    return flat
+
+
+def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
+    for what in a:
+        for name in sorted(a[what].keys() | b[what].keys()):
+            row = {"what": what, "name": name, "a": a[what].get(name), "b": b[what].get(name)}
+            if row["a"] != row["b"]:
+                yield row
+
+
+def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
+    """Returns what changed since the run's last start, [{name, was, is}, ...]; [] if there was none, or its files are damaged.
+
+    Call it before the new start is recorded.
+
+    Args:
+      config: the config of the new start, with "auto" as the user left it.
+      new: what else the new start records: hardware, choices.
+    """
+    starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
+    if not starts or not before:
+        return []
+    start = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | new
+    was, now = _facts(before, starts[-1]), _facts(json.loads(to_json(config)), start)
+    changed: list[dict] = []
+    for what in ("config", "code", "packages", "hardware", "choices"):
+        keys = {row["name"].rpartition(".")[2] for row in changed}  # a choice that follows from a key
+        for name, fact in was[what].items():
+            news = name not in keys and name != "dirty" and not name.startswith(_NO_NEWS)
+            if news and name in now[what] and now[what][name] != fact:
+                key = f"{what}.{name}" if what in ("hardware", "code") else name
+                changed.append({"name": key, "was": fact, "is": now[what][name]})
+    return changed
+
+
+def words(changed: list[dict]) -> list[str]:
+    """Returns what `since_last_start` found, for the user: "optim.lr was 0.0003, is 0.0001"."""
+    lines = []
+    for row in changed[:MOST_TOLD]:
+        was, now = (_shown(row[key])[: _DIGITS if row["name"] == "code.commit" else None] for key in ("was", "is"))
+        lines.append(f"{row['name']} was {was}, is {now}")
+    rest = len(changed) - len(lines)
+    return lines + [f"{rest} more, in run.json"] * bool(rest)
+
+
+def _shown(fact: object) -> str:
+    if isinstance(fact, dict):
+        return ", ".join(f"{name} {part}" for name, part in fact.items())
+    if isinstance(fact, float):
+        return f"{fact:g}"
+    text = str(fact) if fact not in ("", [], None) else "none"
+    return f"{text[:57]}..." if len(text) > 60 else text
+
+
+def _parted(a: Curve, b: Curve, common: list[int], kinds: tuple[str, ...]) -> dict | None:
+    for step in common:
+        names = [name for name in a[step].keys() & b[step].keys() if name.startswith(kinds)]
+        parted = [name for name in names if a[step][name] != b[step][name]]
+        if parted:
+            name = min(parted, key=lambda name: (name != "train/loss", name))  # of several the loss says most
+            return {"step": step, "metric": name, "a": a[step][name], "b": b[step][name]}
+    return None
+
+
+def _loss(a: Curve, b: Curve, common: list[int]) -> dict | None:
+    pairs = [(a[step].get("train/loss"), b[step].get("train/loss")) for step in common]
+    gaps = [y - x for x, y in pairs if files.is_number(x) and files.is_number(y)]
+    gaps = gaps[len(gaps) // 2 :]
+    if len(gaps) < _BLOCKS:
+        return None
+    means = [float(np.mean(block)) for block in np.array_split(np.asarray(gaps), _BLOCKS)]
+    error = float(np.std(means, ddof=1) / math.sqrt(_BLOCKS))
+    return {"mean": float(np.mean(gaps)), "error": error, "steps": len(gaps)}
+
+
+def _verdict(parted: dict | None, loss: dict | None, common: list[int]) -> str:
+    if not parted:
+        return f"identical to the last bit over all {len(common)} common steps, up to step {common[-1]}"
+    line = f"{parted['metric']} parts at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
+    if not loss:
+        return line
+    gap = f"loss B - loss A is {loss['mean']:+.4f} ± {loss['error']:.4f} over the last {loss['steps']} common logged steps"
+    inside = abs(loss["mean"]) <= 2 * loss["error"] or abs(loss["mean"]) < 1e-4
+    return f"{line}; {gap}: " + ("within the noise of batches and seeds" if inside else "more than noise")

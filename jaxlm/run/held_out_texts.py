@@ -1,0 +1,66 @@
+"""Says whether two runs measure the same held-out text: else their losses and bits per byte are of different things."""
+
+import math
+import pathlib
+import typing
+from collections.abc import Mapping
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config, ConfigError, RunError, config_files
+from jaxlm.data.shards import manifest, shards
+from jaxlm.run import ledger
+
+Texts = dict[str, str]  # source -> what identifies the held-out text that is measured
+
+
+def known(data: typing.Any) -> bool:
+    """True for a data directory whose manifest has the hashes of its held-out texts."""
+    return isinstance(data, shards.DataDir) and manifest.HELD_OUT in data.manifest
+
+
+def of_data(data: shards.DataDir, config: Config) -> Texts:
+    """Returns the texts of a data directory that a config measures: the hash of each, and of how much of it, if not of all."""
+    texts, e = {}, config.eval
+    for source, sha256 in data.held_out_texts().items():
+        entry, limit = data.entry(source, "val"), ""
+        if e.older_batches and 0 < (rows := math.prod(e.older_batches)) * config.train.seq_len < entry["tokens"]:
+            limit = f" {rows} rows of {config.train.seq_len}"
+        elif not e.older_batches and 0 < e.max_mb * 1e6 < entry["bytes"]:
+            limit = f" {e.max_mb:g} MB"
+        if sha256:
+            texts[source] = sha256 + limit
+    return texts
+
+
+def of_run(folder: pathlib.Path) -> Texts:
+    """Returns the texts that a run measures; {} if that is not known, because it has no such data, or not any more."""
+    start = (ledger.read(folder)["starts"] or [{}])[-1]
+    if start.get("held_out"):
+        return start["held_out"]
+    try:
+        config = config_lib.resolve(config_files.from_run(folder / "config.json"))
+        data = shards.open_data(config.data.dir)
+    except (OSError, ConfigError, RunError):
+        return {}
+    return of_data(data, config) if data.sha256 == start.get("manifest_sha256") else {}
+
+
+def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
+    """Returns a line that says that two runs measure different texts, and what to do; "" if not, or if one is unknown.
+
+    Args:
+      runs: the commands' arguments: "A", or "A B".
+    """
+    names = sorted(source for source in a.keys() | b.keys() if a.get(source) != b.get(source))
+    if not (a and b and names):
+        return ""
+    return (
+        f"held-out texts differ ({', '.join(names)}): losses and bits per byte of these are of different texts; the way to "
+        f"measure runs on one text is jaxlm eval RUN --text=FOLDER{runs}"
+    )
+
+
+def since_training(folder: pathlib.Path, data: shards.DataDir, config: Config) -> str:
+    """Returns a line if this held-out text is not the one that the run in a folder was measured on; "" else."""
+    line = differ(of_run(folder), of_data(data, config), "")
+    return line and f"not the text that training measured: {line}"

@@ -1,0 +1,255 @@
+"""Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended.
+
+Needs no JAX: the supervisor reads it too.
+"""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Callable
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config
+from jaxlm.host import files
+from jaxlm.host.console import say
+from jaxlm.host.redact import redact
+
+# What a start has, where it has it.
+_START = {
+    "time": files.TEXT,
+    "step": files.whole(0),
+    "usd_per_hour": files.NUMBER,
+    "changed": [{"name": files.TEXT, "was": files.ANYTHING, "is": files.ANYTHING}],
+    **{key: {} for key in ("git", "packages", "hardware", "choices", "ended")},
+}
+_PACKAGES = ("jaxlm", "jax", "jaxlib", "flax", "optax")
+_PACKAGES += ("orbax-checkpoint", "grain", "array-record", "sentencepiece", "numpy")
+
+
+def _is_start(entry: object) -> bool:
+    return isinstance(entry, dict) and all(
+        not entry.get(key) or not files.problem(entry[key], shape) for key, shape in _START.items()
+    )
+
+
+# The lists of run.json, and what each of their entries must be.
+_LISTS: dict[str, Callable[[object], bool]] = {
+    "starts": _is_start,
+    "phases": lambda entry: isinstance(entry, dict),
+    "passed_over": lambda entry: isinstance(entry, list) and [type(x) for x in entry] == [int, int],
+    "rollbacks": lambda entry: not files.problem(entry, {"steps": [files.whole(0)], "time": files.NUMBER}),
+}
+
+
+def read(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty ones without a file.
+
+    If it is damaged, renames it to run.json.damaged.N, says so in one line, and returns the lists that are whole. The run
+    goes on: nothing depends on this file alone.
+    """
+    path, empty = folder / "run.json", {key: [] for key in _LISTS}
+    try:
+        book = files.json_of(path.read_bytes().decode("utf-8", "surrogateescape"))
+    except (FileNotFoundError, NotADirectoryError):
+        return empty
+    except ValueError:
+        book = None
+    lists = empty | (book or {})
+    sound = [key for key, ok in _LISTS.items() if isinstance(lists[key], list) and all(map(ok, lists[key]))]
+    if book is not None and len(sound) == len(_LISTS):
+        return lists
+    names = (f"run.json.damaged.{number}" for number in itertools.count(1))
+    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    os.replace(path, aside)
+    whole = {key: lists[key] for key in sound if lists[key]}
+    if whole:
+        _write(folder, empty | whole)
+    held = f"; its {' and '.join(whole)} are kept" if whole else ""
+    say(f"{path} is damaged: moved to {aside.name}{held}; the run goes on with a new one")
+    return empty | whole
+
+
+def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
+    """Returns the moment that a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
+
+    That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began. Raises
+    OSError.
+    """
+    book = read(folder)
+    if files.is_moment(book.get("moment")):
+        return book["moment"]
+    if book["starts"] and files.is_moment(first := book["starts"][0].get("time")):
+        return files.moment(lambda: datetime.datetime.fromisoformat(first))
+    when = files.moment(clock)
+    _write(folder, book | {"moment": when})
+    return when
+
+
+def append(folder: pathlib.Path, key: str, entry: object) -> None:
+    """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
+    book = read(folder)
+    _write(folder, book | {key: [*book[key], redact(entry)]})
+
+
+def put(folder: pathlib.Path, key: str, entries: list) -> None:
+    """Replaces a list of run.json, whole or not at all. Raises OSError (disk full, ...)."""
+    book = read(folder)
+    if book[key] != entries:
+        _write(folder, book | {key: entries})
+
+
+def roll_back(folder: pathlib.Path, entry: dict) -> None:
+    """Adds a rollback, and drops the phases that ended in its steps, in one write. Raises OSError."""
+    book = read(folder)
+    rows = [row for row in book["phases"] if row.get("last_step", 0) < entry["steps"][0]]
+    _write(folder, book | {"rollbacks": [*book["rollbacks"], entry | {"time": time.time()}], "phases": rows})
+
+
+def record_start(
+    folder: pathlib.Path,
+    config: Config,
+    *,
+    step: int,
+    manifest_sha256: str,
+    hardware: dict,
+    choices: dict,
+    changed: list[dict],
+    flops_per_token: float | None = None,
+    held_out: dict[str, str] | None = None,
+) -> None:
+    """Writes config.json, and adds this start to run.json.
+
+    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
+
+    Args:
+      step: the number of steps already done.
+      manifest_sha256: of the data directory's manifest.
+      hardware: the devices; `machine()` is added.
+      choices: the settings that this start decided (attention backend, mesh, ...).
+      changed: what `differences.since_last_start` returned.
+      flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
+      held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
+    """
+    # Absolute, so that the run is found from any folder.
+    data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
+    config = dataclasses.replace(config, workdir=os.path.abspath(config.workdir), data=data)
+    text, plain = config_lib.to_json(config), dataclasses.asdict(config)
+    files.write_atomically(folder / "config.json", text.encode(), private=redact(plain) != plain)
+    start = {
+        "time": _now(),
+        "step": step,
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "git": git(),
+        "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "manifest_sha256": manifest_sha256,
+        "held_out": held_out or {},
+        "packages": packages(),
+        "python": platform.python_version(),
+        "hardware": machine() | hardware,
+        "choices": choices,
+        "usd_per_hour": config.hardware.usd_per_hour,
+        "changed": changed,
+        "flops_per_token": flops_per_token,
+    }
+    append(folder, "starts", start)
+
+
+def end(
+    folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None, hung: bool = False
+) -> None:
+    """Writes into run.json how the newest start ended, if that start is the process `pid` and has not said so itself.
+
+    Never raises: a full disk says one line.
+
+    Args:
+      step: the last step that it did; 0 if it did none.
+      code: the exit code; -9 for a process that SIGKILL ended.
+      cause: the ending's, such as "budget".
+      pid: this process by default. A supervisor gives its child's.
+      hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
+    """
+    ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
+
+    def facts(last: dict) -> dict:
+        return {} if "ended" in last and not hung else {"ended": {"step": max(step, last.get("step", 0)), **ended}}
+
+    _on_last_start(folder, facts, pid)
+
+
+def note(folder: pathlib.Path, mirrored: bool) -> None:
+    """Adds to how this start ended whether the mirror holds all of it. Never raises."""
+    _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
+
+
+def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int | None = None) -> None:
+    """Adds facts to the newest start, if it is the process `pid` (this one by default)."""
+    try:
+        book = read(folder)
+        last = book["starts"][-1] if book["starts"] else {}
+        if last.get("pid") == (pid or os.getpid()) and (new := facts(last)):
+            last |= new
+            _write(folder, book)
+    except OSError as error:
+        say(f"run.json does not say how this start ended: {error}")
+
+
+def lock(folder: pathlib.Path) -> typing.IO[str]:
+    """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
+    return files.lock(folder, "trains in", "workdir", wait_s=files.ENDING_S)
+
+
+def machine() -> dict[str, str]:
+    """Returns what tells one machine, since it was last booted, from others. `boot_id` is "" where the system has none."""
+    try:
+        boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot_id = ""
+    return {"host": platform.node(), "boot_id": boot_id}
+
+
+def _write(folder: pathlib.Path, book: dict) -> None:
+    files.write_atomically(folder / "run.json", (json.dumps(book, indent=1) + "\n").encode())
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def packages() -> dict[str, str | None]:
+    """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
+    return {name: _version(name) for name in _PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def git() -> dict | None:
+    """Returns the code's commit, and whether files differ from it; None outside a checkout."""
+    folder = pathlib.Path(__file__).resolve().parents[2]
+
+    def ask(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if pathlib.Path(ask("rev-parse", "--show-toplevel")) != folder:
+            return None  # installed inside somebody else's repository
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,163 @@
+"""Follows a run back to the runs that it was made from, and tells what each of them took.
+
+Reads files alone, and leaves out what is absent or cut short.
+"""
+
+import contextlib
+import math
+import pathlib
+import typing
+from collections.abc import Iterable, Sequence
+
+from ml_collections import config_dict
+
+from jaxlm.config import ConfigError, config_files
+from jaxlm.host.files import MANGLED, is_number, json_of
+from jaxlm.run import held_out_texts, ledger, metrics
+
+PREPARE = "prepare"  # the "program" of the row that tells of the data
+_LOSS = (("val/loss", "held-out loss"), ("train/loss", "training loss"))
+_RANKED = (("val/accuracy", "held-out pairs ranked right"), ("train/accuracy", "pairs ranked right"))
+_REWARD = (("val/reward", "held-out reward"), ("train/reward", "reward"))
+# The figure that a kind of training is about: the first of these that was measured.
+_FIGURES = {"dpo": _RANKED, "reward": _RANKED, "ppo": _REWARD, "grpo": _REWARD}
+_COMMANDS = ("train", "-m", "jaxlm.main")  # words of a command line in front of the config's name
+
+
+class Origin(typing.NamedTuple):
+    """A run, or a model from elsewhere, that another run began with; `last`: its step then, as far as the config says it."""
+
+    folder: pathlib.Path
+    last: float
+
+
+def records(folder: pathlib.Path) -> list[dict]:
+    """Returns the merged records of a run's metrics.jsonl, by step; none if it can't be read."""
+    with contextlib.suppress(OSError):
+        return [record for _, record in sorted(metrics.read(folder / "metrics.jsonl").items())]
+    return []
+
+
+def latest(records: Iterable[dict]) -> dict:
+    """Returns the record that was written last, with the clocks of the whole run; after a rollback not the last step's."""
+    return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
+
+
+def config_of(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+    """Returns the config of the run in `folder`; None if it can't be read."""
+    with contextlib.suppress(ConfigError, OSError):
+        config = config_files.from_run(folder / "config.json")
+        return config if isinstance(config.train, config_dict.ConfigDict) else None
+    return None
+
+
+def origins(folder: pathlib.Path) -> list[Origin]:
+    """Returns what the run in `folder` was made from, first to last."""
+    origins, seen = [], {folder.resolve()}
+    while (config := config_of(folder)) and config.origin:
+        folder, step = pathlib.Path(config.origin), str(config.origin_checkpoint)
+        if folder.resolve() in seen:
+            break
+        seen.add(folder.resolve())
+        origins.append(Origin(folder, int(step) if step.isdecimal() else math.inf))
+    return origins[::-1]
+
+
+def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+    """Returns a row for each stage that made the run in `folder`, first to last: its data, the runs before, itself.
+
+    Each has name, program, config, phases (their names), steps, tokens, wall_s, cost_usd, figure, begin, end. What is not
+    known is None or "". There are none if nothing was before the run. `held_out` is a line where a run and the one before it
+    measure different held-out texts.
+    """
+    if not before:
+        return []
+    runs = [*before, Origin(folder, math.inf)]
+    rows, texts = [_run(*run) for run in runs], [held_out_texts.of_run(run.folder) for run in runs]
+    for row, was, now in zip(rows[1:], texts, texts[1:], strict=False):
+        row["held_out"] = held_out_texts.differ(was, now, ", of each")
+    return [*_data(before[0].folder), *rows]
+
+
+def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
+    """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds.
+
+    Raises:
+      ConfigError: there is no such folder, or a file in it holds no number.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"
+        )
+    rows = []
+    for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):
+        try:
+            seconds = float(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"{file}: it should hold a number of seconds, and nothing else")
+        rows.append({"name": file.name, "wall_s": seconds, "cost_usd": seconds / 3600 * usd_per_hour})
+    return rows
+
+
+def curves(program: str, records: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
+    """Returns what a kind of training is about, if that is not a loss: words -> (step, value), the held-out figure first."""
+    return {words: _points(records, metric) for metric, words in _FIGURES.get(program, ())}
+
+
+def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict[str, typing.Any]:
+    unknown = dict.fromkeys(("steps", "tokens", "wall_s", "cost_usd"))
+    return {"name": folder.resolve().name, "program": program, "config": "", "phases": []} | unknown | known
+
+
+def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
+    """The row of a run, up to its step `last`."""
+    done = [record for record in records(folder) if record["step"] <= last]
+    book, now, config = ledger.read(folder), latest(done), config_of(folder)
+    first = book["starts"][0] if book["starts"] else {}
+    known = {"wall_s": now.get("wall_s"), "cost_usd": now.get("cost_usd"), "config": _config_name(first.get("command"))}
+    if done:
+        steps = max(0, done[-1]["step"] - first.get("step", 0))  # a branch begins with its origin's steps
+        known |= {"steps": steps, "tokens": steps * config.train.batch_size * config.train.seq_len if config else 0}
+    phases = [row["phase"] for row in book["phases"] if row.get("phase") and row.get("last_step", 0) <= last]
+    program = config.program if config else ""
+    return _row(folder, program, **known, phases=list(dict.fromkeys(phases)), **_figure(program, done))
+
+
+def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
+    """What a kind of training is about, at the start and at the end; "begin" is None if it was measured once."""
+    for metric, words in _FIGURES.get(program, _LOSS):
+        if values := [value for _, value in _points(records, metric)]:
+            return {"figure": words, "begin": values[0] if len(values) > 1 else None, "end": values[-1]}
+    return {"figure": "", "begin": None, "end": None}
+
+
+def _points(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+    return [(r["step"], r[metric]) for r in records if is_number(r.get(metric))]
+
+
+def _config_name(command: object) -> str:
+    """The config that a command line names: "sft" of `jaxlm train sft ...`; "" if it names none."""
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    named = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
+    values = {i + 1 for i, word in enumerate(words) if word.startswith("--") and "=" not in word}
+    plain = [w for i, w in enumerate(words) if i and i not in values and not w.startswith("-") and w not in _COMMANDS]
+    return pathlib.PurePath([*named, *plain, ""][0]).stem
+
+
+def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+    """The row of the prepared data of the run in `folder`, if it has such: in documents, read -> kept."""
+    config = config_of(folder)
+    if not config or config.origin or config.program != "pretrain":
+        return []
+    place, seconds = pathlib.Path(config.data.dir or folder / "data"), None
+    try:
+        sources = json_of((place / "prepared.json").read_bytes())["sources"].values()
+        read, kept = (sum(int(source[key]["documents"]) for source in sources) for key in ("read", "kept"))
+        if folder.resolve() not in place.resolve().parents:  # else the run made it, and its time holds these seconds
+            timings = json_of((place / "timings.json").read_bytes())
+            seconds = float(sum(sum(stages.values()) for stages in timings.values()))
+    except (OSError, *MANGLED):
+        return []
+    return [_row(place, PREPARE, wall_s=seconds, figure="documents", begin=read, end=kept)]

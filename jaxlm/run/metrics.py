@@ -1,0 +1,180 @@
+"""Writes and reads metrics.jsonl, one JSON object a line.
+
+It is append-only. After a resume a step may have two lines, since the steps after the last checkpoint are done again. The
+later line counts. Only process 0 writes. Readers skip what is no record: a line that a crash cut short, or a damaged one. What
+is no number in a record is None to them.
+"""
+
+import collections
+import contextlib
+import errno
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jaxlm.host import console
+from jaxlm.host.files import is_number, json_of, whole
+
+START = "start"  # the machine and price of a start, in the record with which it opens: no metric
+HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
+KEEP = 10_000  # records that wait in memory at most
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Appender:
+    """Appends records to a file, each whole or not at all, and never raises.
+
+    A record that can't be written waits in memory, and is tried again at every later call. If more than `keep` wait, the
+    oldest are dropped. One line says when it begins, and one when it is over.
+
+    Args:
+      path: the file; it and its folder are made when the first record is written.
+      on_full: called when the disk becomes full, to make room. The record is then tried once more.
+      keep: the number of records that may wait.
+    """
+
+    def __init__(self, path: pathlib.Path, on_full: Callable[[], None] | None = None, keep: int = KEEP):
+        self._path, self._on_full = path, on_full
+        self._waiting: collections.deque[bytes] = collections.deque(maxlen=keep)
+        self._descriptor, self._size = -1, -1  # _size: where the last whole record ends; -1 = wherever the file ends
+        self._failing, self._dropped = "", 0
+
+    def append(self, record: bytes) -> None:
+        """Writes a record, and before it those that wait. Does not raise if it can't."""
+        self._dropped += len(self._waiting) == self._waiting.maxlen
+        self._waiting.append(record)
+        self._write()
+
+    def close(self) -> None:
+        """Writes what still waits, flushes it to disk and closes the file. Says what was lost."""
+        self._write()
+        try:
+            if self._descriptor >= 0:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            console.say(f"{self._path} may lack its last lines: {error.strerror}")
+        self._shut()
+        if self._waiting:
+            console.say(f"{self._path} lacks its last {len(self._waiting):,} records: {self._failing}")
+            self._waiting.clear()
+
+    def _write(self) -> None:
+        error = self._attempt()
+        if error and error.errno in _FULL and self._on_full and not self._failing:
+            with contextlib.suppress(OSError):
+                self._on_full()
+            error = self._attempt()
+        if error and not self._failing:
+            self._failing = error.strerror or str(error)
+            console.say(f"{self._path} can't be written ({self._failing}): it goes on once it can, and training now")
+        elif not error and self._failing:
+            lost = f"{self._dropped:,} records were lost" if self._dropped else "nothing was lost"
+            console.say(f"{self._path} is written again; {lost}")
+            self._failing, self._dropped = "", 0
+
+    def _attempt(self) -> OSError | None:
+        """Writes all records that wait, until one fails; returns why."""
+        try:
+            if self._waiting and self._descriptor < 0:
+                self._open()
+            while self._waiting:
+                left = memoryview(self._waiting[0])
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+                self._size += len(self._waiting.popleft())
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the part of a record that was written: it goes now, for readers
+                if self._descriptor >= 0:
+                    os.ftruncate(self._descriptor, self._size)
+            self._shut()  # a file handle that failed once may never work again (ESTALE)
+            return error
+        return None
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        if 0 <= self._size < size:  # that part could not be taken away before
+            os.ftruncate(self._descriptor, self._size)
+        else:
+            self._size = size
+
+    def _shut(self) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class JsonLines(Appender):
+    """Appends JSON objects to a file, one a line. Opening it removes a last line that a crash cut short."""
+
+    def __init__(self, path: pathlib.Path, on_full: Callable[[], None] | None = None):
+        if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+            os.truncate(path, data.rfind(b"\n") + 1)
+        super().__init__(path, on_full)
+
+    def write(self, record: dict) -> None:
+        """Writes one object. NaN and infinities become null, since JSON has neither."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self.append((json.dumps(clean) + "\n").encode())
+
+
+def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
+    """Yields the records of metrics.jsonl in their order; none if there is no file. Skips lines that are no records.
+
+    Args:
+      containing: yield only the lines that contain this text, which is faster than to parse them all.
+    """
+    try:
+        lines = open(path, encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    with lines:
+        for line in lines:
+            try:
+                record = json_of(line, object) if containing in line else None
+            except ValueError:
+                continue
+            if isinstance(record, dict) and whole(0).holds(record.get("step")):
+                yield {name: v if is_number(v) or name == START else None for name, v in record.items()}
+
+
+def read(path: pathlib.Path) -> dict[int, dict]:
+    """Returns step -> metrics. Merges all lines of a step; if two lines have the same metric, the later value counts."""
+    steps: dict[int, dict] = {}
+    for record in records(path):
+        steps.setdefault(record["step"], {}).update({name: v for name, v in record.items() if name != START})
+    return steps
+
+
+def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, float]:
+    """Returns step -> the last `val/loss` of each step that was evaluated, NaN if it was not finite; {} without a file.
+
+    Args:
+      rollbacks: the entries of run.json. What was measured in their steps before them is no more true.
+    """
+    losses = {r["step"]: r.get(HELD_OUT) for r in valid(path, '"val/', rollbacks)}
+    return {step: math.nan if loss is None else loss for step, loss in losses.items()}
+
+
+def train_losses(path: pathlib.Path, done: int, rollbacks: Sequence[Mapping] = ()) -> dict[int, float]:
+    """Returns step -> training loss of the logged steps up to `done`, ascending, without those that are not finite."""
+    losses = {r["step"]: r["train/loss"] for r in valid(path, '"train/loss"', rollbacks) if r["step"] <= done}
+    return {step: losses[step] for step in sorted(losses) if is_number(losses[step])}
+
+
+def benchmarked(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> set[int]:
+    """Returns the steps after which a run answered benchmarks, without those that a rollback undid; none without a file."""
+    records = valid(path, '"eval/', rollbacks)
+    return {record["step"] for record in records if any(name.startswith("eval/") for name in record)}
+
+
+def valid(path: pathlib.Path, containing: str, rollbacks: Sequence[Mapping]) -> Iterator[dict]:
+    """Yields the `records` that no rollback undid since."""
+    for record in records(path, containing):
+        step, time = record["step"], record.get("time") or 0.0
+        if not any(step >= rollback["steps"][0] and time < rollback["time"] for rollback in rollbacks):
+            yield record

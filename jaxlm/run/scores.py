@@ -1,0 +1,75 @@
+"""By what the best checkpoints of a run are chosen: `checkpoint.best_metric`, any name in metrics.jsonl. Imports no JAX."""
+
+import difflib
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from jaxlm.config import CheckpointConfig
+from jaxlm.host.files import is_number
+from jaxlm.run import ledger, metrics
+
+_EVALUATIONS = ("val/", "eval/")  # how the names begin of what is not measured at every logged step
+
+
+class Scores(dict[int, float]):
+    """step -> the score of a checkpoint, the lowest of which is best: the metric, or minus it where the highest is best.
+
+    Args:
+      config: `config.checkpoint`.
+
+    Attributes:
+      losses: step -> held-out loss, NaN if it was not finite.
+    """
+
+    def __init__(self, config: CheckpointConfig):
+        super().__init__()
+        self._config, self._sign = config, -1.0 if config.best_is == "highest" else 1.0
+        self._names: set[str] = set()  # of the metrics seen so far
+        self.losses: dict[int, float] = {}
+
+    def note(self, step: int, figures: Mapping[str, object]) -> None:
+        """Takes the metric of a step out of figures for metrics.jsonl. The later value of a step counts."""
+        self._names |= figures.keys()
+        if self._config.best_metric in figures:
+            figure = figures[self._config.best_metric]
+            self[step] = self._sign * float(figure) if is_number(figure) else math.nan
+
+    def read(self, folder: pathlib.Path) -> "Scores":
+        """Takes in what metrics.jsonl of a run says, without what a rollback undid; returns itself."""
+        path, rollbacks = folder / "metrics.jsonl", ledger.read(folder)["rollbacks"]
+        for record in metrics.valid(path, json.dumps(self._config.best_metric), rollbacks):
+            self.note(record["step"], record)
+        self.losses |= metrics.held_out_losses(path, rollbacks)
+        return self
+
+    def pairs(self) -> list[list[list[float]]]:
+        """Returns scores and losses as lists of pairs, for processes that can't read the run's files; see `take`."""
+        return [list(map(list, figures.items())) for figures in (self, self.losses)]
+
+    def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
+        """Takes in what `pairs` of the first process returned."""
+        self.update({int(step): score for step, score in scores})
+        self.losses.update({int(step): loss for step, loss in losses})
+
+    def forget(self, first_bad: int) -> None:
+        """Forgets the steps from `first_bad` on, which a rollback undid."""
+        for figures in (self, self.losses):
+            for undone in [step for step in figures if step >= first_bad]:
+                del figures[undone]
+
+    def missing(self) -> str:
+        """Returns a line if no metric seen so far has the name that is asked for; else "".
+
+        A name of an evaluation is missed once there was one. The default, `val/loss`, may be missing: nothing need be held out.
+        """
+        name = self._config.best_metric
+        kind = next((kind for kind in _EVALUATIONS if name.startswith(kind)), "")
+        due = any(seen.startswith(kind) for seen in self._names)
+        if not self._config.keep_best or not due or name in self._names or name == metrics.HELD_OUT:
+            return ""
+        near = difflib.get_close_matches(name, self._names, n=1)
+        plain = [seen for seen in self._names if seen.startswith(("train/", *_EVALUATIONS)) and seen.count("/") < 3]
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(plain))}"
+        return f"config.checkpoint.best_metric={name}: metrics.jsonl has no such name, so no checkpoint is the best; {hint}"

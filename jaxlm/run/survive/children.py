@@ -1,0 +1,229 @@
+"""The process that trains under the supervisor, how it died, and whether another start would get further."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jaxlm.host import files
+from jaxlm.run import clock, supervised
+from jaxlm.run.survive import hangs
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STACK_LINES = 12
+_TRACKERS_S = 2.0  # Python's resource tracker needs them to remove shared memory that its processes left
+_READ_S = 10.0  # for the storage to name the checkpoints
+_LONGEST_WAIT_S = 300.0  # between two starts
+
+
+class Child:
+    """A process in a group of its own, with a pulse.
+
+    Args:
+      command: what to start.
+      environment: variables to add to those of this process.
+      passed: variable -> file descriptor to pass on, whose number the variable names. They are closed here.
+      output: a file that takes what it says and prints; None: where this process does.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        passed: Mapping[str, int],
+        output: typing.IO[bytes] | None = None,
+    ):
+        self._pulse, pulse = clock.Pulse.create()
+        self._stacks = os.memfd_create("jaxlm-stacks")
+        passed = {**passed, clock.PULSE: pulse, supervised.STACKS: os.dup(self._stacks)}
+        numbers = {name: str(descriptor) for name, descriptor in passed.items()}
+        self._killed_before = _out_of_memory_kills()
+        self.started = time.monotonic()
+        # A ctrl-C in its first moments waits until `supervised.adopt`: before, it would end in a traceback of Python's.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **numbers, supervised.PARENT: str(os.getpid()), **environment},
+                process_group=0,
+                pass_fds=[*passed.values()],
+                stdout=output,
+                stderr=output,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for descriptor in passed.values():
+                os.close(descriptor)
+        self.pid = self._process.pid
+        self._ended = os.pidfd_open(self.pid)
+        self._last = hangs.Sign(0, self.started)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True if the kernel killed a process of this container for want of memory since the start."""
+        return _out_of_memory_kills() > self._killed_before
+
+    def ended(self, timeout_s: float = 0.0) -> bool:
+        """Waits for the end, at most this long; returns True if the process has ended."""
+        return bool(select.select([self._ended], [], [], timeout_s)[0])
+
+    def sign(self) -> hangs.Sign:
+        """Returns the last sign of life; the start itself before the first one."""
+        if sign := self._pulse.read():
+            self._last = hangs.Sign(*sign)
+        return self._last
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._ended, number)
+
+    def send_all(self, number: int) -> None:
+        """Sends a signal to the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def kill(self, timeout_s: float) -> None:
+        """Kills the process and all that it started, and waits for its end, at most this long."""
+        if not self.ended():
+            self.send_all(signal.SIGKILL)
+            self.ended(timeout_s)
+
+    def reap(self) -> int:
+        """Returns the exit code, below 0 the signal, of a process that has ended, and ends what it left behind."""
+        # It is not waited for yet, so that no other process can have the number of its group.
+        self.send_all(signal.SIGTERM)
+        end = time.monotonic() + _TRACKERS_S
+        while any(self._group()) and time.monotonic() < end:
+            time.sleep(0.05)
+        self.send_all(signal.SIGKILL)
+        code = self._process.wait()
+        os.close(self._ended)
+        os.close(self._stacks)
+        return code
+
+    def processor_s(self) -> float:
+        """Returns the seconds of processor time that the process and all that it started have used."""
+        # In user and kernel mode, its ended children's as well: see proc(5), utime to cstime.
+        return sum(sum(map(int, fields[11:15])) for fields in self._group()) / _TICKS
+
+    def stacks(self, timeout_s: float) -> str:
+        """Returns the stacks of all threads, which the process writes itself, also while it hangs; "" if it can't."""
+        first = size = os.fstat(self._stacks).st_size
+        self.send(signal.SIGCONT)  # one that was stopped can't tell
+        self.send(signal.SIGUSR1)
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            before, size = size, os.fstat(self._stacks).st_size
+            if size == before > first:  # it has written all
+                break
+        return os.pread(self._stacks, size - first, first).decode("utf-8", "replace")
+
+    def _group(self) -> Iterator[list[str]]:
+        """The fields of /proc/PID/stat, from the third on, of each process of the group that has not ended."""
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
+                text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+                fields = text.rpartition(")")[2].split()  # the name before them may hold blanks
+                if fields[2] == str(self.pid) and fields[0] != "Z":
+                    yield fields
+
+
+def main_thread(stacks: str) -> list[str]:
+    """Returns the top of the main thread's stack: the last that faulthandler writes, its latest call first."""
+    lines = stacks.rstrip().splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))]
+    return lines[starts[-1] :][:_STACK_LINES] if starts else ["it does not answer"]
+
+
+def _out_of_memory_kills() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in pathlib.Path("/sys/fs/cgroup/memory.events").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """How a child ended, after which step, in which activity (`clock.ACTIVITIES`)."""
+
+    code: int  # below 0: the signal that ended it
+    step: int
+    activity: str
+    hung: float = 0.0  # the seconds without a sign of life, if it was ended for that
+    out_of_memory: bool = False  # the kernel ended a process for want of memory meanwhile
+    stuck: bool = False  # it could not be ended
+    fault: bool = False  # storage or network failed before its first step, as it said, and nobody else starts it again
+
+    def words(self) -> str:
+        """Returns what happened, for the user."""
+        if self.hung:
+            return f"training hung after step {self.step}"
+        if self.code >= 0:
+            return f"training failed (exit code {self.code}) after step {self.step}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        memory = " (the machine is out of memory)" if self.out_of_memory else ""
+        return f"training was ended by {name} after step {self.step}{memory}"
+
+
+class Progress:
+    """What the starts so far achieved, judged by their checkpoints and the steps at which they died.
+
+    Starts may die of storage or network before their first step for `patience_s`.
+
+    Attributes:
+      newer: True if there was a newer checkpoint at the last death than at the one before.
+      again: True if another start would die as the last one did.
+      met: the `time.monotonic()` at which all processes of the run were last seen at work; None if never.
+    """
+
+    def __init__(self, checkpoints: pathlib.Path, patience_s: float):
+        self._checkpoints, self._patience_s = checkpoints, patience_s
+        self._fault_began: float | None = None  # when the first of the last starts died of storage or network
+        self._newest = self._latest()
+        self._died_at: set[int] = set()  # the steps since the newest checkpoint at which a start died
+        self.met: float | None = None
+        self.newer = self.again = False
+
+    def note(self, death: Death) -> None:
+        """Notes how a start ended."""
+        newest, now = self._latest(), time.monotonic()
+        self.newer = newest > self._newest
+        if self.newer:
+            self._newest, self._died_at = newest, set()
+        if self.newer or death.activity != clock.START:
+            self.met = now
+        if death.fault:  # it may pass by itself: time counts, not how often
+            self._fault_began = self._fault_began or now
+            self.again = now - self._fault_began > self._patience_s
+        else:
+            self._fault_began = None
+            self.again = death.step in self._died_at
+            self._died_at.add(death.step)
+
+    def _latest(self) -> int:
+        """The newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
+        names = within(_READ_S, lambda: os.listdir(self._checkpoints)) or []
+        return max((int(name) for name in names if files.is_step(name)), default=-1)
+
+
+def within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
+    """Returns what `action` returns; None if the storage fails, or does not answer in time."""
+    with contextlib.suppress(OSError, files.NoAnswer):
+        return files.within(seconds, action)
+    return None
+
+
+def backoff(first_s: float, failures: int) -> float:
+    """Returns the seconds to wait after so many deaths with no newer checkpoint in between."""
+    return min(first_s * 2 ** min(failures - 1, 30), _LONGEST_WAIT_S)

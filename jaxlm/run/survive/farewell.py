@@ -1,0 +1,228 @@
+"""The end of a run: a cloud's notice that it comes, the mirror, messages, and the command that stops paying.
+
+The outermost process does all this, which is the supervisor if there is one, so that it happens after a crash too. Imports
+no JAX.
+"""
+
+import dataclasses
+import datetime
+import os
+import pathlib
+import threading
+import time
+import typing
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+
+from jaxlm.config import Config, ConfigError, RunError, milestones
+from jaxlm.host.files import is_step
+from jaxlm.run import ledger
+from jaxlm.run.checkpoints.mirror import Mirror
+from jaxlm.run.scores import Scores
+from jaxlm.run.survive import notify
+from jaxlm.run.survive.children import within
+
+READ_S = 10.0  # that the storage has for each read of the run's folder; what it does not tell by then is unknown
+_AROUND_COPY_S = 60.0  # for all that is read around the copy to the mirror
+_LOOK_S = 2.0  # between two looks for the first process's word that all is mirrored
+_EVENTS = {0: "end", 3: "gate", 4: "end"}
+_ASK_EVERY_S, _ANSWER_S = 5.0, 2.0  # of the cloud's own server
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A start of the run, as run.json may know it.
+
+    Attributes:
+      pid: the process that trained; None if it may be one of another host.
+      since: the Unix seconds before which it did not begin.
+    """
+
+    pid: int | None
+    since: float
+
+    def ended(self, folder: pathlib.Path) -> dict:
+        """Returns how run.json says that this start ended; {} if it died before it could say so, or nothing can be read."""
+        starts = within(READ_S, lambda: ledger.read(folder)["starts"])
+        last = starts[-1] if starts else {}
+        try:
+            began = datetime.datetime.fromisoformat(last["time"]).timestamp()
+        except (LookupError, TypeError, ValueError):
+            return {}
+        ours = began >= self.since and self.pid in (None, last.get("pid"))
+        return (last.get("ended") or {}) if ours else {}
+
+
+def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
+    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises.
+
+    `signalled`: the signal that asked the run to stop.
+    """
+    folder = pathlib.Path(config.workdir)
+    ended = start.ended(folder)
+    why, step = ended.get("why") or f"exit code {code}", ended.get("step")
+    event = "budget" if ended.get("cause") == "budget" else _EVENTS.get(code, "crash")
+    notify.tell(config.notify, event, f"{folder.name} ended with exit code {code}: {why}", folder, step)
+    if any(dataclasses.astuple(config.runs.on_exit)):
+        by_hand = notify.at_terminal(signalled)
+        mirrored = by_hand or is_mirrored(config, folder, start)
+        notify.at_exit(config.runs, code, why, mirrored, folder, step=step, by_hand=by_hand)
+    notify.wait()
+
+
+def open_mirror(
+    config: Config, folder: pathlib.Path, scores: Scores, alive: Callable[[], None] = lambda: None
+) -> Mirror | None:
+    """Returns the mirror, from which the run has come back if its folder was lost; None without one.
+
+    Milestones and the best checkpoints are safe from its rotation.
+
+    Args:
+      scores: by which the best checkpoints are chosen. Gets those of metrics.jsonl; the caller may add later ones.
+      alive: called while files come back.
+
+    Raises:
+      ConfigError, RunError: as `Mirror` and `Mirror.restore` do.
+    """
+    c = config.checkpoint
+    if not c.mirror:
+        return None
+    pinned = {phase.last for phase in milestones.planned(config.phases, config.train)}
+    mirror = Mirror(c.mirror, c, folder, pinned=pinned, scores=scores)
+    mirror.restore(alive)
+    scores.read(folder)
+    return mirror
+
+
+def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
+    """True if the mirror holds the newest checkpoint, or there is none. Copies it first where a crash prevented that.
+
+    What can't be read may be a checkpoint that the mirror does not hold.
+    """
+    if not config.checkpoint.mirror:
+        return True
+    checkpoints = within(READ_S, lambda: _checkpoints(folder))
+    if not checkpoints:
+        return checkpoints is not None
+    seconds = config.checkpoint.mirror_timeout_s
+    if config.distributed.process_id > 0:
+        return _heard(folder, start, seconds)
+    if start.ended(folder).get("mirrored"):
+        return True
+    # Tried with a short time first: the copy, which has a long one, would wait for the same file.
+    if within(READ_S, lambda: Scores(config.checkpoint).read(folder)) is None:
+        return False
+    return bool(within(seconds + _AROUND_COPY_S, lambda: _copied(config, folder, checkpoints)))
+
+
+def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints, whole or not."""
+    try:
+        return [path for path in (folder / "checkpoints").iterdir() if path.name[:1].isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path]) -> bool:
+    """Copies the newest checkpoint that was verified; returns True if the mirror then holds the newest of all."""
+    try:
+        mirror = open_mirror(config, folder, Scores(config.checkpoint))
+        verified = [path for path in checkpoints if (path / "checksums.json").exists()]
+        if steps := [int(path.name) for path in verified if is_step(path.name)]:
+            mirror.begin(max(steps))
+        return mirror.close(config.checkpoint.mirror_timeout_s)
+    except (ConfigError, RunError):
+        return False
+
+
+def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
+    """Waits for what the first process, on another host, says in run.json."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if start.ended(folder).get("mirrored"):
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+def watch_for_notices(
+    clouds: Sequence[str], act: Callable[[], None], say: Callable[[str], None], every_s: float = _ASK_EVERY_S
+) -> Callable[[], None]:
+    """Asks each of `clouds` (`runs.notices`) in a thread of its own, and calls `act` once if one takes this machine away.
+
+    GCE tells 30 seconds before, AWS two minutes before. Others, such as RunPod, say nothing, or SIGTERM 5 seconds before:
+    there only what is already saved counts.
+
+    Returns a function that ends the threads. The environment variables GCE_METADATA_HOST and
+    AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers than the usual ones, as the clouds' own libraries take them.
+    """
+    over = threading.Event()
+
+    def ask(cloud: Gce | Aws) -> None:
+        failed = False
+        while not over.is_set():
+            try:
+                if words := cloud.notice():
+                    say(f"{cloud.name} takes this machine away ({words}): the run stops, and its state is saved")
+                    over.set()
+                    return act()
+            except (OSError, ValueError) as error:
+                if not failed:
+                    line = f"no answer from {cloud.server} ({error}); no notice is seen until it answers"
+                    say(f"runs.notices={cloud.key}: {line}")
+                failed = True
+            over.wait(every_s)
+
+    for key in clouds:
+        cloud = next(kind for kind in (Gce, Aws) if kind.key == key)
+        threading.Thread(target=ask, args=(cloud(),), daemon=True).start()
+    return over.set
+
+
+class Gce:
+    """https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
+
+    key, name = "gce", "Google Compute Engine"
+
+    def __init__(self):
+        self.server = f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
+
+    def notice(self) -> str:
+        """Returns what the cloud says of the end of this machine; "" if it says nothing. Raises OSError."""
+        url = f"{self.server}/computeMetadata/v1/instance/preempted"
+        return "preempted" if _ask(url, headers={"Metadata-Flavor": "Google"}).upper() == "TRUE" else ""
+
+
+class Aws:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, by IMDSv2"""
+
+    key, name = "aws", "AWS"
+
+    def __init__(self):
+        self.server = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
+        self._token = ""
+
+    def notice(self) -> str:
+        """Returns what the cloud says of the end of this machine; "" if it says nothing. Raises OSError."""
+        if not self._token:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+            self._token = _ask(f"{self.server}/latest/api/token", headers=ttl, method="PUT")
+        url = f"{self.server}/latest/meta-data/spot/instance-action"
+        try:
+            return _ask(url, headers={"X-aws-ec2-metadata-token": self._token})
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return ""  # nothing is planned
+            if error.code == 401:
+                self._token = ""  # it has run out
+            raise
+
+
+# The clouds' servers are on the machine's own link: never through a proxy.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _ask(url: str, **request: typing.Any) -> str:
+    with _opener.open(urllib.request.Request(url, **request), timeout=_ANSWER_S) as answer:
+        return " ".join(answer.read(10_000).decode("utf-8", "replace").split())

@@ -1,0 +1,264 @@
+"""Tells the world how a run fares: messages, a heartbeat, and the command that stops paying for the machine.
+
+https:// and http:// URLs are webhooks: they get JSON by POST, in the form that Slack, Discord and your own server can read.
+All other schemes (mailto://, ntfy://, tgram://, ...) are sent by apprise (https://github.com/caronc/apprise), which is an
+extra. Nothing here raises into training or holds it up. This module imports no JAX: the supervisor uses it.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import http.client
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+
+from jaxlm.config import ConfigError, NotifyConfig, RunsConfig
+from jaxlm.host import console
+from jaxlm.host.redact import redact, redact_url
+
+TIMEOUT_S = 10.0  # of one try, and of the wait for messages under way when the program ends
+TRIES = 3
+PAUSE_S = 1.0  # before the second try; twice that before the third
+MOST_CHARS = 1900  # Discord refuses more than 2000
+COMMAND_S = 300.0  # of a command of runs.on_exit
+CAUSES = {0: "done", 1: "failed", 2: "failed", 3: "gate", 4: "stopped"}  # exit code -> key of runs.on_exit
+_HEADERS = {"User-Agent": "jaxlm", "Content-Type": "application/json"}  # Discord refuses urllib's own name
+
+_lock = threading.Lock()
+_senders: list[threading.Thread] = []
+_told: set[str] = set()  # addresses whose failure was said
+
+
+def check(notify: NotifyConfig) -> None:
+    """Raises ConfigError if a URL is malformed, or needs apprise and that is not installed. Nothing is sent."""
+    for i, url in enumerate(notify.urls):
+        _check_url(f"config.notify.urls[{i}]={_shown(url)}", url)
+    if url := notify.heartbeat_url:
+        shown = f"config.notify.heartbeat_url={_shown(url)}"
+        if not _is_webhook(url):
+            raise ConfigError(f"{shown} must begin with https:// or http://")
+        _check_url(shown, url)
+
+
+def _is_webhook(url: str) -> bool:
+    return url.partition(":")[0].lower() in ("http", "https")
+
+
+def _check_url(shown: str, url: str) -> None:
+    scheme, separator, _ = url.partition("://")
+    if not separator or not scheme.replace("+", "").isalnum() or any(c.isspace() for c in url):
+        raise ConfigError(
+            f"{shown} is no URL: write it as https://HOST/... or as apprise does (mailto://, ntfy://, ...)"
+        )
+    if _is_webhook(url):
+        try:
+            parts = urllib.parse.urlsplit(url)
+            whole = bool(parts.hostname) and parts.port != 0  # `port` raises if it is no number
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ConfigError(f"{shown} has no host, or no number as its port: write https://HOST[:PORT]/...")
+    elif not importlib.util.find_spec("apprise"):
+        raise ConfigError(f'{shown} needs apprise: pip install "jaxlm[notify]"; https:// webhooks need nothing')
+    elif not _apprise(url):
+        raise ConfigError(f"{shown} is refused by apprise: `apprise --help` and its wiki list the forms of URLs")
+
+
+def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike, step: int | None = None) -> None:
+    """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises.
+
+    Webhooks get {"text", "content", "event", "run", "host", "step"}; `text` (Slack) and `content` (Discord) are the
+    same message. A failure is tried again twice, and said in one line the first time.
+    """
+    if event not in notify.events or not notify.urls:
+        return
+    run, host = pathlib.Path(workdir).name or str(workdir), socket.gethostname()
+    message = f"jaxlm {event}: {run} on {host}{'' if step is None else f', step {step}'}: {text}"[:MOST_CHARS]
+    body = {"text": message, "content": message, "event": event, "run": str(workdir), "host": host, "step": step}
+    for i, url in enumerate(notify.urls):
+        if _is_webhook(url):
+            _beside(f"notify.urls[{i}]", url, lambda url=url: _request(url, json.dumps(body).encode()))
+        else:
+            _beside(f"notify.urls[{i}]", url, lambda url=url: _by_apprise(url, message, f"jaxlm {event}: {run}"))
+
+
+class Heartbeat:
+    """Asks `notify.heartbeat_url` (GET, as healthchecks.io wants it) at most every `heartbeat_minutes` while steps go on.
+
+    A run that hangs, or whose machine is gone, no longer asks. The service that waits for the requests then alarms you.
+    """
+
+    def __init__(self, notify: NotifyConfig):
+        self._url, self._every_s = notify.heartbeat_url, 60 * notify.heartbeat_minutes
+        self._last: tuple[float, int] | None = None
+
+    def beat(self, step: int) -> None:
+        """Notes that training has done `step` steps. Call it as often as you like: returns at once and never raises."""
+        now = time.monotonic()
+        if not self._url or (self._last and (now - self._last[0] < self._every_s or step == self._last[1])):
+            return
+        self._last = (now, step)
+        _beside("notify.heartbeat_url", self._url, lambda: _request(self._url))
+
+
+def wait(seconds: float = TIMEOUT_S) -> None:
+    """Waits until all messages under way are sent or given up, at most for `seconds`.
+
+    Python's normal end calls this. Call it before anything that ends the process or the machine at once.
+    """
+    end = time.monotonic() + seconds
+    for thread in list(_senders):
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+atexit.register(wait)
+
+
+def _beside(key: str, url: str, send: Callable[[], str]) -> None:
+    """Calls `send` in a thread until it returns "" (sent) or has failed TRIES times."""
+
+    def work() -> None:
+        for attempt in range(TRIES):
+            time.sleep(PAUSE_S * attempt)
+            problem = _attempt(send)
+            if not problem:
+                return
+        with _lock:
+            first = url not in _told
+            _told.add(url)
+        if first:
+            reason = f"can't be reached: {problem}"
+            _say(f"config.{key} ({_shown(url)}) {reason}; the run goes on, and this is not said again")
+
+    thread = threading.Thread(target=work, name="notify", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no more threads, or Python is ending
+        thread.start()
+        _senders[:] = [*filter(threading.Thread.is_alive, _senders), thread]
+
+
+def _attempt(send: Callable[[], str]) -> str:
+    """What went wrong in one try, "" if nothing did. No library's error, whatever its class, may end training."""
+    try:
+        return send()
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code}"
+    except urllib.error.URLError as error:
+        return str(error.reason)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    except Exception as error:
+        return type(error).__name__
+
+
+def _request(url: str, body: bytes | None = None) -> str:
+    request = urllib.request.Request(url, data=body, headers=_HEADERS)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        reply.read(1)
+    return ""
+
+
+def _by_apprise(url: str, message: str, title: str) -> str:
+    sender = _apprise(url)
+    return "" if sender and sender.notify(message, title=title) else "apprise could not deliver it"
+
+
+def _apprise(url: str):  # the class is apprise's, which may not be installed
+    """Returns apprise's sender for one URL; None if apprise knows no such URL. It logs URLs, so it may not log."""
+    import apprise
+
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    return apprise.Apprise.instantiate(url, suppress_exceptions=True)
+
+
+def at_exit(
+    runs: RunsConfig,
+    code: int,
+    why: str,
+    mirrored: bool,
+    workdir: str | os.PathLike,
+    *,
+    step: int | None = None,
+    by_hand: bool = False,
+) -> None:
+    """Runs the command of `runs.on_exit` for this exit code, in a shell. Returns after it ended, and never raises.
+
+    The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR in its environment. Its output goes to standard error. After
+    COMMAND_S seconds it is ended. Messages under way are sent first, because the command may end the machine.
+
+    Args:
+      why: why the run ended, in one line.
+      mirrored: True if the newest checkpoint was read back from the mirror. Else only `runs.on_exit_unmirrored` lets it run.
+      step: the step that is not in the mirror yet, for the message.
+      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`): they see that the machine still runs.
+    """
+    cause = CAUSES.get(code, "failed")
+    key, command = f"runs.on_exit.{cause}", dataclasses.asdict(runs.on_exit)[cause]
+    if not command:
+        return
+    if by_hand:
+        _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
+        return
+    if not mirrored and not runs.on_exit_unmirrored:
+        what = "the last checkpoint" if step is None else f"step {step}"
+        _say(f"{key} not run: {what} is not in the mirror yet")
+        return
+    wait()
+    _say(f"{key}: {redact(command)}")
+    with contextlib.suppress(OSError):  # a relative path, and the folder in which the command was given is gone
+        workdir = os.path.abspath(workdir)
+    facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", ""), "JAXLM_WORKDIR": str(workdir)}
+    try:
+        _shell(command, os.environ | facts, key)
+    except (OSError, ValueError) as error:
+        _say(f"{key} can't be run: {error}")
+
+
+def at_terminal(number: int | None) -> bool:
+    """Returns True if signal `number` is SIGINT and a terminal is at standard input: a person pressed ctrl-C."""
+    try:
+        return number == signal.SIGINT and os.isatty(sys.__stdin__.fileno())
+    except (AttributeError, OSError, ValueError):  # there is no standard input, or it is closed
+        return False
+
+
+def _shell(command: str, environment: dict[str, str], key: str) -> None:
+    """Runs the command in a session of its own, so that no ctrl-C or hang-up of ours ends it half-way."""
+    process = subprocess.Popen(
+        command,
+        shell=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        start_new_session=True,
+        restore_signals=False,  # SIGPIPE stays ignored: a line that nobody reads does not end the command
+    )
+    try:
+        if code := process.wait(COMMAND_S):
+            _say(f"{key} failed with exit code {code}; the machine may still run")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        _say(f"{key} was ended: it took more than {COMMAND_S:g} s; the machine may still run")
+
+
+def _say(text: str) -> None:
+    """Says a line. If nobody can read it (`| tee` was killed, the terminal is gone), what follows is done all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        console.say(text)
+
+
+def _shown(url: str) -> str:
+    """What may be shown of a URL: whoever knows all of it can send messages."""
+    return redact_url(url, webhook=True)

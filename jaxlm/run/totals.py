@@ -1,0 +1,145 @@
+"""Carries a run's time and dollars over from earlier starts, and finds when this start began.
+
+Every second since the run first began is paid at the price of the start in which it passed, and never priced again.
+"""
+
+import dataclasses
+import datetime
+import os
+import pathlib
+import time
+
+from jaxlm.host import files
+from jaxlm.run import ledger, metrics, supervised
+from jaxlm.run.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """What a run took until this start began.
+
+    Attributes:
+      wall_s: all seconds. It includes the gap since the previous start died, on the same machine.
+      cost_usd: what they cost.
+    """
+
+    wall_s: float = 0.0
+    cost_usd: float = 0.0
+
+    def with_now(self, wall_s: float, usd_per_hour: float) -> float:
+        """Returns the dollars of all starts: `wall_s` are the seconds of all, `usd_per_hour` is the price of this one."""
+        return self.cost_usd + (wall_s - self.wall_s) / 3600 * usd_per_hour
+
+
+def begun() -> float:
+    """Returns the `time.monotonic()` at which this start began: the supervisor says it, else this process' own start."""
+    since = supervised.since()
+    return process_began() if since is None else since
+
+
+def process_began() -> float:
+    """Returns the `time.monotonic()` at which this process started (Linux; elsewhere, now)."""
+    now = time.monotonic()
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine booted; see proc(5), starttime
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now
+    return now - max(age, 0.0) if ticks else now
+
+
+def opening(record: dict, usd_per_hour: float, refused: bool = False) -> dict:
+    """Returns the record with which a start opens its books: `record`, its machine and its price. See `carry_on`.
+
+    The start may die before it stands in run.json; then the next one knows from this record what the time since cost.
+    `refused`: it closes them, since it ends with exit code 2 before its first step.
+    """
+    return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour, "refused": refused}}
+
+
+def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
+    """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
+
+    If the start before ran on this machine, which has not been booted since, the time from its last record until now was
+    paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
+    that start did all its steps, or was refused before its first one.
+
+    Reads metrics.jsonl and run.json, so only the first process calls this. Records by older versions have only `wall_s`:
+    that counts as STEP.
+    """
+    highest, last = 0, None
+    for record in metrics.records(folder / "metrics.jsonl"):
+        highest = max(highest, record["step"])
+        if all(files.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
+            last = record
+    clock.redo = highest
+    if last is None:
+        return Earlier()
+    spent, before = _activities(last), _before(last, ledger.read(folder)["starts"])
+    for name, seconds in spent.items():
+        clock.add(name, seconds)
+    gap = _gap(clock, last, before)
+    hung = min(supervised.lost().get(HUNG, 0.0), gap)
+    clock.add(HUNG, hung)
+    clock.add(DOWN, gap - hung)
+    return Earlier(sum(spent.values()) + gap, last["cost_usd"] + gap / 3600 * _price(before, last))
+
+
+def _before(last: dict, starts: list[dict]) -> dict:
+    """Returns the start before, as run.json has it, {} without one. One that died too early for it left an `opening`."""
+    start = starts[-1] if starts else {}
+    opened = last.get(metrics.START)
+    if not isinstance(opened, dict):
+        return start
+    price = {"hardware": opened, "usd_per_hour": opened.get("usd_per_hour")}
+    refused = {"step": 0, "ended": {"code": 2, "step": 0}}
+    return price | (refused if opened.get("refused") else {"ended": start.get("ended")})
+
+
+def _activities(record: dict) -> dict[str, float]:
+    """Returns the seconds of each activity up to a record."""
+    spent = {name: record.get(f"time/{name}_s", 0.0) for name in ACTIVITIES}
+    if f"time/{STEP}_s" in record and all(files.is_number(seconds) and seconds >= 0 for seconds in spent.values()):
+        return spent
+    return dict.fromkeys(ACTIVITIES, 0.0) | {STEP: record["wall_s"]}
+
+
+def _gap(clock: Clock, last: dict, start: dict) -> float:
+    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them."""
+    hardware, here = start.get("hardware"), ledger.machine()
+    if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
+        return 0.0
+    signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if files.is_number(t)]
+    if not signs:
+        return 0.0
+    # A supervisor counts a start from before its process was up. Until then it is the gap's time, not the clock's START.
+    unix = time.time() - time.monotonic()  # of monotonic time 0
+    then, began = max(signs), unix + clock.began
+    up = max(then, began, min(unix + process_began(), time.time()))
+    clock.add(START, began - up)
+    return 0.0 if _not_the_run_s(start) else up - then
+
+
+def _not_the_run_s(start: dict) -> bool:
+    """True if the time since a start is not the run's: it did all its steps, or was refused before its first one."""
+    ended = start.get("ended")
+    if not isinstance(ended, dict):
+        return False
+    return ended.get("code") == 0 or (ended.get("code") == 2 and ended.get("step", 0) <= start.get("step", -1))
+
+
+def _seconds(iso: object) -> float | None:
+    """Returns Unix seconds of an ISO time; None if it is none."""
+    try:
+        return datetime.datetime.fromisoformat(iso).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _price(start: dict, last: dict) -> float:
+    """Returns the dollars an hour of a start. Ledgers by older versions do not name it: then all had the same one."""
+    price = start.get("usd_per_hour")
+    if files.is_number(price):
+        return price
+    return last["cost_usd"] / last["wall_s"] * 3600 if last["wall_s"] else 0.0

@@ -1,0 +1,157 @@
+"""Makes the run's folder, and raises ConfigError if the run can't work or does not belong in that folder."""
+
+import dataclasses
+import pathlib
+from collections.abc import Collection, Mapping
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import config_dict
+
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, config_files
+from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.shards.manifest import MANIFEST
+from jaxlm.devices import sharding
+from jaxlm.host import files
+from jaxlm.host.console import say
+from jaxlm.host.files import is_step, within
+from jaxlm.plan import accelerators
+from jaxlm.run import loggers
+from jaxlm.run.checkpoints import restore, weights
+
+TOKENIZER = config_files.TOKENIZER
+# Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
+_FREE_KEYS = ("attention", "dtype", "dropout", "fp8", "fuse_projections", "init_std", "offload", "remat", "scan_layers")
+# Keys of the optimizer that decide which arrays its state has.
+_OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
+
+
+def check(config: Config, mesh: Mesh) -> pathlib.Path:
+    """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
+    folder = workdir(config.workdir)
+    size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
+    sharding.check_batch(mesh, **{"train.microbatch_size": size})
+    sharding.check_context(mesh, config.train.seq_len, config.model)
+    sharding.check_tensor(mesh, config.model)
+    check_offload(config.optim, config.model, mesh.local_devices[0])
+    check_price(config, mesh.devices.flat[0].device_kind, mesh.size)
+    check_same_model(folder, config.model)
+    check_same_optimizer(folder, config.optim)
+    loggers.check(config.log)
+    return folder
+
+
+def workdir(path: str) -> pathlib.Path:
+    """Returns the run's folder. Makes it if it is missing. Raises ConfigError if the path is empty or can't be made."""
+    if not path:
+        raise ConfigError("no folder for this run: give --config.workdir=DIR")
+    folder = pathlib.Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"config.workdir={path} can't be made: {error.strerror or error}; name another folder"
+        ) from error
+    return folder
+
+
+def has_checkpoints(folder: pathlib.Path) -> bool:
+    return files.has_steps(folder / "checkpoints")
+
+
+def _saved(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+    path = folder / "config.json"
+    return config_files.from_run(path) if path.is_file() else None
+
+
+def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
+    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more.
+
+    Args:
+      as_before: of examples, `packed.Texts.as_before`.
+    """
+    checkpoints = folder / "checkpoints"
+    if weights.begun(checkpoints):
+        newest = max(int(path.name) for path in checkpoints.iterdir() if is_step(path.name))
+        # In a thread, so that a signal ends the run while the read hangs.
+        metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))
+        for meta in metas.values():
+            try:
+                check_fingerprint(meta.get("fingerprint", {}), fingerprint)
+            except ConfigError as error:
+                saved = files.json_of((folder / "config.json").read_bytes())
+                newer = not as_before or "ignore" in saved.get("examples", {})  # it read what is read now
+                raise ConfigError(f"{error}" if newer else f"{error}. When it began, {as_before}") from None
+
+
+def check_data_seed(config: Config) -> None:
+    """Raises ConfigError if the data of the folder's run is gone, and would be made again with other held-out documents."""
+    folder, gone = pathlib.Path(config.workdir), not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
+    saved = _saved(folder) if gone and has_checkpoints(folder) else None
+    if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
+        raise ConfigError(
+            f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
+            f"--config.data.seed={seed}, with which it is made again as it was"
+        )
+
+
+def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
+    """Raises ConfigError if the config offloads to the host's memory and the device can't read that memory."""
+    section = "optim" if optim.offload else "model" if model.offload else ""
+    if section and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ConfigError(f"{section}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False")
+
+
+def check_price(config: Config, device_kind: str, devices: int) -> None:
+    """Raises ConfigError if a budget counts dollars and `hardware.usd_per_hour` is 0: it would never be spent.
+
+    The line has the prices of the accelerators that the device may be, times their number, as flags to type.
+    """
+    budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
+    budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
+    budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd
+    limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
+    if config.hardware.usd_per_hour or not limited:
+        return
+    times, cards = f"{devices} x " * (devices > 1), accelerators.load(config.plan.prices).of_device(device_kind)
+    prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
+    raise ConfigError(
+        f"{limited[0]} limits dollars, and without a price it would never be spent: give "
+        f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
+        "costs you"
+    )
+
+
+def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
+    """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
+    free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
+    if not model.vocab_size:
+        free += ("vocab_size",)  # the data's, which the checkpoint's fingerprint is compared with
+    keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
+    _check_same(folder, "a model", "model", model, keys)
+
+
+def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
+    """Raises ConfigError if the arrays of this optimizer's state differ from those in the folder's checkpoints."""
+    _check_same(folder, "an optimizer", "optim", optim, _OPTIM_STATE_KEYS)
+
+
+def _check_same(
+    folder: pathlib.Path, what: str, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]
+) -> None:
+    """Compares these keys of a section with the config that the folder's checkpoints were made with, if there are any."""
+    saved, checkpoints = folder / "config.json", folder / "checkpoints"
+    if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+        return
+    try:
+        old = config_files.from_run(saved)[name].to_dict()
+    except ConfigError as error:
+        say(f"{error}; this start writes it anew")
+        return
+    new = dataclasses.asdict(section)
+    for key in keys:
+        if old[key] != new[key]:
+            raise ConfigError(
+                f"{folder} holds {what} with {key}={old[key]}, now {name}.{key}={new[key]}: set it back, or give another "
+                "config.workdir"
+            )

@@ -1,0 +1,403 @@
+"""What the child process does: makes questions, judges answers, calls the user's function. Imports no JAX.
+
+Packages of the extra `rl` are imported when a task needs them.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import functools
+import gc
+import importlib
+import inspect
+import itertools
+import logging
+import math
+import os
+import random
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jaxlm.train.rl import forks
+
+# Tasks of reasoning-gym that evaluate an answer as Python, by `eval` or by sympy's `parse_expr`.
+EVALUATED = {
+    *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),
+    *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
+}
+_LINE = 300  # characters of an error's line
+_LARGEST = 3.4e38  # of float32
+_BLOCK = 500  # questions that a task makes at a time, if it can't make any one
+_MATH_S = 2  # for math-verify to read, and to compare: an answer such as 9**9**9 has no end
+_READ = 2000  # characters of an answer that math-verify reads: the last ones
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers: how such a clause ends.
+_N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else 1,000,000,... takes for ever
+_NUMBER, _GAP, _ENDLESS = re.compile(_N), r"[\s$*]*(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
+_OR = r"[^\d.,;:\n]{0,20},?\s*\bor\b(?:\s*[A-Za-z]+\s)?"
+_TO = r"[\s$*]*(?:\b(?:to|through)\b|[\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
+_ORDER = r"\s*(?:[<>]=?|[\u2264\u2265\u2260]|\\(?:[lg]eq?|neq?|lt|gt)\b)\s*"
+_LIST = rf"{_N}(?:[\s$*]*(?:[,;]?\s*\b(?:and|or)\b|[,;]){_GAP}{_N})+"
+_SEVERAL = re.compile(
+    rf"(?:(?:^|[(\[{{]|\banswers?\s(?:is|are)\b|\bbetween\b){_GAP}{_LIST}|{_N}(?:{_OR}{_GAP}{_N})+"
+    rf"|(?<![Ff]rom )(?<![\d.,$*])[$*]*{_N}(?:{_TO}{_GAP}{_N})+|(?P<bound>(?:(?<![<\w/])[A-Za-z]|{_N}){_ORDER}{_N}"
+    rf"|{_N}{_ORDER}[A-Za-z]\b|\b(?:not|at (?:least|most))\s+{_N}|{_ENDLESS}\s*,\s*{_N}|{_N}\s*,\s*{_ENDLESS}))[^\d]*$"
+    rf"|{_LIST}\W*$|^\s*{_N}(?:\s+{_N})+\W*$"
+)
+_CLAUSE = re.compile(r"(?<!\.)[.?!](?:\s+|$)|\n(?!\s*[-+$\d.,]+\s*$)")  # what parts two
+Options = Mapping[str, str]
+
+
+class Refused(Exception):
+    """Bad input from the user, in one line."""
+
+
+class Wrong(Exception):
+    """What is wrong with what a function returned."""
+
+
+def final(answer: str) -> str:
+    """Returns what is judged of an answer: what stands in its last <answer>...</answer>, else all of it, stripped."""
+    answers = _ANSWER.findall(answer)
+    return (answers[-1] if answers else answer).strip()
+
+
+class Judge:
+    """Holds what `load` named, and carries out orders."""
+
+    def __init__(self):
+        self._tasks: list[Gym | None] = []
+        self._forks: forks.Forks | None = None
+        self._function: Callable | None = None
+        self._name = ""
+        self._format: re.Pattern | None = None
+
+    def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str, apart: bool = False) -> None:
+        """Imports what is needed, and checks it.
+
+        Args:
+          tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
+          function: MODULE:FUNCTION, or "".
+          form: a regular expression, or "".
+          apart: True to judge each answer in a fork of this process, which then has its packages.
+
+        Raises:
+          Refused: a package, task, option, module or function is not there; or a task evaluates answers, and there is no
+            sandbox for that here.
+        """
+        try:
+            self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
+            if None in self._tasks:
+                _import("math_verify", "math-verify", "gsm8k")
+                logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would quote answers that it can't read
+        except Refused as error:
+            raise Refused(f"config.reward.tasks: {error}") from None
+        self._name = f"config.reward.function={function}"
+        try:
+            self._function = _found(function) if function else None
+        except Refused as error:
+            raise Refused(f"{self._name}: {error}") from None
+        self._format = re.compile(form, re.DOTALL) if form else None
+        if apart:
+            self._make_forks()
+
+    def _make_forks(self) -> None:
+        self._forks = forks.Forks()
+        for gym in self._tasks:
+            if gym and gym.hook and not self._forks.confined:
+                raise Refused(
+                    f"config.reward.tasks: {gym.name} runs what the policy writes as Python, and here nothing keeps that from "
+                    "network and disk (a seccomp filter of Linux on x86-64 or aarch64 does): leave the task out"
+                )
+            with contextlib.suppress(Exception):  # imports what the task needs to judge, once for all forks
+                gym.exact(0, gym.entry(0)["answer"]) if gym else _equal("2", "$1 + 1$")
+        gc.collect()
+        gc.freeze()  # forks share its memory as long as nobody writes to it
+
+    def takes(self, columns: Sequence[str]) -> None:
+        """Raises Refused if the function can't be called with these columns as keywords."""
+        try:
+            inspect.signature(self._function).bind([], [], **dict.fromkeys(columns))
+        except ValueError:  # one written in C shows no signature
+            return
+        except TypeError as error:
+            raise Refused(
+                f"{self._name} can't be called with the columns {', '.join(columns) or '(none)'} of the prompts: {error}; "
+                "it is called as f(prompts, answers, **columns)"
+            ) from None
+
+    def draw(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[str, str | None] | str]:
+        """Returns for each (task, number) the question and the true answer (None if there is no single one).
+
+        A text in their place says why the task has no question of this number.
+        """
+        questions = []
+        for task, number in wanted:
+            try:
+                entry = self._tasks[task].entry(number)
+                answer = entry["answer"]
+                questions.append((str(entry["question"]), None if answer is None else str(answer)))
+            except Exception as error:
+                questions.append(one_line(error))
+        return questions
+
+    def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
+        """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer).
+
+        A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
+        not expect.
+        """
+        calls = [functools.partial(self._judged, *each) for each in asked]
+        if not self._forks:
+            return [call() for call in calls]
+        for task, question, _ in asked:  # once, for all forks
+            with contextlib.suppress(Exception):  # which the fork raises again
+                self._tasks[task].entry(question) if self._tasks[task] else _truth(question)
+        return self._forks.results(calls)
+
+    def _judged(self, task: int, question: int | str, answer: str) -> float | str:
+        gym = self._tasks[task]
+        if self._forks and gym and gym.hook:
+            sys.addaudithook(gym.hook)
+        try:
+            return gym.exact(question, final(answer)) if gym else _equal(question, final(answer))
+        except Exception as error:
+            return one_line(error)
+
+    def function(self, prompts: list[str], answers: list[str], columns: dict[str, list]) -> list[float]:
+        """Returns what the function says of each answer. Raises Wrong if that is not one finite number each."""
+        count = len(answers)  # before the function may change its lists
+        return _numbers(self._function(prompts, answers, **columns), count)
+
+    def format(self, answers: Sequence[str]) -> list[float]:
+        """Returns 1.0 for each answer that the regular expression matches as a whole, else 0.0."""
+        return [float(self._format.fullmatch(answer) is not None) for answer in answers]
+
+
+ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
+ORDERS["exact_truth"] = Judge.exact  # of answers that no policy wrote: by the process that draws
+
+
+def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
+    """Answers each order, (name, arguments), with `done`, `refused` or `failed`. `process.Process` starts it by its name."""
+    sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program needs
+    judge = Judge()
+    for name, arguments in orders:
+        try:
+            answer = {"done": ORDERS[name](judge, *arguments)}
+        except Refused as error:
+            answer = {"refused": str(error)}
+        except Wrong as error:
+            answer = {"failed": str(error)}
+        except BaseException as error:  # SystemExit too: the function's is no reason to end
+            traceback.print_exc()
+            answer = {"failed": one_line(error)}
+        tell(answer)
+
+
+class Gym:
+    """A task of reasoning-gym. Question `number` (0 to 2^32 - 1) is the same in each process.
+
+    Args:
+      name: the dataset's.
+      options: keys of its config, with values as the command line has them.
+    """
+
+    def __init__(self, name: str, options: Options):
+        rg = _import("reasoning_gym", "reasoning-gym", f"reasoning_gym:{name}")
+        known = rg.factory.DATASETS
+        if name not in known:
+            raise Refused(f"reasoning_gym has no task {name!r}{_hint(name, known)}")
+        values = _values(name, options, known[name][1])
+
+        @functools.lru_cache(maxsize=2)
+        def dataset(seed: int):
+            _seed(seed)
+            return rg.create_dataset(name, seed=seed, size=_BLOCK, **values)
+
+        @functools.lru_cache(maxsize=4096)
+        def entry(number: int) -> dict:
+            _seed(number)
+            try:
+                return self._all[number]
+            except IndexError:  # a few know no more than `size` questions; most make number n from seed + n
+                first = number - number % _BLOCK
+                block = dataset(first)
+                _seed(number)
+                return block[number - first]
+
+        self.entry, self.name = entry, f"reasoning_gym:{name}"
+        self.hook = forks.only_computes() if name in EVALUATED else None
+        try:
+            self._all = dataset(0)
+        except Exception as error:
+            raise Refused(f"reasoning_gym:{name} can't be made: {_text(error)}") from None
+
+    def exact(self, number: int, said: str) -> float:
+        """Returns 1.0 if the task gives the answer full marks, else 0.0."""
+        return float(self._all.score_answer(said, self.entry(number)) >= 1)
+
+
+def _seed(number: int) -> None:
+    """Seeds the global generators: a few tasks draw from them."""
+    random.seed(number)
+    importlib.import_module("numpy").random.seed(number)
+
+
+def _values(name: str, options: Options, config: type) -> dict[str, object]:
+    """The options of a task as values of its config. Raises Refused."""
+    fields = {field.name: field for field in dataclasses.fields(config) if field.name not in ("seed", "size")}
+    values = {}
+    for key, text in options.items():
+        if key in ("seed", "size"):
+            raise Refused(f"reasoning_gym:{name}: {key} is not to be set: questions follow from config.seed")
+        if key not in fields:
+            raise Refused(f"reasoning_gym:{name} has no option {key!r}{_hint(key, fields)}")
+        value, default = _value(text), fields[key].default
+        kind = type(default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if kind in (bool, int, float, str) and type(value) is not kind:
+            raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; it is {default} by itself")
+        values[key] = value
+    return values
+
+
+def _value(text: str) -> object:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _import(module: str, package: str, task: str):
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise Refused(f"{task} needs {package}: pip install 'jaxlm[rl]'") from None
+
+
+def _equal(truth: str, said: str) -> float:
+    """1.0 if math-verify finds the number or formula that an answer ends with equal to the true one."""
+    if said == truth:
+        return 1.0
+    verify, said = importlib.import_module("math_verify").verify, said[-_READ:]
+    return float(verify(_truth(truth), _parsed(said), timeout_seconds=_MATH_S) and not _is_one_of_several(truth, said))
+
+
+def _is_one_of_several(truth: str, said: str) -> bool:
+    """True if the clause that names the true number last ends in a list, a range or a bound that holds it."""
+    number, read = _numbers_in(truth), _numbers_in(_parsed(said)[-1])
+    clause = next((part for part in reversed(_CLAUSE.split(said)) if number <= _numbers_in(part)), "")
+    several = _SEVERAL.search(clause) if _NUMBER.fullmatch(truth) and number <= read else None
+    numbers = _numbers_in(several[0]) if several else set()
+    return bool(several) and number <= numbers and (len(numbers) > 1 or bool(several["bound"]))
+
+
+def _numbers_in(text: str) -> set[float]:
+    """The numbers in a text."""
+    return {float(number.translate({ord("$"): "", ord(","): ""})) for number in _NUMBER.findall(text)}
+
+
+def _truth(text: str) -> list:
+    return _parsed(f"${text}$") or _parsed(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> list:
+    return importlib.import_module("math_verify").parse(text, parsing_timeout=_MATH_S)
+
+
+def _found(name: str) -> Callable:
+    """The function MODULE:FUNCTION. Raises Refused if it is not there, or its module can't be imported."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise Refused(f"can't be imported: {one_line(error)}") from None
+        here = [file.removesuffix(".py") for file in os.listdir() if file.endswith(".py")]
+        near = _hint(module_name, here, every=False)
+        raise Refused(f"there is no module {module_name} in {os.getcwd()} or on Python's path{near}") from None
+    except BaseException as error:
+        traceback.print_exc()
+        raise Refused(f"can't be imported: {one_line(error)}") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise Refused(f"{module_name} has no function {function_name}{_hint(function_name, own)}")
+    return function
+
+
+def _hint(name: str, names: Sequence[str], every: bool = True) -> str:
+    """The nearest name; if none is near, all of them, at most thirty."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    known = sorted(names)
+    more = ", ..." if len(known) > 30 else ""
+    return f"; there are {', '.join(known[:30])}{more}" if every and known else ""
+
+
+def _numbers(values: object, count: int) -> list[float]:
+    """What a function returned, as `count` floats. Raises Wrong."""
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise Wrong(f"returned {_shown(values)}, not a list of numbers")
+    numbers = list(itertools.islice(values, count + 1))
+    if len(numbers) != count:
+        many = f"{len(numbers)} number{'s' * (len(numbers) != 1)}" if len(numbers) < count else f"more than {count}"
+        raise Wrong(f"returned {many} for {count} answer{'s' * (count != 1)}")
+    return [_number(value) for value in numbers]
+
+
+def _number(value: object) -> float:
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except Exception:
+        number = math.nan
+    if not abs(number) <= _LARGEST:
+        raise Wrong(f"returned {_shown(value)}, which is no finite number")
+    return number
+
+
+def _shown(value: object) -> str:
+    try:
+        return " ".join(repr(value).split())[:60]
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception's own line: its type, what it says, and where it was raised: "ValueError: no (a.py:3)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        where = (error.filename, error.lineno)
+    else:
+        ours = [f for f in frames if not _foreign(f.filename)]
+        where = (ours[-1].filename, ours[-1].lineno) if ours else ("", 0)
+    at = f" ({os.path.basename(where[0])}:{where[1]})" if where[0] else ""
+    said = _text(error)
+    return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
+
+
+def _foreign(file: str) -> bool:
+    """True for a file of Python's, of an installed package or of this one: the user's own line says more."""
+    standard = sysconfig.get_paths()["stdlib"]
+    return file.startswith(("<", standard, os.path.dirname(__file__))) or "site-packages" in file
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    try:
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception:
+        said = ""
+    return " ".join(str(said).split())[:_LINE]

@@ -1,0 +1,158 @@
+"""The parent's side of the processes that ask and judge: starts them, gives them orders, ends and replaces them."""
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import time
+import typing
+from collections.abc import Sequence
+
+from jaxlm.config import ConfigError, RunError
+from jaxlm.host.child import Child, Died
+
+OUTPUT = "reward_output.txt"  # in a run's folder: what tasks and the function print, and tracebacks
+_START_S = 180.0  # at least, for packages to be imported
+# All that tasks get of the environment, which may hold keys.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_LARGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # a fork takes half as long
+
+
+class Failed(Exception):
+    """An order came to nothing: why, in one line. The process that had it has ended; the next order starts another."""
+
+
+class Processes:
+    """The processes of tasks and functions, each with its orders; one that has nothing to do is not started.
+
+    Args:
+      tasks: (kind, name, options) of each, as `judges.Judge.load` takes them.
+      function: MODULE:FUNCTION, or "".
+      form: a regular expression, or "".
+      timeout_s: how long an order may take.
+      folder: where OUTPUT is written anew; None to drop it.
+
+    Attributes:
+      questions: draws questions, and sees no answers but true ones.
+      judge: judges each answer to a task in a fork of its own. Neither has this process's environment.
+      function: calls the function and matches the form; it has.
+    """
+
+    def __init__(
+        self, tasks: Sequence[tuple], function: str, form: str, timeout_s: float, folder: pathlib.Path | None = None
+    ):
+        self.folder = folder
+        if folder:
+            with contextlib.suppress(OSError):
+                (folder / OUTPUT).unlink()
+        self.questions = Process((tasks, "", ""), timeout_s, folder, keys=False)
+        self.judge = Process((tasks, "", "", True), timeout_s, folder, keys=False)
+        self.function = Process(((), function, form), timeout_s, folder)
+        self._used = [self.questions, self.judge] * bool(tasks) + [self.function] * bool(function or form)
+
+    def start(self) -> None:
+        """Starts those that have something to do, at the same time. Raises ConfigError and RunError as `Process.start`."""
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            list(pool.map(Process.start, self._used))
+
+    def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
+        """Gives the order to the process whose it is. See `Process.ask`."""
+        of_tasks = {"draw": self.questions, "exact_truth": self.questions, "exact": self.judge}
+        return of_tasks.get(name, self.function).ask(name, *arguments, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Ends all. An order given later starts its process anew."""
+        for process in self._used:
+            process.close()
+
+
+class Process:
+    """Holds the child process; starts it with the first order, and anew with the first after it has ended.
+
+    Args:
+      load: the arguments of `judges.Judge.load`, the first order of each process.
+      timeout_s: how long an order may take.
+      folder: where OUTPUT is written; None to drop it.
+      keys: True to give it all of this process's environment.
+    """
+
+    def __init__(self, load: tuple, timeout_s: float, folder: pathlib.Path | None = None, keys: bool = True):
+        self._load, self.timeout_s, self.folder, self._keys = load, timeout_s, folder, keys
+        self._child: Child | None = None
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the running process; None if there is none."""
+        return self._child.pid if self._child and not self._child.ended else None
+
+    def start(self) -> None:
+        """Starts the process, and lets it import and check all.
+
+        Raises:
+          ConfigError: something that the config names is not there, or can't be imported.
+          RunError: the process can't be started, or took too long.
+        """
+        try:
+            self._started()
+        except Failed as error:
+            raise RunError(f"the process that judges answers did not start: it {error}") from None
+
+    def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
+        """Returns what the order `name` of `judges.ORDERS` returns. `timeout_s`: in place of the process's own.
+
+        Raises:
+          Failed: it raised an exception, or did not end in time, or the process died.
+          ConfigError: it was refused.
+        """
+        return _ordered(self._started(), name, arguments, timeout_s or self.timeout_s)
+
+    def close(self) -> None:
+        """Ends the process. An order given later starts another."""
+        if self._child:
+            self._child.end()
+
+    def _started(self) -> Child:
+        if self.pid is None:
+            try:
+                self._child = Child(
+                    "jaxlm.train.rl.judges:work",
+                    environment=self._environment(),
+                    output=self.folder and self.folder / OUTPUT,
+                )
+            except OSError as error:
+                raise Failed(f"could not be started: {error.strerror}") from None
+            self.starts += 1
+            try:
+                _ordered(self._child, "load", self._load, max(self.timeout_s, _START_S))
+            except ConfigError as error:
+                self.close()
+                if self.starts > 1:  # what was there at the start is not there any more
+                    raise Failed(str(error)) from None
+                raise
+        return self._child
+
+    def _environment(self) -> dict[str, str]:
+        few = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _LARGE_PAGES
+        return {
+            **(os.environ if self._keys else few),
+            "PYTHONHASHSEED": "0",  # the questions of some tasks follow from the order of a set
+            "JAX_PLATFORMS": "cpu",  # a function that uses JAX must not take the memory of the run's devices
+        }
+
+
+def _ordered(child: Child, name: str, arguments: tuple, timeout_s: float) -> typing.Any:
+    end = time.monotonic() + timeout_s
+    try:
+        child.send((name, arguments), timeout_s)
+        answer = child.receive(end - time.monotonic())
+    except TimeoutError:
+        raise Failed(f"took over {timeout_s:g} s") from None
+    except Died as death:
+        raise Failed(str(death)) from None
+    if "failed" in answer:
+        child.end()
+        raise Failed(answer["failed"])
+    if "refused" in answer:
+        raise ConfigError(answer["refused"])
+    return answer["done"]

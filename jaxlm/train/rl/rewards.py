@@ -1,0 +1,226 @@
+"""What answers are worth: how many tasks judge exact, what a function says, whether the form is right, a model's score.
+
+    process = make(config.reward, workdir)
+    scores, parts = Rewarder(config.reward, process)(items, answers)     # float32[N]; {"exact": float32[N], ...}
+
+Legend: N answers.
+"""
+
+import collections
+import functools
+import pathlib
+import time
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError, RewardConfig, RunError
+from jaxlm.data.chats.examples import ASSISTANT
+from jaxlm.host import console, sandbox_child
+from jaxlm.host.console import Say
+from jaxlm.train.rl import judges, tasks
+from jaxlm.train.rl.process import OUTPUT, Failed, Processes
+from jaxlm.train.rl.sources import Item
+
+_LOST = 8  # answers of a call that a task may hang or die on
+_ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
+_CANDIDATES = 32  # true answers that are tried as the constant one
+_SHOWN = 60  # characters of an answer in a message
+Chat = Sequence[Mapping[str, str]]
+Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer -> their scores, float32[N]
+
+
+def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
+    """Returns the processes of tasks, function and format, started, so that what they lack is seen at once.
+
+    Args:
+      folder: the run's folder, where what they print goes; None to drop it.
+
+    Raises:
+      ConfigError: a task, module or function is not there; or a task evaluates answers, and nobody consented or nothing here
+        can confine that.
+      RunError: a process does not start.
+    """
+    specs = tasks.parse(config.tasks)
+    evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
+    if evaluating and not config.run_code:
+        raise ConfigError(
+            f"config.reward.tasks={evaluating[0]} runs what the policy writes as Python, in processes without network, disk "
+            "and your environment: --config.reward.run_code=True consents"
+        )
+    loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in specs]
+    processes = Processes(loaded, config.function, config.format, config.timeout_s, folder)
+    processes.start()
+    if evaluating and not sandbox_child.has_landlock():
+        console.say("reward.run_code: what the policy writes can read files, since this kernel has no Landlock")
+    return processes
+
+
+class Rewarder:
+    """Scores answers.
+
+    Args:
+      config: the section `reward`.
+      process: of `make`.
+      model: a reward model, if there is one; its scores are added.
+      say: called with a line about what went wrong and did not end the run.
+    """
+
+    def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
+        self._config, self._process, self._model, self._say = config, process, model, say
+        self._kinds = [
+            f"{spec.kind}:{spec.name}" if spec.kind != "gsm8k" else "gsm8k" for spec in tasks.parse(config.tasks)
+        ]
+        self._told: set[str] = set()
+
+    def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each).
+
+        Args:
+          items: what each answer answers.
+          answers: their texts.
+
+        Raises:
+          RunError: a part can't be had, in one line: what failed, on which item and answer, and why.
+        """
+        c, parts = self._config, {}
+        if c.tasks:
+            parts["exact"] = self.exact(items, answers)
+        if c.function:
+            parts["function"] = self._together(f"reward.function={c.function}", self._function, items, answers)
+        if c.format:
+            matched = self._each("reward.format", self._format, items, answers, lambda item: "reward.format")
+            parts["format"] = matched * np.float32(c.format_weight)
+        if self._model:
+            chats = [
+                [*item.messages, {"role": ASSISTANT, "content": answer}]
+                for item, answer in zip(items, answers, strict=True)
+            ]
+            parts["model"] = self._finite(self._model(chats), items, answers)
+        total = sum(parts.values(), np.zeros(len(items), np.float32))
+        return total.astype(np.float32), parts
+
+    def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
+        """Returns 1 for each answer that its task finds right, else 0, float32[N].
+
+        `order`: "exact_truth" if the answers are true ones of the tasks, which need no fork. What a task can't judge is
+        wrong: some raise on answers that they do not expect, or take for ever. The first of a kind is told.
+
+        Raises:
+          RunError: a task hangs on several answers.
+        """
+        ask = functools.partial(self._exact, order)
+        return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._process.close()
+
+    def _exact(self, order: str, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+        judged = [(*item.judge, answer) for item, answer in zip(items, answers, strict=True)]
+        timeout_s = self._config.timeout_s if len(items) > 1 else min(_ALONE_S, self._config.timeout_s)
+        scores = self._process.ask(order, judged, timeout_s=timeout_s)
+        for item, answer, score in zip(items, answers, scores, strict=True):
+            if isinstance(score, str):
+                self._unjudged(self._kinds[item.judge[0]], item, answer, score)
+        return [0.0 if isinstance(score, str) else score for score in scores]
+
+    def _function(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+        names = sorted({name for item in items for name in item.columns})
+        columns = {name: [item.columns.get(name) for item in items] for name in names}
+        return self._process.ask("function", [item.prompt for item in items], list(answers), columns)
+
+    def _format(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+        del items
+        return self._process.ask("format", list(answers))
+
+    def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more."""
+        for last in (False, True):
+            try:
+                return np.asarray(ask(items, answers), np.float32)
+            except Failed as error:
+                why = str(error)
+            if not last:
+                self._say(f"{what}: {why}; it is tried once more")
+        # One answer after the other, to name the one on which it fails.
+        end = time.monotonic() + self._config.timeout_s
+        for item, answer in zip(items, answers, strict=True):
+            if time.monotonic() > end:
+                break
+            try:
+                ask([item], [answer])
+            except Failed as error:
+                raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
+        first = f"the first of {len(items)} answers is {_where(items[0], answers[0])}"
+        raise RunError(f"{what}: {why}; it failed twice on all answers together; {first}{self._output()}")
+
+    def _each(
+        self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
+    ) -> np.ndarray:
+        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0."""
+        try:
+            return np.asarray(ask(items, answers), np.float32)
+        except Failed:
+            scores, lost = [], 0
+        for item, answer in zip(items, answers, strict=True):
+            try:
+                scores += ask([item], [answer])
+            except Failed as error:
+                lost += 1
+                if lost > _LOST:
+                    raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
+                self._unjudged(judge(item), item, answer, str(error))
+                scores.append(0.0)
+        return np.asarray(scores, np.float32)
+
+    def _unjudged(self, kind: str, item: Item, answer: str, why: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._say(
+                f"{kind} can't judge some answers, and they count as wrong; the first is {_where(item, answer)}: {why}"
+            )
+
+    def _finite(self, scores: np.ndarray, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        scores = np.asarray(scores, np.float32)
+        for i in np.flatnonzero(~np.isfinite(scores)):
+            raise RunError(f"reward.model={self._config.model} gave {scores[i]} on {_where(items[i], answers[i])}")
+        return scores
+
+    def _output(self) -> str:
+        return f"; more in {self._process.folder / OUTPUT}" if self._process.folder else ""
+
+
+def _where(item: Item, answer: str) -> str:
+    shown = " ".join(answer.split())
+    return f"{item.place}, answered {shown[:_SHOWN] + '...' * (len(shown) > _SHOWN)!r}"
+
+
+class Baseline(typing.NamedTuple):
+    """The answer that is right most often if it is given to all prompts, and the share of `prompts` that it is right for."""
+
+    answer: str
+    share: float
+    prompts: int
+
+    def line(self) -> str:
+        """Returns what a run says of it."""
+        return (
+            f"baseline: always answering {self.answer[:_SHOWN]!r} is right for {console.share(self.share, 1)} of "
+            f"{self.prompts:,} held-out prompts; a policy that earns no more has learnt nothing of the task"
+        )
+
+
+def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
+    """Returns the best constant answer among the true ones of these items: what a policy earns that has learnt nothing else.
+
+    The 32 most frequent true answers are tried. None if no item has a single true answer.
+    """
+    judged = [item for item in items if item.judge]
+    truths = collections.Counter(item.truth for item in judged if item.truth is not None)
+    tried = [
+        Baseline(answer, float(rewarder.exact(judged, [answer] * len(judged), "exact_truth").mean()), len(judged))
+        for answer, _ in truths.most_common(_CANDIDATES)
+    ]
+    return max(tried, key=lambda baseline: baseline.share, default=None)

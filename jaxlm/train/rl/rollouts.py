@@ -1,0 +1,253 @@
+"""Batches that the policy itself writes: it answers prompts, the answers get rewards, and both become a batch.
+
+A batch follows from the state, the seed and the step alone, so a resumed run draws what an uninterrupted one does. Answers
+are drawn at temperature 1: so it is the policy that speaks, and its log-probabilities are the trainer's, up to rounding.
+
+WORKDIR/rollouts/STEP.jsonl     the answers of a logged step: prompt, place, answer, reward and its parts, ended, tokens
+
+Legend: B rows, T tokens, N answers of a step, n answers of a row, P prompts, A answers to a prompt.
+"""
+
+import collections
+import json
+import pathlib
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.data.batches import rows as rows_lib
+from jaxlm.data.chats import chat
+from jaxlm.devices import sharding
+from jaxlm.devices.processes import say
+from jaxlm.host import files
+from jaxlm.models.decode import draw, engine
+from jaxlm.ops import returns
+from jaxlm.run import clock
+from jaxlm.step.objectives import policy
+from jaxlm.step.objectives.base import Batch, Variables
+from jaxlm.step.parts import Parts
+from jaxlm.step.state import TrainState
+from jaxlm.step.step import cast
+from jaxlm.train.rl.prompts import Item, Prompts
+
+FOLDER = "rollouts"
+_WORD = re.compile(r"\w+")
+_ALL = 2**31
+_BURST = 8  # tokens of an answer between two looks at them
+_EVALUATION = 2**31  # what is drawn for evaluations has other seeds than any step
+
+
+class Answer(typing.NamedTuple):
+    """What the policy said to one prompt.
+
+    Attributes:
+      ids: the new tokens, with the one that ended the answer.
+      logp: the decode engine's log p of each of them, in nats.
+      text: the answer without what ended it.
+      ended: False if it was cut off at `rollout.max_new_tokens`.
+    """
+
+    ids: list[int]
+    logp: np.ndarray
+    text: str
+    ended: bool
+
+
+Rewarder = Callable[[Sequence[Item], Sequence[str]], tuple[np.ndarray, Mapping[str, np.ndarray]]]
+
+
+class Rollouts:
+    """Gives the train loop the batches of PPO and GRPO (`loop.Batches`), and measures held-out prompts.
+
+    Made and used under `jax.set_mesh` of the run's mesh.
+
+    Args:
+      parts, frozen: of the run.
+      prompts: what is asked.
+      rewarder: (items, answers) -> (the reward of each, float32[N]; its parts by name).
+      reference: the variables of the model as the run began; None to compare with nothing.
+      folder: the run's folder, in which the answers of logged steps are written.
+    """
+
+    activity, from_state = clock.ROLLOUT, True
+
+    def __init__(
+        self,
+        parts: Parts,
+        frozen: Variables,
+        prompts: Prompts,
+        rewarder: Rewarder,
+        reference: Variables | None,
+        folder: pathlib.Path,
+    ):
+        self._parts, self._frozen, self._prompts, self._rewarder = parts, frozen, prompts, rewarder
+        self._reference, self._folder = reference, folder
+        self._engine: engine.Engine | None = None
+        self._tokenizer = prompts.data.tokenizer()
+        self._stops = chat.ends(self._tokenizer)
+        self._judge = jax.jit(self._judged)
+        self.on_failure: Callable[[Exception], object] = lambda error: None  # one process alone: nobody waits for it
+        self.common_word = ""
+
+    def __call__(self, state: TrainState) -> Batch:
+        """Returns the batch of the step after `state`. Raises RunError if a reward can't be had."""
+        c, step = self._parts.config, int(state.step) + 1
+        number = self._prompts.batch_number(step)
+        items = [item for item in self._prompts.step(step) for _ in range(c.rollout.answers)]
+        said = self._answers(self._frozen | state.params, items, number)
+        rewards, parts = self._rewards(items, said)
+        if step % c.log.every_steps == 0 or step == 1:
+            self._write(step, items, said, rewards, parts)
+        batch, places = self._packed(items, said)
+        batch["sampler"] = self._at_tokens(places, [answer.logp for answer in said])
+        batch["scores"] = rewards.reshape(c.train.batch_size, -1)
+        if c.program == "grpo":
+            groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
+            advantages_PxA = returns.group_advantages(groups_PxA, c.policy.scale_advantages)
+            batch["advantages"] = self._at_tokens(places, advantages_PxA.reshape(-1))
+        on_mesh = self._on_mesh(batch)
+        judged = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
+        figures = self._figures(items, said, rewards)
+        if c.program == "ppo":
+            figures |= {"explained_variance": float(judged["explained_variance"]), "beta": float(state.running["beta"])}
+        row_F = np.asarray([figures[name] for name in policy.figures(c)], np.float32)
+        judged |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
+        return {name: judged[name] for name in self._parts.batch()}
+
+    def evaluate(self, variables: Variables) -> dict[str, float]:
+        """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
+
+        The prompts and the draws are the same each time: one answer to each of the first `eval.max_examples` prompts, at
+        temperature 1, as in training.
+        """
+        items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
+        said = self._answers(variables, items, _EVALUATION)
+        rewards, parts = self._rewards(items, said)
+        figures = {"val/reward": rewards, "val/ended": [answer.ended for answer in said]}
+        figures |= {"val/answer_tokens": [len(answer.ids) for answer in said]}
+        figures |= {f"val/{name}": values for name, values in parts.items() if len(parts) > 1}
+        return {name: float(np.mean(values)) for name, values in figures.items()}
+
+    def close(self) -> None:
+        """Frees what the engine and the reference hold, and ends the process of the rewards."""
+        self._engine = self._reference = None
+        self._rewarder.close()
+
+    def _answers(self, variables: Variables, items: Sequence[Item], number: int) -> list[Answer]:
+        """One answer to each item, drawn with seeds that follow from the run's seed and a number."""
+        parts, c = self._parts, self._parts.config
+        heads = parts.objective.heads
+        speaking = {name: part for name, part in variables.items() if name not in heads}
+        if self._engine is None:
+            rows = c.rollout.rows or c.rollout.prompts * c.rollout.answers
+            self._engine = engine.Engine(parts.model, speaking, rows=rows, prefix_bytes=0, burst=_BURST)
+        else:
+            self._engine.load(speaking)
+        seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items))
+        prompts, most = [item.ids for item in items], c.rollout.max_new_tokens
+        drawn = draw.draw(self._engine, prompts, most, stop_ids=self._stops, seeds=seeds)
+        self._engine.unload()  # the update needs the memory
+        return [self._answer(ids, logp) for ids, logp in drawn]
+
+    def _answer(self, ids: list[int], logp: np.ndarray) -> Answer:
+        text = self._tokenizer.decode([i for i in ids if i not in self._stops], follows=True)
+        return Answer(ids, logp, text, ids[-1] in self._stops)
+
+    def _rewards(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
+        """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
+        rewards, parts = self._rewarder(items, [answer.text for answer in said])
+        most, soft = self._parts.config.rollout.max_new_tokens, self._parts.config.policy.overlong_tokens
+        if soft:
+            over = np.asarray([len(answer.ids) - (most - soft) for answer in said], np.float32)
+            parts = {**parts, "overlong": -np.clip(over / soft, 0, 1)}
+            rewards = rewards + parts["overlong"]
+        return rewards, parts
+
+    def _packed(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
+        """The answers in rows, and where they stand."""
+        c, n = self._parts.config, policy.in_row(self._parts.config)
+        packed, places = [], []
+        for row in range(c.train.batch_size):
+            group, used = [], 0
+            for number in range(row * n, (row + 1) * n):
+                item, answer = items[number], said[number]
+                counts = answer.ended or not c.policy.mask_truncated
+                weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(answer.ids)])
+                group.append(rows_lib.Segment([*item.ids, *answer.ids], weights))
+                places.append((row, slice(used + len(item.ids) - 1, used + len(weights))))
+                used += len(weights)
+            packed.append(rows_lib.pack([group], c.train.seq_len, 1)[0])
+        return {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}, places
+
+    def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:
+        """What is known of each answer, or of each of its tokens, where these stand; float32[B, T]."""
+        t = self._parts.config.train
+        values_BxT = np.zeros((t.batch_size, t.seq_len), np.float32)
+        for (row, place), value in zip(places, values, strict=True):
+            values_BxT[row, place] = value
+        return values_BxT
+
+    def _judged(
+        self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
+    ) -> Batch:
+        """What the trainer's own programs say of the answers before the step."""
+        c = self._parts.config
+        variables = frozen | cast(params, jnp.dtype(c.model.dtype))
+        judged = policy.judge(self._parts.model, c)(variables, reference, batch)
+        if c.program == "ppo":
+            judged |= policy.advantages(c, batch | judged, batch["scores"], running["beta"])
+            explained = returns.explained_variance(judged["values"], judged["returns"], batch["weights"])
+            judged["explained_variance"] = explained
+        return judged
+
+    def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
+        """A batch on the mesh."""
+        mesh, t = self._parts.mesh, self._parts.config.train
+        by_token, by_row = sharding.batch_sharding(mesh), sharding.row_sharding(mesh)
+        placed = {name: by_token if x.shape[1] == t.seq_len else by_row for name, x in batch.items()}
+        return sharding.to_global(dict(batch), mesh, t.batch_size, placed)
+
+    def _figures(self, items: Sequence[Item], said: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
+        """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""
+        r = self._parts.config.rollout
+        groups_PxA = rewards.reshape(r.prompts, r.answers)
+        words = collections.Counter(word for answer in said for word in _WORD.findall(answer.text.lower()))
+        self.common_word, most = words.most_common(1)[0] if words else ("", 0)
+        return {
+            "reward": float(rewards.mean()),
+            "reward_std": float(rewards.std()) if np.ptp(rewards) else 0.0,  # rounding must not hide that all are equal
+            "flat_groups": float((np.ptp(groups_PxA, axis=1) == 0).mean()) if r.answers > 1 else 0.0,
+            "truncated": float(np.mean([not answer.ended for answer in said])),
+            "unique": len({answer.text for answer in said}) / len(said),
+            "answer_tokens": float(np.mean([len(answer.ids) for answer in said])),
+            "top_word": most / max(1, words.total()),
+        }
+
+    def _write(
+        self,
+        step: int,
+        items: Sequence[Item],
+        said: Sequence[Answer],
+        rewards: np.ndarray,
+        parts: Mapping[str, np.ndarray],
+    ) -> None:
+        """Writes the answers of a step into the run's folder. If it can't, a line says so."""
+        lines = []
+        for number, (item, answer) in enumerate(zip(items, said, strict=True)):
+            line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": answer.text}
+            line |= {"reward": float(rewards[number]), "ended": answer.ended, "tokens": len(answer.ids)}
+            lines.append(line | {name: float(values[number]) for name, values in parts.items()})
+        folder = self._folder / FOLDER
+        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        try:
+            folder.mkdir(exist_ok=True)
+            files.write_atomically(folder / f"{step}.jsonl", content.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            say(f"the answers of step {step} are not written: {error}")
+
+
+_Places = list[tuple[int, slice]]  # of each answer: its row, and the positions whose targets are its tokens

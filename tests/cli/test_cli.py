@@ -1,0 +1,375 @@
+"""The command line as a new user meets it: help, typos, exit codes; one line, never a traceback."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import types
+import typing
+
+import pytest
+
+from jaxlm import config
+from jaxlm.cli import cli, verbs
+from jaxlm.config import ConfigError, RunError, config_files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = cli.main(list(argv))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_lists_every_verb_and_every_shipped_config(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for name in [*verbs.VERBS, *config_files.shipped_configs()]:
+        assert f"  {name}" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert all(f"{code} " in out.split("exit codes:")[1] for code in range(5))
+
+
+TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only" and not verb.others]
+
+
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
+def test_each_help_fits_a_screen(capsys, verb):
+    code, out, err = run(capsys, verb, "--help")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    others = {"diff": "RUN_A RUN_B", "compare": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}
+    others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
+    others |= {
+        "arena": "CONTESTANT CONTESTANT ...",
+        "serve": "CONFIG|RUN|HF_DIR",
+        "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",
+    }
+    target = others.get(verb, "CONFIG|RUN")
+    assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= 100
+    for word in (
+        *("  CONFIG ", "  RUN ") * (verb in TAKE_CONFIGS),
+        "  --help=SECTION ",
+        *(f"  {option}" for option in verbs.VERBS[verb].options),
+    ):
+        assert word in out, word
+    for section in config_files.load("base"):
+        assert re.search(rf"\b{section}\b", out), section
+    assert run(capsys, verb, "nosuch", "--typo", "-h") == (0, out, "")
+
+
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
+def test_help_lists_the_sections_of_a_verb_first(capsys, verb):
+    _, out, _ = run(capsys, verb, "--help")
+    lines = out.partition("sections of keys:\n")[2].splitlines()[:-1]
+    names = [cell.split()[0] for line in lines for cell in (line[:50], line[50:]) if cell.strip()]
+    first = verbs.VERBS[verb].keys
+    assert tuple(names[: len(first)]) == first
+    base = config_files.load("base")
+    assert sorted(names) == sorted(key for key in base if hasattr(base[key], "items"))
+
+
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
+def test_each_help_explains_every_key(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help=all")
+    assert code == 0
+    base = config_files.load("base")
+    keys = [key for key in config_files.flat_keys(base) if not key.startswith("prepare.sources")]
+    for key in keys:
+        assert re.search(rf"^ *{re.escape(key)}( = |: )\S", out, re.M), key
+
+
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
+def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, verb):
+    given = ["local_35m", "--config=local_35m", "--config=configs/local_35m.py"]
+    for word in given:
+        code, out, _ = run(capsys, verb, word, "--help=optim", "--config.optim.lr=1")
+        assert code == 0
+        assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n" in out
+        assert "  optim.warmup_steps = 500  (default 100; int, at least 0)\n" in out
+    _, out, _ = run(capsys, verb, "--help=optim", "--config.optim.b1", "0.5")
+    assert "  optim.b1 = 0.5  (default 0.9; " in out
+    assert "  optim.warmup_steps = 100  (default; " in out
+
+
+def test_help_on_an_unknown_section_is_one_line(capsys):
+    expected = "jaxlm: no section or key 'opitm'; did you mean optim?\n"
+    assert run(capsys, "train", "--help=opitm") == (2, "", expected)
+
+
+def test_every_verb_has_a_program():
+    programs = typing.get_args(typing.get_type_hints(config.Config)["program"])
+    assert "pretrain" in programs
+    for verb in verbs.VERBS.values():
+        names = [verb.module] if verb.module else [verbs.TRAINING[program] for program in programs]
+        assert all((ROOT / "jaxlm/commands" / f"{name}.py").is_file() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["trian"], "no command 'trian'; did you mean train?"),
+        (["train"], "no config: jaxlm train NAME, FILE.py or the folder of a run; shipped: domain_7b, "),
+        (["prepare"], "no config: jaxlm prepare NAME, FILE.py or the folder of a run or of documents; shipped: "),
+        (["train", "quikstart"], "did you mean 'quickstart'?"),
+        (["train", "./nosuch"], "no config file, shipped config or folder './nosuch'"),
+        (["train", "100%s"], "no config file, shipped config or folder '100%s'"),
+        (["train", "quickstart", "local_35m"], "unknown argument 'local_35m'; jaxlm train takes one config or run"),
+        (["train", "quickstart", "--config=local_35m"], "two configs: quickstart and --config=local_35m"),
+        (["train", "quickstart", "--config"], "argument --config: expected one argument"),
+        (["train", "optim.lr=1", "quickstart"], "did you mean --config.optim.lr=1?"),
+        (["train", "quickstart", "train.steps=5"], "did you mean --config.train.steps=5?"),
+        (["train", "quickstart", "--confg", "3"], "unknown argument '--confg'; did you mean --config?"),
+        (["train", "quickstart", "--50%s=3"], "unknown argument '--50%s=3'; jaxlm train --help lists all"),
+        (["sample", "quickstart", "--promt=50% off"], "unknown argument '--promt=50% off'; did you mean --prompt?"),
+        (["train", "quickstart", "--config.model.family=%s"], "config.model.family='%s': choose one of llama, gpt2"),
+        (["train", "--config=quikstart"], "did you mean 'quickstart'?"),
+        (["train", "--config=quickstart", "--config.modl.n_layers=3"], "did you mean config.model.n_layers?"),
+        (["train", "--config=quickstart", "--config.train.steps"], "--config.train.steps needs a value"),
+        (["train", "--config=quickstart", "--config.train.steps=ten"], "config.train.steps=ten: expected int"),
+        (["train", "--config=quickstart", "--steps=3"], "did you mean --config.train.steps?"),
+        (["tune", "--config=quickstart", "--steps=3"], "did you mean --config.tune.steps?"),
+        (["train", "--config=quickstart", "--confg.x=3"], "unknown argument '--confg.x=3'"),
+        (
+            ["train", "gpuburnout_1b"],
+            "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its sources",
+        ),
+        (
+            ["train", "local_35m", "--config.data.dir=docs"],
+            "first jaxlm prepare docs --out=DATA, then --config.data.dir=",
+        ),
+        (["train", "local_35m", "--config.data.path=docs"], "prepare it first: jaxlm prepare docs --out=DATA"),
+        (["train", "--config=quickstart", "--config.program=sfft"], "choose one of pretrain"),
+        (["sample", "quickstart", "--temperature=hot"], "config.sample.temperature=hot: expected float"),
+        (["sample"], "no config: jaxlm sample NAME, FILE.py or the folder of a run"),
+        (["sample", "--config.workdir=./runs/nosuch"], "no run in ./runs/nosuch: it has no config.json"),
+        (["trace", "--config=quickstart"], "--step"),
+        (["trace", "--config=quickstart", "--step=x"], "invalid int value: 'x'"),
+        (["trace", "quickstart", "--step=5%"], "invalid int value: '5%'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, argv, message):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_values_may_stand_apart(capsys):
+    code, _, err = run(capsys, "train", "--config", "quickstart", "--config.train.steps", "ten")
+    assert (code, "config.train.steps=ten: expected int" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "code"),
+    [
+        ("train", ConfigError("bad"), 2),
+        ("train", RunError("broken"), 1),
+        ("train", KeyboardInterrupt(), 4),
+        ("tokenize", KeyboardInterrupt(), 4),
+        ("plan", KeyboardInterrupt(), 1),  # nothing is saved that a launcher could go on from
+    ],
+)
+def test_errors_become_exit_codes(capsys, monkeypatch, verb, error, code):
+    def fail(*given):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    found, _, err = run(capsys, verb)
+    assert (found, "the same command goes on" in err) == (code, code == 4)
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -m jaxlm.cli.cli --help | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+REQUIRED = {"trace": ["--step=1"], "export": ["--to=hf", "--out=o"]}
+
+
+@pytest.fixture
+def steps_of(monkeypatch, capsys):
+    """`steps_of(VERB, WORD, ...)`: train.steps and workdir that the verb's program is given, or the line of its refusal."""
+
+    def steps(verb: str, *words: str) -> tuple[int, str] | str:
+        seen = []
+        program = types.SimpleNamespace(run=lambda c, args: seen.append((c, args)) or 0)
+        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or 'pretrain'}", program)
+        code, _, err = run(capsys, verb, *words, *REQUIRED.get(verb, ()))
+        if code:
+            assert (code, err.count("\n")) == (2, 1)
+            return err
+        ((c, args),) = seen
+        assert args.config  # tune names it in the command that it prints
+        return c.train.steps, c.workdir
+
+    return steps
+
+
+def a_run(folder: pathlib.Path) -> pathlib.Path:
+    c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=777"]))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config.to_json(c))
+    return folder
+
+
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
+def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()  # the shipped name wins
+    own = tmp_path / "mine.py"
+    own.write_text("from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n")
+    for words in (
+        ["quickstart"],
+        ["mine.py"],
+        ["--config=quickstart"],
+        ["quickstart", "--config=configs/quickstart.py"],
+    ):
+        assert steps_of(verb, *words, "--config.workdir=new") == (460, "new")
+        assert steps_of(verb, "--config.train.steps", "600", *words, "--config.workdir=new") == (600, "new")
+
+
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
+def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path, verb):
+    folder = str(a_run(tmp_path / "run"))
+    for words in (
+        [folder],
+        [f"--config={folder}"],
+        [f"--config.workdir={folder}"],
+        [folder, f"--config.workdir={folder}/"],
+    ):
+        assert steps_of(verb, *words)[0] == 777
+        assert pathlib.Path(steps_of(verb, *words)[1]) == tmp_path / "run"
+        assert steps_of(verb, *words, "--config.train.steps=800")[0] == 800
+    other = str(a_run(tmp_path / "other"))
+    assert "two runs: " in steps_of(verb, folder, f"--config.workdir={other}")
+    assert "two configs: " in steps_of(verb, folder, "--config=quickstart")
+
+
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
+def test_a_config_with_the_workdir_of_a_run_is_the_runs_own_where_the_run_is_read(steps_of, tmp_path, verb):
+    folder = a_run(tmp_path / "run")
+    own = verbs.VERBS[verb].reads_run
+    for words in (["quickstart"], ["--config=quickstart"]):
+        assert steps_of(verb, *words, f"--config.workdir={folder}") == (777 if own else 460, str(folder))
+
+
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
+def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
+    refused = f"model is a model in Hugging Face's format; jaxlm {verb} takes a config"
+    if verbs.VERBS[verb].models:
+        refused = "model/config.json lacks hidden_size"
+    assert refused in steps_of(verb, f"{tmp_path}/model")
+    (tmp_path / "texts").mkdir()
+    said = steps_of(verb, f"{tmp_path}/texts")
+    run_read = verbs.VERBS[verb].reads_run
+    no = f"no run in {tmp_path}/texts: it has no config.json" if run_read else "texts is no config"
+    assert ("texts holds no documents" if verb == "prepare" else no) in said
+    absent = steps_of(verb, f"{tmp_path}/quickstrt")
+    assert ("no run in " in absent) == run_read
+    assert ("there is no such folder" if run_read else "no config file, shipped config or folder") in absent
+    assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
+    assert ("or of a Hugging Face model" in said) == bool(verbs.VERBS[verb].models)
+    (tmp_path / "texts/prepared.json").write_text("{}")
+    assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
+
+
+def test_texts_with_percent_signs_arrive(monkeypatch, capsys):
+    seen = []
+    program = types.SimpleNamespace(run=lambda c, args: seen.append((c.sample.prompts, args.prompt)) or 0)
+    monkeypatch.setitem(sys.modules, "jaxlm.commands.sample", program)
+    argv = ["jaxlm", "sample", "quickstart", "--prompt=100% of %s", "--config.sample.prompts=('%d', '5%')"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert cli.main() == 0
+    assert seen == [(("%d", "5%"), ["100% of %s"])]
+    assert "sample.prompts = ('%d', '5%')" in run(capsys, *argv[1:], "--help=sample")[1]
+
+
+def test_main_is_jaxlm_train():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxlm.main", "--config=quickstart", "--config.lr=1"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (2, "jaxlm: unknown key config.lr; did you mean config.optim.lr?\n")
+
+
+def test_the_command_line_imports_no_jax():
+    """The workers of `prepare` import it."""
+    code = "import sys, jaxlm.cli.cli, jaxlm.config.help, jaxlm.data.batches.which_data; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove", "pyarrow"}
+
+
+def test_training_imports_no_library_that_it_does_not_use():
+    """tensorboardX imports PyTorch where there is one: seconds of every start."""
+    code = "import sys, jaxlm.commands.train.text; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "jaxlm.train.loop" in loaded
+    assert not loaded & {"tensorboardX", "torch", "datatrove", "loguru", "duckdb", "resiliparse", "sklearn", "wandb"}
+
+
+def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "mine.py"
+    own.write_text("from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n")
+    assert steps_of("train", "quickstart") == (460, "runs/quickstart")
+    assert steps_of("train", str(own)) == (460, "runs/mine")
+    assert steps_of("train", "quickstart", "--config.phases.shrink=cpu") == (2, "runs/quickstart-shrunk")
+    assert steps_of("plan", "quickstart") == (460, "runs/quickstart")
+    a_run(tmp_path / "runs/quickstart")
+    for verb in TAKE_CONFIGS:
+        steps = 777 if verbs.VERBS[verb].reads_run else 460  # training checks the run's config against the file's
+        assert steps_of(verb, "quickstart") == (steps, "runs/quickstart")
+
+
+def test_a_config_without_a_run_is_told_what_makes_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for verb, told in (
+        ("sample", "no run in runs/quickstart: jaxlm train quickstart makes one"),
+        ("report", "no run in runs/quickstart: it has no metrics.jsonl; train first"),
+    ):
+        code, _, err = run(capsys, verb, "quickstart")
+        assert (code, told in err, err.count("\n")) == (2, True, 1)
+    assert run(capsys, "train", "gpuburnout_1b")[0] == 2
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_named_is_said_by_what_fills_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = types.SimpleNamespace(run=lambda c, args: 0)
+    for verb, says in (("train", True), ("prepare", True), ("plan", False), ("report", False)):
+        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or 'pretrain'}", program)
+        assert run(capsys, verb, "quickstart") == (
+            0,
+            "",
+            "folder: runs/quickstart (another by --config.workdir=DIR)\n" * says,
+        )
+        assert run(capsys, verb, "quickstart", "--config.workdir=w") == (0, "", "")
+
+
+def test_prompts_stand_behind_the_run_and_short_options_set_keys(monkeypatch, capsys, tmp_path):
+    seen = []
+    program = types.SimpleNamespace(run=lambda c, args: seen.append((c.sample, args)) or 0)
+    monkeypatch.setitem(sys.modules, "jaxlm.commands.sample", program)
+    folder = str(a_run(tmp_path / "run"))
+    for words in (
+        [folder, "a=b", "two words", "--temperature=0", "--top-k", "3"],
+        ["--temperature=0", "--top-k=3", folder, "--draws=1", "a=b", "two words"],
+        [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", folder, "a=b", "two words"],
+        [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", "a=b", "two words"],
+        [f"--config.workdir={folder}", "--temperature=0", "--top-k=3", "a=b", "two words"],
+        [f"--config.workdir={folder}", "--temperature=0", "--top-k=3", "quickstart", "a=b", "two words"],
+    ):
+        assert run(capsys, "sample", *words) == (0, "", "")
+        settings, args = seen.pop()
+        assert (args.words, args.draws, settings.temperature, settings.top_k) == (["a=b", "two words"], 1, 0.0, 3)
+        assert settings.top_p == 0.95
+    for text in ("What *is* [this?", "x" * 5000, "a\0b", "/"):
+        assert run(capsys, "sample", f"--config={folder}", text)[0] == (2 if text == "/" else 0)

@@ -1,0 +1,152 @@
+"""`jaxlm export` as its user meets it: a run's checkpoint in, a folder out, one line for what can't be."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import tiny_data
+import tiny_models as tiny
+
+from jaxlm import config, models
+from jaxlm.cli import cli
+from jaxlm.commands import chat, model_card
+from jaxlm.config import config_files
+from jaxlm.data.tokenizer import coder
+from jaxlm.eval import results
+from jaxlm.interop import card
+from jaxlm.run.checkpoints import meta, weights
+from jaxlm.run.workdir import TOKENIZER
+from jaxlm.train import origin
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with weights as its checkpoint, a tokenizer, data and the results of a benchmark."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    folder.mkdir()
+    data = tiny_data.make(folder / "data", {"a": 1.0, "b": 3.0})
+    keys = [f"model.{name}={value}" for name, value in (tiny.BASE | {"vocab_size": 300}).items()]
+    c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *keys]))
+    (folder / "config.json").write_text(config.to_json(c))
+    model = models.build(c.model, "xla")
+    weights.save(folder / "checkpoints", lambda: tiny.random_params(model), dataclasses.asdict(c))
+    coder.write(data.tokenizer(), folder / TOKENIZER)
+    scored = results.TaskResult("arc_easy", {"acc": 0.41}, {"acc": 0.01}, 0.25, 5, [results.Item("1", {"acc": 1.0})])
+    results.write(folder, [scored], {"step": 0})
+    return folder
+
+
+def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["export", str(run), "--to=hf", f"--out={out}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["path"] == str(out)
+    assert said["dtype"] == "bf16"
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\n")
+    assert "| arc_easy | acc | 0.410 ± 0.020 | 0.250 | 5 | 1 |" in card
+    assert "| b | test:b | 75.0% |" in card
+    assert "look it up before you publish" in card
+    assert cli.main(["export", str(run), "--to=gguf", f"--out={tmp_path / 'gguf'}", "--dtype=q8_0"]) == 0
+    assert "done: " in capsys.readouterr().err
+    assert (tmp_path / "gguf" / "mine-q8_0.gguf").is_file()
+
+
+def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
+    keys = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
+    c = config.resolve(config_files.of_run(run, keys))
+    for step in (0, 800):
+        assert model_card._sources(c, step)[1] == ""
+    sources, mixture = model_card._sources(c, 801)
+    assert mixture == "b 0.75, a 0.25 to step 800, then a 0.5, b 0.5"
+    assert sources["b"]["share"] == 0.75  # of the first
+    facts = model_card.facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
+    assert f"The mixture changed: {mixture}." in card.text(facts)
+
+
+def test_the_cards_metadata_is_yaml(run, tmp_path):
+    import yaml
+
+    out = tmp_path / "out"
+    assert cli.main(["export", str(run), "--to=hf", f"--out={out}"]) == 0
+    front = yaml.safe_load((out / "README.md").read_text().split("---")[1])
+    assert front["library_name"] == "transformers"
+    assert front["pipeline_tag"] == "text-generation"
+    assert front["tags"] == ["jaxlm", "llama"]
+
+
+def test_what_cant_be_is_one_line(run, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    given = {
+        f"--out={tmp_path / 'full'}": (2, "not empty"),
+        f"--out={tmp_path / 'a'} --dtype=int4": (2, "--to=hf writes bf16, f16, f32"),
+        f"--out={tmp_path / 'a'} --checkpoint=7": (2, "no checkpoint '7'"),
+    }
+    for flags, (code, words) in given.items():
+        assert cli.main(["export", str(run), "--to=hf", *flags.split()]) == code
+        said = capsys.readouterr().err.strip()
+        assert words in said
+        assert "\n" not in said
+    assert cli.main(["export", str(tmp_path), "--to=hf", f"--out={tmp_path / 'a'}"]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    largest = max(
+        (broken / "checkpoints" / "0" / "params").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0
+    )
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    assert cli.main(["export", str(broken), "--to=hf", f"--out={tmp_path / 'out'}"]) == 1
+    assert "damaged" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "rewards", "said"),
+    [
+        (
+            "grpo",
+            {0: 0.9, 2: 0.4},
+            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
+        ),
+        (
+            "ppo",
+            {0: 0.9},
+            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
+        ),
+        ("grpo", {0: 0.4, 2: 0.9}, ""),
+        ("grpo", {}, ""),
+        ("pretrain", {0: 0.9, 2: 0.4}, ""),
+    ],
+)
+def test_a_latest_checkpoint_that_is_not_the_best_is_told(run, tmp_path, capsys, program, rewards, said):
+    """By export and by chat, unless another checkpoint than the latest is asked for."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    shutil.copytree(folder / "checkpoints/0", folder / "checkpoints/2")
+    file = folder / "checkpoints/2/meta/metadata"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(meta.sealed({"config": saved["config"]}, 2, saved["digests"])))
+    (folder / "checkpoints/2/checksums.json").unlink()
+    content = json.loads((folder / "config.json").read_text()) | {"program": program}
+    content["checkpoint"] |= {"best_metric": "val/reward", "best_is": "highest"}
+    (folder / "config.json").write_text(json.dumps(content))
+    lines = [json.dumps({"step": step, "time": 1.0, "val/reward": reward}) + "\n" for step, reward in rewards.items()]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    saved = config.resolve(config_files.of_run(folder, []))
+    assert origin.better(saved, "latest") == said
+    assert origin.better(saved, "2") == origin.better(saved, "best") == ""
+    if program == "grpo" and said:
+        chat._restored(saved, "latest", False)
+        assert cli.main(["export", str(folder), "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
+        assert capsys.readouterr().err.count(said) == 2

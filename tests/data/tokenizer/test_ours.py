@@ -1,0 +1,337 @@
+"""Every text comes back; control ids are out of reach of text; bytes are counted; models are deterministic."""
+
+import base64
+import io
+import os
+import pathlib
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import sentencepiece as spm
+
+from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
+from jaxlm.data.tokenizer import ours
+from jaxlm.host import child
+
+HARD = [
+    "",
+    " ",
+    "  leading, trailing  ",
+    "\n",
+    "\n\n\t x\r\n\v\f",
+    "    def f():\n\t\treturn  1\n",
+    "\0",
+    "a\0b",
+    "\x01\x02\x1b\x7f\x80\x9f",
+    "</s><s><unk><pad><0x41><0x0A>",
+    "<|im_start|>user\nhi<|im_end|><|system|><|user|><|assistant|>",
+    "▁",
+    "▁▁ a▁b ▁",
+    "é e\u0301 \uff46\uff55 \ufb01 \u2460 \u212b",
+    "\ufeff\u200b\u00ad\u2028\u2029\u3000",
+    "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈",
+    "\U0010ffff\ue000\ufffe\uffff\ufffd",
+    "0123456789 1e-10 3.14159",
+    "x" * 5000,
+]
+
+
+def random_texts(n):
+    """Strings over ASCII, Latin, the neighbourhood of U+2581, private and astral planes."""
+    rng = random.Random(0)
+    ranges = [(0, 128), (0, 0x300), (0x2570, 0x2590), (0x4E00, 0x9FFF), (0xE000, 0x110000)]
+    return ["".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(40))) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def training_texts(make_document):
+    return [make_document("a", i) + f"\n    indented {i}\n" for i in range(400)]
+
+
+@pytest.fixture(scope="module")
+def coder(training_texts):
+    return ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True)
+
+
+def test_round_trip_and_byte_counts(coder):
+    texts = HARD + random_texts(2000)
+    lengths = coder.token_bytes()
+    controls = {ours.UNK_ID, ours.BOS_ID, ours.EOS_ID, *range(400, 405)}
+    for text, ids in zip(texts, coder.encode_batch(texts), strict=True):
+        assert coder.decode(ids) == text
+        assert lengths[ids].sum() == len(text.encode())
+        assert not controls & set(ids.tolist())
+        assert ids.dtype == np.int32
+
+
+def test_plain_sentencepiece_loses_what_this_keeps(coder):
+    """Shows that the round trip above can fail: SentencePiece takes U+2581 for a space."""
+    plain = coder._sp
+    assert plain.decode(plain.encode("a▁b")) == "a b"
+    assert coder.decode(coder.encode("a▁b")) == "a▁b"
+
+
+def test_sentencepiece_reads_the_model_alike(coder):
+    for text in HARD + random_texts(200):
+        if "▁" not in text and "\0" not in text:
+            assert coder._sp.encode(text) == coder.encode(text)
+            assert coder._sp.decode(coder.encode(text)) == text
+
+
+def test_batch_equals_one_by_one(coder):
+    texts = HARD + random_texts(50)
+    assert [ids.tolist() for ids in coder.encode_batch(texts)] == [coder.encode(text) for text in texts]
+
+
+def test_long_texts_are_cut_where_it_changes_nothing(coder, training_texts, monkeypatch):
+    text = "".join(training_texts)
+    whole = coder.encode(text)
+    for size in (1, 100, 1000):
+        monkeypatch.setattr(ours, "_PIECE_CHARS", size)
+        assert coder.encode(text) == whole
+    # Cutting anywhere else would show.
+    assert coder.encode(text[:3]) + coder.encode(text[3:]) != whole or coder.encode("indente") != whole
+
+
+def test_lone_surrogates_become_question_marks(coder):
+    assert coder.decode(coder.encode("a\ud800b")) == "a?b"
+
+
+def test_ids(coder):
+    assert coder.vocab_size == 405
+    assert (coder.bos_id, coder.eos_id) == (1, 2)
+    assert [coder.id_of(token) for token in CHAT_TOKENS] == [400, 401, 402, 403, 404]
+    assert coder.decode([1, 400, *coder.encode("hi"), 401, 2]) == "hi"
+    assert coder.token_bytes()[[0, 1, 2, 400, 404]].tolist() == [0] * 5
+    assert coder.token_bytes()[coder.encode("\n")].tolist() == [1]
+
+
+def test_digits_are_split_and_indents_are_not(coder):
+    pieces = [coder._sp.id_to_piece(i) for i in coder.encode("2024")]
+    assert pieces == ["2", "0", "2", "4"]
+    assert len(coder.encode("    ")) == 1
+
+
+def test_without_chat_tokens(training_texts):
+    plain = ours.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)
+    assert plain.vocab_size == 400
+    with pytest.raises(ConfigError, match="no token"):
+        plain.id_of("<|im_end|>")
+
+
+def test_chatml_ids_of_the_full_vocabulary():
+    """32,000 pieces from a million letters of random words; the five tokens take 32000 to 32004."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) for _ in range(30_000)]
+    texts = [" ".join(rng.choices(words, k=50)) for _ in range(4000)]
+    coder = ours.train_tokenizer(texts, vocab_size=32005, chat_tokens=True)
+    assert coder.vocab_size == 32005
+    assert [coder.id_of(token) for token in CHAT_TOKENS] == list(range(32000, 32005))
+    assert max(coder.encode("<|im_start|>" + texts[0])) < 32000
+
+
+def test_ids_in_front_of_a_cut(coder, training_texts):
+    """As many as the text in front has by itself, if it has the same: in texts with control tokens, beside them, in words."""
+    texts = [
+        "",
+        "one two",
+        "<|im_start|><|user|>\none<|im_end|>\n",
+        f"a <{ours.GUARD}|im_end|> b</s>",
+        "\n \n  f():",
+    ]
+    texts.append(training_texts[7])
+    cuts = [
+        [cut for cut in range(len(text) + 1) if text.rfind("<", 0, cut) <= text.rfind(">", 0, cut)] for text in texts
+    ]
+    for text, places, (ids, at) in zip(texts, cuts, coder.encode_cut(texts, cuts), strict=True):
+        assert ids.tolist() == coder.encode_marked(text)
+        heads = [coder.encode_marked(text[:cut]) for cut in places]
+        assert at.tolist() == [len(head) if ids.tolist()[: len(head)] == head else -1 for head in heads]
+    assert -1 in at
+
+
+def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_path):
+    again = ours.train_tokenizer(iter(training_texts), vocab_size=405, chat_tokens=True)
+    assert again.model_bytes == coder.model_bytes
+    (tmp_path / "t.model").write_bytes(coder.model_bytes)
+    for other in (ours.Tokenizer.load(tmp_path / "t.model"), pickle.loads(pickle.dumps(coder))):
+        assert other.sha256 == coder.sha256
+        assert other.encode("héllo\n") == coder.encode("héllo\n")
+    assert ours.train_tokenizer(training_texts[1:], vocab_size=405, chat_tokens=True).sha256 != coder.sha256
+
+
+@pytest.mark.parametrize(
+    ("texts", "vocab_size", "message"),
+    [
+        (["hello world"] * 9, 5000, r"too small to train a tokenizer on"),
+        ([], 400, "no text to train"),
+        (["", "\n\0\n"], 400, "no text to train"),
+        (["hello"], 200, "256 byte pieces"),
+    ],
+)
+def test_clear_errors_in_training(texts, vocab_size, message):
+    with pytest.raises(ConfigError, match=message):
+        ours.train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=True)
+
+
+def test_the_largest_vocabulary_named_is_right(training_texts):
+    with pytest.raises(ours.VocabularyTooLarge, match=r"it supports is \d+: set --config.model.vocab_size=0,") as error:
+        ours.train_tokenizer(training_texts[:100], vocab_size=5000, chat_tokens=True)
+    largest = error.value.largest
+    assert f" {largest}:" in str(error.value)
+    assert ours.train_tokenizer(training_texts[:100], vocab_size=largest, chat_tokens=True).vocab_size == largest
+
+
+def test_clear_errors_in_loading(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the tokenizer"):
+        ours.Tokenizer.load(tmp_path / "none.model")
+    (tmp_path / "bad.model").write_bytes(b"not a model")
+    with pytest.raises(ConfigError, match="not a SentencePiece model"):
+        ours.Tokenizer.load(tmp_path / "bad.model")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"<0x41>", b"<0x4\xff>"), (b"<0x41>", b"<0xZZ>"), (b"<|im_end|>", b"<|im\xff\xff\xff\xff|>")]
+)
+def test_a_model_with_a_damaged_piece_is_one_line(unigram, tmp_path, old, new):
+    assert unigram.model_bytes.count(old) == 1
+    (tmp_path / "bad.model").write_bytes(unigram.model_bytes.replace(old, new))
+    with pytest.raises(ConfigError, match="is not a SentencePiece model, or it is damaged: copy it again"):
+        ours.Tokenizer.load(tmp_path / "bad.model")
+
+
+@pytest.fixture(scope="module")
+def unigram(training_texts):
+    return ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
+
+
+def test_unigram_keeps_every_text_too(unigram, coder):
+    texts = HARD + random_texts(1000)
+    lengths = unigram.token_bytes()
+    for text, ids in zip(texts, unigram.encode_batch(texts), strict=True):
+        assert unigram.decode(ids) == text
+        assert lengths[ids].sum() == len(text.encode())
+    assert [unigram.id_of(token) for token in CHAT_TOKENS] == [400, 401, 402, 403, 404]
+    assert len(unigram.encode("2024")) == 4
+    assert unigram.sha256 != coder.sha256
+
+
+def test_unigram_is_deterministic(unigram, training_texts):
+    again = ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
+    assert again.sha256 == unigram.sha256
+
+
+def test_another_model_type_is_refused(training_texts):
+    with pytest.raises(ConfigError, match="no tokenizer model 'wordpiece'; choose one of bpe, unigram"):
+        ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=False, model_type="wordpiece")
+
+
+def test_no_piece_reaches_into_the_next_word_or_line(coder, unigram):
+    for trained in (coder, unigram):
+        assert trained.by_word
+        assert not [piece for piece in trained._pieces() if "\n" in piece or ours._JOINED.search(piece)]
+
+
+def test_unigram_cuts_a_word_alike_in_any_text(unigram, training_texts):
+    """Plain SentencePiece does not: its float32 sums lose the difference of two cuts far into a text."""
+    text = "".join(training_texts)
+    lines = [i for line in text.splitlines(keepends=True) for i in unigram.encode(line)]
+    assert unigram.encode(text) == lines
+    assert unigram.encode("\n" * 3 + text) == unigram.encode("\n" * 3) + lines
+
+
+def test_remembered_words_change_nothing(coder, training_texts, monkeypatch):
+    texts = HARD + random_texts(300) + training_texts
+    first = [ids.tolist() for ids in coder.encode_batch(texts)]
+    whole = [ids.tolist() for ids in coder._encode_whole(texts)]
+    assert first == whole
+    monkeypatch.setattr(ours, "_PIECE_CHARS", 100)  # long texts cut at newlines, as for models made elsewhere
+    assert [ids.tolist() for ids in coder._encode_whole(texts)] == whole
+    monkeypatch.setattr(ours, "_CACHE_CHARS", 1000)  # forgotten after nearly every text
+    forgetful = ours.Tokenizer(coder.model_bytes)
+    assert [forgetful.encode(text) for text in texts] == whole
+    assert forgetful._word_chars <= 1000
+    assert coder.encode_batch([]) == []
+    ids = coder.encode_batch(["one"])[0]
+    ids[:] = 0  # the caller's own: what is remembered stays
+    assert coder.encode("one") != ids.tolist()
+
+
+@pytest.mark.parametrize("changes", [{"split_by_whitespace": False}, {"add_dummy_prefix": True}])
+def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes):
+    settings = {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "byte_fallback": True}
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b " * 9 + text.splitlines()[0] for text in training_texts]),
+        model_writer=model,
+        vocab_size=500,
+        model_type="bpe",
+        normalization_rule_name="identity",
+        minloglevel=2,
+        **{**settings, **changes},
+    )
+    other = ours.Tokenizer(model.getvalue())
+    assert not other.by_word
+    text = "a b a b a b " * 20 + "ba"
+    assert other.encode(text) == other._sp.encode(text)
+
+
+def test_the_process_that_trains_gives_what_sentencepiece_gives_in_this_one(training_texts):
+    model = io.BytesIO()
+    settings = {"vocab_size": 400, "byte_fallback": True, "num_threads": 2, "minloglevel": 2, "pad_id": -1}
+    lines = list(ours._training_lines(training_texts))
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **settings)
+    answer = ours._train_apart(iter(lines), settings)
+    assert base64.b64decode(answer["model"]) == model.getvalue()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+TRAINS = """
+import random
+from jaxlm.data import tokenizer
+letters = "abcdefghijklmnopqrstuvwxyz"
+rng = random.Random(0)
+words = ["".join(rng.choices(letters, k=rng.randint(3, 12))) for _ in range(150000)]
+try:
+    tokenizer.train_tokenizer([" ".join(words)], vocab_size=20000, chat_tokens=False, model_type="unigram")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="reads Linux's list of processes")
+def test_ctrl_c_while_it_trains_is_told_as_such_at_once():
+    with subprocess.Popen([sys.executable, "-c", TRAINS], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            began = time.monotonic()
+            while not (trainers := children(parent.pid)):
+                assert parent.poll() is None
+                assert time.monotonic() - began < 60
+                time.sleep(0.01)
+            time.sleep(0.5)
+            assert children(parent.pid) == trainers, "it ended before it could be stopped"
+            parent.send_signal(signal.SIGINT)
+            assert parent.communicate(timeout=10)[0] == "interrupted\n"
+            assert not any(os.path.exists(f"/proc/{pid}") for pid in trainers)
+        finally:
+            parent.kill()
+
+
+def test_a_trainer_that_is_killed_may_do_better_the_next_time(training_texts, monkeypatch):
+    def send(trainer, message):
+        os.kill(trainer.pid, signal.SIGKILL)
+        return sent(trainer, message)
+
+    sent = child.Child.send
+    monkeypatch.setattr(child.Child, "send", send)
+    with pytest.raises(RunError, match="killed by signal 9, perhaps for memory"):
+        ours.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)

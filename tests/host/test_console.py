@@ -1,0 +1,218 @@
+"""Tables and figures for people."""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jaxlm.host import console, screen
+from jaxlm.train.log.progress import Progress
+
+
+def test_print_table(capsys):
+    rows = [{"name": "a", "loss": 1.23456}, {"name": "long", "loss": 2.0}]
+    console.print_table(rows, as_json=False)
+    assert capsys.readouterr().out == "name  loss\na     1.235\nlong  2\n"
+    console.print_table(rows, as_json=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    console.print_table([], as_json=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_columns_are_aligned_to_the_side_that_is_asked_for():
+    assert console.table([["a", "7", "x"], ["long", "1,000", ""]], right=[1]) == "a         7  x\nlong  1,000"
+
+
+def test_figures_are_short():
+    assert [console.human(n) for n in (7, 1500, 2.36e10, 1.04e9, -1234567)] == ["7", "1.5k", "23.6B", "1.04B", "-1.23M"]
+    assert [console.count(n) for n in (7, 1234567, 1e6)] == ["7", "1,234,567", "1,000,000"]
+    assert [console.dollars(n) for n in (0.5, 43.21, 4321.0, float("inf"))] == [
+        "$0.50",
+        "$43.21",
+        "$4,321",
+        "never ends",
+    ]
+    assert [console.spent(n) for n in (0.003241, 0.5, 43.21, 0)] == ["$0.00324", "$0.5", "$43.21", "$0.00"]
+    assert [console.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
+    assert [console.hours(n) for n in (0.2, 0.001)] == ["12 min", "<1 min"]
+    assert [console.duration(n) for n in (95, 3725, 90000)] == ["1m35s", "1h02m", "1d01h"]
+    assert [console.gigabytes(n) for n in (1.234e9, 7.5e10)] == ["1.23", "75.0"]
+    assert [console.gigabytes(7.55e10, digits) for digits in (0, 2)] == ["76", "75.50"]
+    assert console.megabytes(1234567) == "1.2 MB"
+
+
+def test_it_needs_no_jax():
+    code = "import sys, jaxlm.host.console; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [(0, 10, "0%"), (10, 10, "100%"), (1, 100_000, "<0.1%"), (99_999, 100_000, ">99.9%"), (1, 3, "33.3%"), (0, 0, "")],
+)
+def test_shares_never_round_to_none_or_all(part, whole, shown):
+    assert console.share(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1234, "1.23 kB"), (123_456, "123 kB"), (5e15, "5000 TB")],
+)
+def test_sizes(number, shown):
+    assert console.size(number) == shown
+
+
+def test_a_pipe_that_nobody_reads_or_that_is_closed_stops_nothing(monkeypatch):
+    monkeypatch.setattr(screen, "PATIENCE_MS", 50)
+    read, write = os.pipe()
+    with open(write, "w") as stream:
+        start = time.monotonic()
+        for _ in range(2000):  # 200 kB into a pipe that holds 64
+            screen.write("x" * 99 + "\n", stream)
+        assert time.monotonic() - start < 5
+        while len(os.read(read, 65536)) == 65536:
+            pass
+        screen.write("read again\n", stream)
+        assert os.read(read, 65536).endswith(b"read again\n")
+        os.close(read)
+        screen.write("nobody\n", stream)
+
+
+def test_a_full_disk_under_a_log_stops_nothing_and_is_tried_again(tmp_path):
+    with open("/dev/full", "w") as full:
+        screen.write("lost\n", full)
+        screen.write("lost\n", full)
+    with open(tmp_path / "log", "w") as log:
+        screen.write("kept\n", log)
+    assert (tmp_path / "log").read_text() == "kept\n"
+
+
+def test_characters_that_the_terminal_lacks_are_shown_as_their_codes(tmp_path):
+    with open(tmp_path / "log", "w", encoding="ascii") as log:
+        screen.write("p\u00e9\n", log)
+    assert (tmp_path / "log").read_text() == "p\\xe9\n"
+
+
+def test_the_exit_code_stands_although_standard_error_is_gone():
+    code = "import logging, sys; from jaxlm import console; logging.basicConfig(handlers=[console.LogHandler()]);"
+    code += "sys.stdin.read(); console.say('a'); logging.error('%s', 'b'); logging.error('%d', 'c');"
+    code += "console.settle(); sys.exit(3)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stderr.close()
+    process.stdin.close()
+    assert process.wait(60) == 3
+
+
+def test_what_is_logged_is_shown(capsys):
+    handler = console.LogHandler()
+    handler.setFormatter(logging.Formatter("jaxlm: %(message)s"))
+    handler.emit(logging.makeLogRecord({"msg": "no %s", "args": ("room",)}))
+    assert capsys.readouterr().err == "jaxlm: no room\n"
+
+
+class Clock:
+    """Takes the place of `time` in console: goes on only when a test says so."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Kept(list):
+    """Takes the place of `screen.shown`: keeps what goes on, and nobody but a test looks at it."""
+
+    @contextlib.contextmanager
+    def __call__(self, activity) -> Iterator[None]:
+        self.append(activity)
+        yield
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(console, "time", found)
+    return found
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    found = Kept()
+    monkeypatch.setattr(screen, "shown", found)
+    return found
+
+
+def test_what_takes_long_says_so_now_and_then_and_when_it_ends(clock, shown, capsys):
+    with console.working("reading", 4, "documents") as tell:
+        (work,) = shown
+        tell(1)
+        clock.now += 1.9
+        assert work.line() == ""
+        clock.now += 0.1
+        assert [work.line(), work.line()] == ["reading ...", ""]
+        tell(3, "7 MB")
+        clock.now += 28
+        assert work.line() == ""
+        clock.now += 3
+        assert [work.line(), work.line()] == ["reading: 3 of 4 documents, 7 MB, 0m33s, 0m11s left", ""]
+    with console.working("a moment"):
+        clock.now += 1.9
+    assert capsys.readouterr().err == "reading: 3 of 4 documents, 7 MB in 0m33s\n"
+
+
+def test_what_is_known_to_be_short_or_told_by_others_says_less(clock, shown, capsys):
+    with console.working("loading", quiet=True):
+        clock.now += 29
+        assert shown[0].line() == ""
+    with console.working("reading", end=False):
+        clock.now += 29
+        assert shown[1].line() == "reading ..."
+    assert capsys.readouterr().err == ""
+
+
+def test_while_training_runs_only_what_takes_very_long_says_so(clock, monkeypatch, capsys):
+    progress = Progress(10, 0, lambda: "evaluating")
+    monkeypatch.setattr(screen, "shown", Kept())
+    with console.working("held-out loss", 7):
+        clock.now += 29
+    assert capsys.readouterr().err == ""
+    with console.working("held-out loss", 7):
+        clock.now += 31
+    assert capsys.readouterr().err == "held-out loss: 0 of 7 in 0m31s\n"
+    progress.close()
+
+
+def test_what_fails_does_not_say_that_it_is_done(clock, shown, capsys):
+    def fail() -> None:
+        with console.working("reading"):
+            clock.now += 60
+            raise OSError
+
+    with pytest.raises(OSError, match=r"^$"):
+        fail()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_innermost_of_what_goes_on_speaks(monkeypatch, capsys):
+    """On the real screen, whose thread looks: waits for its first word, however late it comes."""
+    monkeypatch.setattr(console, "WORKING_S", 0.0)
+    monkeypatch.setattr(screen, "TICK_S", 0.01)
+    with console.working("outside", end=False), console.working("inside", end=False):
+        deadline, said = time.monotonic() + 10, ""
+        while "\n" not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert said == "inside ...\n"
+
+
+def test_items_are_counted():
+    told = []
+    assert list(console.told("abc", told.append)) == ["a", "b", "c"]
+    assert told == [1, 2, 3]

@@ -1,0 +1,116 @@
+"""A run that can't fit is refused with settings that fit; these work when they are given."""
+
+import jax
+import pytest
+
+from jaxlm import config
+from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
+from jaxlm.devices import sharding
+from jaxlm.plan import lower
+from jaxlm.plan.lower import Room
+from jaxlm.plan.tune import admission, tune
+from jaxlm.step import parts
+
+TINY = [
+    "data.path=x",
+    "model.n_layers=1",
+    "model.d_model=32",
+    "model.n_heads=2",
+    "model.d_ff=64",
+    "model.vocab_size=512",
+    "model.attention=xla",
+    "model.dtype=float32",
+    "train.batch_size=2",
+    "train.seq_len=512",
+]
+
+
+def make(*keys: str) -> parts.Parts:
+    c = config.resolve(config_files.load("base", [*TINY, *keys]))
+    return lower.parts_of(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]))
+
+
+def admit(*keys: str, room: float | None, begun: bool = False) -> admission.Program:
+    return admission.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
+
+
+def test_the_settings_that_are_told_work():
+    whole = admit(room=None)
+    assert whole.room is None
+    assert whole.need == pytest.approx(whole.state + whole.temporaries, rel=0.01)
+    assert whole.step.memory_analysis().temp_size_in_bytes == whole.temporaries
+    limit = 0.7 * whole.need
+    with pytest.raises(ConfigError, match=r"a step needs 0.0\d GB of memory, and there are .* of a test: give") as told:
+        admit(room=limit)
+    said = str(told.value).partition(";")[0]  # behind it: how to say that there is more memory
+    words = [word.rstrip(",") for word in said.split() if word.startswith("--")]
+    assert words == ["--config.train.microbatch_size=1"]
+    assert admit(*(word.removeprefix("--config.") for word in words), room=limit).need <= tune.HEADROOM * limit
+
+
+def test_quick_compilation_takes_the_same_memory():
+    """Only so it may stand for the real one in the search."""
+    lowered = make().lower()
+    assert lower.memory_of(lowered.compile()) == lower.memory_of(lower.compile_lowered(lowered, lower.QUICK))
+
+
+def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
+    """What is told where settings cost what `cost(config, candidate)` says, and how many of them were compiled."""
+    tried = []
+
+    def compiles(self, candidate):
+        tried.append(candidate)
+        self.learn(candidate, cost(candidate.applied(self.config)))
+
+    monkeypatch.setattr(tune.Compiler, "compile", compiles)
+    made = make(*keys)
+    known = (cost(made.config), 10)
+    return admission.remedy(made.config, made.mesh, limit, lower.parts_of, known, begun), len(tried)
+
+
+def cost(c: config.Config) -> int:
+    """10 for the state, 2 with 8-bit AdamW; 8 a row, less with remat; 100 for a loss without tiles."""
+    state = 2 if c.optim.name == "adamw8bit" else 10
+    rows = c.train.microbatch_size * {"none": 8, "names": 4, "dots": 2, "full": 1}[c.model.remat]
+    return state + rows + (0 if c.loss.tile_tokens else 100)
+
+
+@pytest.mark.parametrize(
+    ("limit", "keys", "told", "need", "compiled"),
+    [
+        (26, ["train.batch_size=8"], ["train.microbatch_size=2"], 26, 2),
+        (14, ["train.batch_size=8"], ["train.microbatch_size=1", "model.remat=names"], 14, 4),
+        (11, ["train.batch_size=8", "model.remat=dots"], ["train.microbatch_size=1", "model.remat=full"], 11, 3),
+        (20, ["loss.tile_tokens=0"], ["train.microbatch_size=1", "loss.tile_tokens=2048"], 18, 4),
+        (10, [], ["train.microbatch_size=1", "optim.name=adamw8bit"], 10, 4),
+    ],
+)
+def test_the_smallest_change_that_fits_is_told(monkeypatch, limit, keys, told, need, compiled):
+    found, tries = remedy(monkeypatch, cost, limit, *keys)
+    assert found == ([f"--config.{key}" for key in told], need)
+    assert tries == compiled
+
+
+def test_an_optimizer_stays_where_a_run_has_begun(monkeypatch):
+    assert remedy(monkeypatch, cost, 10, begun=True)[0] is None
+    assert remedy(monkeypatch, cost, 2)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "memory_gb", "error"), [(False, 0, ConfigError), (True, 0, RunError), (True, 1, ConfigError)]
+)
+def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, memory_gb, error):
+    """If what limits it is the memory that is free now."""
+    monkeypatch.setattr(admission, "remedy", lambda *args: None)
+    with pytest.raises(error, match="no setting makes it fit; take a smaller model") as told:
+        admit("train.batch_size=1", f"tune.memory_gb={memory_gb}", room=1.0, begun=begun)
+    assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)
+
+
+def test_it_is_compiled_once_and_only_for_steps_that_are_left(monkeypatch):
+    calls = []
+    monkeypatch.setattr(admission, "admit", lambda *args, **kept: calls.append(kept) or "program")
+    once = admission.Once(make("train.steps=200"), lower.parts_of)
+    assert once(200) is None
+    assert (once(7), once(9)) == ("program", "program")
+    assert calls == [{"begun": True}]

@@ -1,0 +1,154 @@
+"""Budgets learned from the run's own times: no alarm for what is slow, one for what stands still. The clock is not real."""
+
+import random
+
+import pytest
+
+from jaxlm.run import clock
+from jaxlm.run.survive.hangs import MINUTE, Sign, Watch
+
+
+class Simulated:
+    """A run that is looked at once a second, as the supervisor does."""
+
+    def __init__(self, hang_s=0.0, timeout_s=300.0, mirror_s=3600.0, meeting_s=0.0):
+        self.watch = Watch(hang_s, timeout_s, mirror_s, meeting_s)
+        self.now, self.step, self.processor = 1000.0, 0, 0.0
+        self.sign = Sign(0, self.now)
+        self.watch.begin(self.now)
+        self.alarms = []
+
+    def spend(self, activity, seconds, detail="", busy=0.0):
+        """The run does something for so long; each alarm is kept with how long it had taken by then."""
+        self.sign = Sign(self.step, self.now, activity, detail)
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 1, end)
+            self.processor += busy
+            if self.watch.look(self.sign, self.now, self.processor) > 0:
+                self.alarms.append((activity, self.now - self.sign.when))
+                return False
+        return True
+
+    def steps(self, n, seconds):
+        for _ in range(n):
+            self.spend(clock.STEP, seconds)
+            self.step += 1
+
+
+def test_no_alarm_in_a_long_run_with_slow_starts_compiles_evaluations_and_saves():
+    run, draw = Simulated(), random.Random(0)
+    run.spend(clock.START, 5 * 3600, "tokenize", busy=0.9)  # data is made
+    run.spend(clock.RESTORE, 40 * MINUTE, "checkpoints/7")
+    run.spend(clock.COMPILE, 3 * 3600, busy=1.0)
+    for save in range(8):
+        for _ in range(60):
+            run.spend(clock.STEP, 0.3 * draw.lognormvariate(0, 1))
+            run.step += 1
+        run.spend(clock.STEP, 70)  # a hiccup of the storage or the network
+        run.spend(clock.DATA, 290, "prose/00017")
+        run.spend(clock.EVALUATE, 100 * draw.uniform(0.5, 4), "held-out")
+        run.spend(clock.SAVE, 20 * draw.uniform(0.5, 8), f"checkpoints/{save}")
+    run.spend(clock.EVALUATE, 50 * MINUTE, "benchmarks")  # the first of its kind
+    run.steps(50, 90.0)  # the device slows down 100 times
+    assert run.alarms == []
+
+
+@pytest.mark.parametrize(
+    ("activity", "at_least", "at_most"),
+    [
+        (clock.START, 60 * MINUTE, 61 * MINUTE),
+        (clock.RESTORE, 60 * MINUTE, 61 * MINUTE),
+        (clock.COMPILE, 60 * MINUTE, 61 * MINUTE),
+        (clock.STEP, 120, 125),
+        (clock.REPEATED, 120, 125),
+        (clock.DATA, 720, 725),
+        (clock.EVALUATE, 20 * MINUTE, 21 * MINUTE),
+        (clock.SAVE, 10 * MINUTE, 11 * MINUTE),
+    ],
+)
+def test_an_alarm_for_what_stands_still(activity, at_least, at_most):
+    run = Simulated()
+    run.steps(30, 0.5)
+    run.spend(clock.EVALUATE, 120, "held-out")
+    run.spend(clock.SAVE, 10, "checkpoints/10")
+    run.spend(clock.STEP, 0.5)
+    assert run.alarms == []
+    run.spend(activity, 10 * 3600, "held-out" if activity == clock.EVALUATE else "")
+    ((name, after),) = run.alarms
+    assert name == activity
+    assert at_least <= after <= at_most
+
+
+def test_the_first_of_its_kind_has_time():
+    run = Simulated()
+    assert run.spend(clock.EVALUATE, 59 * MINUTE)
+    assert run.spend(clock.SAVE, 59 * MINUTE)
+    assert run.spend(clock.STEP, 29 * MINUTE)
+    assert not run.spend(clock.STEP, 31 * MINUTE)
+
+
+def test_steps_of_minutes_get_budgets_of_an_hour():
+    run = Simulated()
+    run.steps(21, 200.0)
+    assert run.watch.budget(Sign(activity=clock.STEP)) == 4000
+
+
+def test_one_budget_for_all():
+    run = Simulated(hang_s=30)
+    assert run.spend(clock.SAVE, 29)
+    assert not run.spend(clock.STEP, 60, busy=1.0)
+    assert run.alarms == [(clock.STEP, 31)]
+
+
+@pytest.mark.parametrize("activity", [clock.START, clock.COMPILE])
+def test_a_start_or_a_compilation_that_works_is_no_hang_under_one_budget_either(activity):
+    """A machine that others load makes both long; to end them and begin anew would make them longer."""
+    run = Simulated(hang_s=30)
+    assert run.spend(activity, 300, busy=0.2)
+    assert not run.spend(activity, 60)
+    assert run.alarms == [(activity, 31)]
+
+
+def test_a_supervisor_that_did_not_run_blames_nobody():
+    """The machine slept, or the job was stopped and goes on: silence counts from then."""
+    run = Simulated()
+    run.steps(30, 0.5)
+    run.now += 7200
+    assert run.spend(clock.STEP, 100)
+
+
+def test_a_new_process_begins_with_what_was_learned():
+    run = Simulated()
+    run.steps(30, 0.5)
+    run.watch.begin(run.now)
+    run.spend(clock.START, 60, busy=0.5)
+    assert run.watch.budget(Sign(activity=clock.STEP)) == 120
+
+
+@pytest.mark.parametrize(
+    ("sign", "words"),
+    [
+        (Sign(7, 0, clock.STEP), "the device, in step 8"),
+        (Sign(7, 0, clock.SAVE, "r/checkpoints/7"), "a save (r/checkpoints/7)"),
+        (Sign(7, 0, clock.DATA, "prose/00003"), "a batch (prose/00003)"),
+    ],
+)
+def test_what_is_waited_for_is_named(sign, words):
+    assert sign.waits_for() == words
+
+
+@pytest.mark.parametrize(("hang_s", "mirror_s", "alarm"), [(0.0, 7200.0, 7321), (30.0, 600.0, 721), (900.0, 60.0, 901)])
+def test_the_wait_for_the_mirror_ends_before_it_is_a_hang(hang_s, mirror_s, alarm):
+    run = Simulated(hang_s, mirror_s=mirror_s)
+    assert run.spend(clock.MIRROR, mirror_s + 100)
+    assert not run.spend(clock.MIRROR, 10 * 3600)
+    assert run.alarms == [(clock.MIRROR, alarm)]
+
+
+def test_the_wait_for_other_processes_ends_before_it_is_a_hang():
+    run = Simulated(hang_s=30, meeting_s=300)
+    assert run.spend(clock.START, 329)
+    assert run.spend(clock.STEP, 29)
+    assert not run.spend(clock.STEP, 40)
+    assert not Simulated(hang_s=30).spend(clock.START, 40)
