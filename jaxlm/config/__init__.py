@@ -14,7 +14,6 @@ from jaxlm.config.schema import (
     CHAT_TOKENS,
     CheckpointConfig,
     Config,
-    ConfigError,
     DistributedConfig,
     EvalConfig,
     HardwareConfig,
@@ -27,10 +26,10 @@ from jaxlm.config.schema import (
     PhaseConfig,
     PhasesConfig,
     ProfileConfig,
-    RunError,
     RunsConfig,
     SampleConfig,
     StabilityConfig,
     StopConfig,
     TrainConfig,
 )
+from jaxlm.host.errors import ConfigError, RunError

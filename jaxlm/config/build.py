@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_h
 
 from jaxlm.config import older
 from jaxlm.config.annotations import Limit
-from jaxlm.config.schema import ConfigError
+from jaxlm.host.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -11,13 +11,13 @@ from jaxlm.config.schema import (
     BY_RULE,
     CheckpointConfig,
     Config,
-    ConfigError,
     ModelConfig,
     OptimConfig,
     PhasesConfig,
     RunsConfig,
     TrainConfig,
 )
+from jaxlm.host.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a source, of a phase
 

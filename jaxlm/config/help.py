@@ -11,8 +11,9 @@ from ml_collections import config_dict
 
 from jaxlm.config.build import limits, meant, type_name
 from jaxlm.config.corpora import PrepareSourceConfig
-from jaxlm.config.schema import Config, ConfigError, PhaseConfig
+from jaxlm.config.schema import Config, PhaseConfig
 from jaxlm.config.stages import StagesConfig
+from jaxlm.host.errors import ConfigError
 
 WIDTH = 100
 # Sections whose parts the user names -> what each part is. In the help, SECTION.NAME stands for every part.

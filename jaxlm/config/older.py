@@ -15,7 +15,8 @@ from ml_collections import config_dict
 
 from jaxlm.config.corpora import PrepareConfig
 from jaxlm.config.posttraining import DpoConfig
-from jaxlm.config.schema import Config, ConfigError, EvalConfig
+from jaxlm.config.schema import Config, EvalConfig
+from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # values of runs that can be read, but not trained on
 _BATCHES = "eval.max_batches"

@@ -32,14 +32,6 @@ Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LA
 Remat = Literal["none", "names", "dots", "full"]
 
 
-class ConfigError(ValueError):
-    """Bad input from the user: the message is one line that says what is wrong and how to mend it (exit code 2)."""
-
-
-class RunError(RuntimeError):
-    """A run can't go on for a reason outside the program: one line that says why and how to mend it (exit code 1)."""
-
-
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
     theta: Annotated[float, at_least(1)] = key(10000.0, "base of the angles")

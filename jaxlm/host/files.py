@@ -19,8 +19,8 @@ import time
 import typing
 from collections.abc import Callable, Iterator
 
-from jaxlm.config import ConfigError
 from jaxlm.host import console
+from jaxlm.host.errors import ConfigError
 
 ROOT = pathlib.Path("/")
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
