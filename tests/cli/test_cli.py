@@ -299,22 +299,6 @@ def test_main_is_jaxlm_train():
     assert (done.returncode, done.stderr) == (2, "jaxlm: unknown key config.lr; did you mean config.optim.lr?\n")
 
 
-def test_the_command_line_imports_no_jax():
-    """The workers of `prepare` import it."""
-    code = "import sys, jaxlm.cli.cli, jaxlm.config.help, jaxlm.data.batches.which_data; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove", "pyarrow"}
-
-
-def test_training_imports_no_library_that_it_does_not_use():
-    """tensorboardX imports PyTorch where there is one: seconds of every start."""
-    code = "import sys, jaxlm.commands.train.text; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "jaxlm.train.loop" in loaded
-    assert not loaded & {"tensorboardX", "torch", "datatrove", "loguru", "duckdb", "resiliparse", "sklearn", "wandb"}
-
-
 def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "mine.py"
