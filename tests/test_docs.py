@@ -3,9 +3,9 @@
 import pathlib
 import re
 import shlex
+import tomllib
 
 import documented
-import import_graph
 from documented import ROOT
 
 from jaxlm.cli import cli, verbs
@@ -46,7 +46,10 @@ def test_links_in_the_docs_lead_somewhere():
 def files(text: str) -> list[str]:
     """Files of the project that a page names, by their whole path or by that below jaxlm/."""
     whole = re.findall(r"(?<![\w/.])((?:jaxlm|tests|scripts|configs|docs|dev)/[\w/]+\.(?:py|md|toml|json))", text)
-    below = re.findall(r"`((?:step|train|objectives|models|data|plan|eval|report|ops|corpus|config)/[\w/]+\.py)`", text)
+    below = re.findall(
+        r"`((?:cli|commands|step|train|run|models|data|plan|eval|serve|interop|report|ops|corpus|devices|config|host)/[\w/]+\.py)`",
+        text,
+    )
     return [path for path in [*whole, *(f"jaxlm/{path}" for path in below)] if "NAME" not in path]
 
 
@@ -61,32 +64,14 @@ def test_files_are_found_in_a_page():
     assert files(text) == ["tests/train/test_fp8.py", "scripts/a.py", "jaxlm/train/hooks.py"]
 
 
-def the_map() -> dict[int, str]:
-    """Floor -> its lines of the map in CONTRIBUTING.md."""
+def test_the_map_has_every_room_from_the_top_down():
     drawn = re.search(r"^## The map$.*?^```$(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)[1]
-    _, *parts = re.split(r"^(\d)  ", drawn, flags=re.MULTILINE)
-    return dict(zip(map(int, parts[::2]), parts[1::2], strict=True))
-
-
-def test_the_map_names_every_folder_and_every_module_beside_them_on_its_floor():
-    found = [*(ROOT / "jaxlm").glob("*.py"), *(path.parent for path in (ROOT / "jaxlm").glob("*/__init__.py"))]
-    units = {path.stem: path.is_dir() for path in found if path.stem not in ("__init__", "configs")}
-    drawn = the_map()
-    for unit, is_folder in units.items():
-        words = re.findall(r"[\w]+/" if is_folder else r"[\w]+", drawn[import_graph.floor(unit)])
-        assert unit + "/" * is_folder in words, unit
-
-
-def test_the_modules_that_the_map_names_are_in_their_folders():
-    named, outer = [], ""
-    for line in "\n".join(the_map().values()).splitlines():
-        if match := re.match(r"( *)(\w+)/ +(.*)", line):
-            inner = len(match[1]) > 3  # a folder in the one above
-            outer = outer if inner else match[2]
-            folder = f"{outer}/{match[2]}" if inner else outer
-            named += [(folder, word) for word in re.split(r"  +", match[3]) if re.fullmatch(r"\w+", word)]
-    assert len(named) > 50
-    assert not [(f, word) for f, word in named if not (ROOT / "jaxlm" / f / f"{word}.py").is_file()]
+    rooms = re.findall(r"^(\w+)/", drawn.replace("main  cli/", "main/\ncli/"), re.MULTILINE)
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert rooms == " ".join(layers).replace("|", " ").split()
+    named = set(re.findall(r"(\w+)/", drawn))
+    folders = {path.parent.name for path in (ROOT / "jaxlm").rglob("*/__init__.py") if "configs" not in path.parts}
+    assert folders - {"jaxlm"} == named
 
 
 def test_what_the_readme_shows_below_a_command_is_what_it_prints(capsys):

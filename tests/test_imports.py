@@ -88,6 +88,11 @@ def test_linen_is_imported_in_models_only():
             "jax flax orbax datatrove pyarrow numpy",
         ),
         ("commands.prepare commands.tokenize commands.audit commands.compare commands.diff", "jax flax orbax grain"),
+        # Grain takes a second.
+        (
+            "commands.sample commands.chat commands.serve commands.eval commands.export commands.report commands.trace",
+            "grain jaxlm.data.batches.loader",
+        ),
         # tensorboardX imports PyTorch where there is one: seconds of every start.
         (
             "commands.train.text commands.train.chats commands.train.rewards",

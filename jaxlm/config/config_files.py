@@ -16,7 +16,7 @@ from ml_collections import config_dict, config_flags
 from jaxlm.config import ConfigError, nearest_key, older
 from jaxlm.host import files
 
-CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
+CONFIG_PACKAGE = pathlib.Path(__file__).parents[1] / "configs"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
 _CONFIG_FOLDERS = ("configs", "data")  # shipped configs may be named as lying there
 _NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
