@@ -2,8 +2,8 @@
 
     python -m venv ppo && ppo/bin/pip install "trl==1.12.*" torch && ppo/bin/python scripts/record_trl_ppo.py
 
-Writes tests/step/objectives/trl_ppo.npz, with the versions in it. TRL 1.12 has PPO, 1.16 has it no more. It has functions for means
-and whitening under a mask (`masked_mean`, `masked_whiten`), which are called here. All else stands in the middle of
+Writes tests/step/objectives/trl_ppo.npz, with the versions in it. TRL 1.12 has PPO, 1.16 has it no more. It has functions for
+means and whitening under a mask (`masked_mean`, `masked_whiten`), which are called here. All else stands in the middle of
 `PPOTrainer.train` (trl/experimental/ppo/ppo_trainer.py), in its steps 3 to 6 and its inner loop, and is written out here in
 PyTorch, formula by formula.
 
@@ -22,7 +22,7 @@ from trl.experimental.ppo import ppo_trainer
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 9, 10, 8, 3, 1)
 SETTINGS = {"beta": 0.07, "gamma": 0.97, "gae_lambda": 0.93, "clip": 0.2, "value_clip": 0.15, "value_weight": 0.3}
-DEFAULT = pathlib.Path(__file__).resolve().parents[1] / "tests" / "objectives" / "trl_ppo.npz"
+DEFAULT = pathlib.Path(__file__).resolve().parents[1] / "tests" / "step" / "objectives" / "trl_ppo.npz"
 
 
 def main() -> None:

@@ -64,8 +64,8 @@ def _flag(words: str) -> dict:
 
 
 # config.program -> the module of jaxlm.commands that trains so.
-TRAINING = {"pretrain": "pretrain"}
-TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "posttraining") | dict.fromkeys(("ppo", "grpo"), "reinforcement")
+TRAINING = {"pretrain": "train.text"}
+TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "train.chats") | dict.fromkeys(("ppo", "grpo"), "train.rewards")
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
 _DRAWING = {

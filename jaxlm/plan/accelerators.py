@@ -5,7 +5,7 @@ import pathlib
 import re
 import tomllib
 
-from jaxlm.config import ConfigError, config_files, nearest
+from jaxlm.config import Config, ConfigError, config_files, nearest
 
 SHIPPED = config_files.CONFIG_PACKAGE / "prices.toml"
 
@@ -135,3 +135,23 @@ def _number(place: str | pathlib.Path, table: dict, key: str, bounds: tuple[floa
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def check_price(config: Config, device_kind: str, devices: int) -> None:
+    """Raises ConfigError if a budget counts dollars and `hardware.usd_per_hour` is 0: it would never be spent.
+
+    The line has the prices of the accelerators that the device may be, times their number, as flags to type.
+    """
+    budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
+    budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
+    budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd
+    limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
+    if config.hardware.usd_per_hour or not limited:
+        return
+    times, cards = f"{devices} x " * (devices > 1), load(config.plan.prices).of_device(device_kind)
+    prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
+    raise ConfigError(
+        f"{limited[0]} limits dollars, and without a price it would never be spent: give "
+        f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
+        "costs you"
+    )

@@ -15,7 +15,6 @@ from jaxlm.devices import sharding
 from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.files import is_step, within
-from jaxlm.plan import accelerators
 from jaxlm.run import loggers
 from jaxlm.run.checkpoints import restore, weights
 
@@ -34,7 +33,6 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     sharding.check_context(mesh, config.train.seq_len, config.model)
     sharding.check_tensor(mesh, config.model)
     check_offload(config.optim, config.model, mesh.local_devices[0])
-    check_price(config, mesh.devices.flat[0].device_kind, mesh.size)
     check_same_model(folder, config.model)
     check_same_optimizer(folder, config.optim)
     loggers.check(config.log)
@@ -100,26 +98,6 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
     section = "optim" if optim.offload else "model" if model.offload else ""
     if section and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
         raise ConfigError(f"{section}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False")
-
-
-def check_price(config: Config, device_kind: str, devices: int) -> None:
-    """Raises ConfigError if a budget counts dollars and `hardware.usd_per_hour` is 0: it would never be spent.
-
-    The line has the prices of the accelerators that the device may be, times their number, as flags to type.
-    """
-    budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
-    budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
-    budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd
-    limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
-    if config.hardware.usd_per_hour or not limited:
-        return
-    times, cards = f"{devices} x " * (devices > 1), accelerators.load(config.plan.prices).of_device(device_kind)
-    prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
-    raise ConfigError(
-        f"{limited[0]} limits dollars, and without a price it would never be spent: give "
-        f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
-        "costs you"
-    )
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:

@@ -10,7 +10,7 @@ import pytest
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.devices import sharding
-from jaxlm.plan import settle
+from jaxlm.plan import accelerators, settle
 from jaxlm.run import workdir
 
 
@@ -132,16 +132,18 @@ def test_a_budget_without_a_price_is_refused_with_the_flags_to_type(key, card):
     story = config_files.load("gpuburnout_1b", ["workdir=w", "hardware.usd_per_hour=0"])
     for phase in story.phases.plan:
         story.phases.plan[phase].usd = 0.0
-    workdir.check_price(config.resolve(story), card, 1)
+    accelerators.check_price(config.resolve(story), card, 1)
     config_files.apply_override(story, f"{key}=.01")
     c = config.resolve(story)
     with pytest.raises(ConfigError) as error:
-        workdir.check_price(c, card, 1)
+        accelerators.check_price(c, card, 1)
     assert str(error.value) == (
         f"config.{key}=0.01 limits dollars, and without a price it would never be spent: give {CARDS[card]}, or what an "
         "hour of this machine costs you"
     )
-    workdir.check_price(dataclasses.replace(c, hardware=dataclasses.replace(c.hardware, usd_per_hour=1.0)), card, 1)
+    accelerators.check_price(
+        dataclasses.replace(c, hardware=dataclasses.replace(c.hardware, usd_per_hour=1.0)), card, 1
+    )
 
 
 def test_training_refuses_it_among_its_first_checks(tmp_path):
@@ -154,9 +156,9 @@ def test_training_refuses_it_among_its_first_checks(tmp_path):
 def test_the_price_is_that_of_all_devices():
     c = resolve("stop.usd=9")
     with pytest.raises(ConfigError, match=r"=21\.6 \(8 x H100\)"):
-        workdir.check_price(c, "NVIDIA H100 80GB HBM3", 8)
+        accelerators.check_price(c, "NVIDIA H100 80GB HBM3", 8)
     with pytest.raises(ConfigError, match=r"PRICE \(2 x cpu\)"):
-        workdir.check_price(c, "cpu", 2)
+        accelerators.check_price(c, "cpu", 2)
 
 
 def test_every_key_that_counts_dollars_needs_a_price():

@@ -18,7 +18,7 @@ from jaxlm.devices import processes
 from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import harness
 from jaxlm.host import console
-from jaxlm.plan import settle
+from jaxlm.plan import accelerators, settle
 from jaxlm.plan.settle import Settled
 from jaxlm.plan.tune import admission, machines, tune
 from jaxlm.run import ledger, metrics, signals, supervised, totals, workdir
@@ -99,6 +99,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
         alive = functools.partial(clock.begin, MIRROR)
         mirror = together(lambda: farewell.open_mirror(config, folder, scores, alive), first_only=True)
     together(lambda: workdir.check(settled.runs, mesh))
+    together(lambda: accelerators.check_price(settled.runs, mesh.devices.flat[0].device_kind, mesh.size))
     settled = settled.as_begun(folder)
     scores.take(*from_first(lambda: scores.read(folder).pairs()))
     asked_for = harness.find(settled.runs.eval)

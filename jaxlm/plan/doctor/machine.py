@@ -14,7 +14,7 @@ from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards.shards import MANIFEST
 from jaxlm.devices import processes
 from jaxlm.host import files
-from jaxlm.plan import lower, settle
+from jaxlm.plan import accelerators, lower, settle
 from jaxlm.plan.doctor import checkpoint, compute, devices, hosts
 from jaxlm.plan.doctor.findings import OK, Finding
 from jaxlm.plan.params import count_params
@@ -65,6 +65,7 @@ class Machine:
             folder = pathlib.Path(c.workdir or stack.enter_context(tempfile.TemporaryDirectory()))
             there = folder.exists()
             workdir.check(dataclasses.replace(c, workdir=str(folder)), self._mesh)
+            accelerators.check_price(c, self._mesh.devices.flat[0].device_kind, self._mesh.size)
             if not there:
                 folder.rmdir()
             elif (folder / ".lock").exists():
