@@ -28,13 +28,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
         gguf.package()
     hf_config.content(config.model)
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
-    _check_kind(config, found, args.to)
+    model = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
+    _check_kind(config, model, args.to)
     if line := origin.better(config, args.checkpoint):
         say(line)
-    source, base = _source(config, found, args.to, dtype)
+    source, base = _source(config, model, args.to, dtype)
     done = export.export(source, args.to, dtype, out)
-    step = int(found.provenance["step"])
+    step = int(model.provenance["step"])
     if args.json:
         seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
         print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype} | seconds))

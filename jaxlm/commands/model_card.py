@@ -52,22 +52,22 @@ def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
         mixture, switch = order.mixture, order.switch()
         words = passes.words(order, step) if switch is not None and switch < step else ""
     whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
-    found = {}
+    sources = {}
     for name in data.sources:
         prepared = config.prepare.sources.get(name)
         path = prepared.path if prepared else recipe.get(f"source {name}", "")
         # Of a folder of this machine only the name: where it lies is nobody's business.
         place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
-        found[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
-    return found, words
+        sources[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
+    return sources, words
 
 
 def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
     """What this checkpoint scored on benchmarks, as `jaxlm eval` wrote it."""
     place = folder / results.FOLDER / str(step)
-    found = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
+    tasks = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
     return [
         card.Score(one.task, metric, value, one.stderr.get(metric), one.chance, one.fewshot, len(one.items))
-        for one in found
+        for one in tasks
         for metric, value in one.metrics.items()
     ]

@@ -146,8 +146,8 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             local = sharding.local_rows(mesh, t.batch_size)
             source = loader.TrainLoader(order, row_indices=local)
             stack.callback(source.close)
-            found = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
+            batches_of_kind = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
         except ConfigError as error:
             say(f"random tokens instead of data ({error})")
-            found = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
-        yield found
+            batches_of_kind = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+        yield batches_of_kind

@@ -22,10 +22,12 @@ def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
     """
     a_step = train.batch_size * train.seq_len
     ends = sorted((phase.steps or -(-phase.tokens // a_step), name) for name, phase in config.plan.items())
-    found, first = [], 1
+    phases, first = [], 1
     for last, name in ends:
         if last < first:
-            raise ConfigError(f"phases.plan: {found[-1].name} and {name} both end at step {last}; take one of them out")
-        found.append(Phase(name, first, last, config.plan[name]))
+            raise ConfigError(
+                f"phases.plan: {phases[-1].name} and {name} both end at step {last}; take one of them out"
+            )
+        phases.append(Phase(name, first, last, config.plan[name]))
         first = last + 1
-    return tuple(found)
+    return tuple(phases)

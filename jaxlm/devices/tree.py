@@ -64,8 +64,8 @@ def layer_name(i: int) -> str:
 
 def layer_of(name: str) -> int | None:
     """Returns the index of the layer that a parameter is in; None if it is in no layer (`embed/embedding`)."""
-    found = re.match(r"layers_(\d+)(/|$)", name)
-    return int(found[1]) if found else None
+    match = re.match(r"layers_(\d+)(/|$)", name)
+    return int(match[1]) if match else None
 
 
 def group_of(name: str) -> str:

@@ -97,8 +97,8 @@ def scoring(language_model: Mapping[str, object]) -> dict[str, object]:
 
 def is_model(folder: pathlib.Path) -> bool:
     """True if a folder holds the config.json of a Hugging Face model."""
-    found = files.json_there(folder / "config.json")
-    return bool({"architectures", "model_type"} & found.keys()) and "train" not in found
+    config = files.json_there(folder / "config.json")
+    return bool({"architectures", "model_type"} & config.keys()) and "train" not in config
 
 
 def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str]]:
@@ -177,11 +177,11 @@ def _tables_differ(stamps: tuple[tuple[str, int, int], ...]) -> bool:
 
 def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], list[str], list[str]]:
     """(keys, lines) of `read`, and lines about config.json and the head for `remarks`."""
-    found = files.json_there(folder / "config.json")
-    if not found:
+    saved = files.json_there(folder / "config.json")
+    if not saved:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
-        keys, lines, notes = _read(found, _SCORES if scores else _CONTINUES)
+        keys, lines, notes = _read(saved, _SCORES if scores else _CONTINUES)
         for key, value in keys.items():
             kind = str if key in _TEXTS else bool if key in _SWITCHES else float if key in _NUMBERS else int
             if type(value) is not kind or (kind in (int, float) and not 0 <= value < 2**31):

@@ -55,13 +55,13 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
         return None
     check_export(folder)
     keys = hf_config.read(folder, scores=True)[0] | {"tie_embeddings": True}
-    found = _origin(folder, keys, scores=True)
+    origin = _origin(folder, keys, scores=True)
 
     def trained() -> dict[str, dict]:
-        kernel = np.asarray(found.leaf(leaves.SCORE), np.float32)
+        kernel = np.asarray(origin.leaf(leaves.SCORE), np.float32)
         return {"score": tree.nested([(leaves.SCORE, kernel)])}
 
-    return dataclasses.replace(found, trained=trained)
+    return dataclasses.replace(origin, trained=trained)
 
 
 def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False) -> Origin:
@@ -166,19 +166,19 @@ class Files:
         """
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
-        found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
-        return lambda name: found.leaf(*of_leaf[name])
+        tensors, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
+        return lambda name: tensors.leaf(*of_leaf[name])
 
     def digest(self) -> str:
         """Returns a hash over all tensors, by name. How they are spread over files does not matter."""
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         with working(f"looking at {self._folder}", len(self.shapes), "tensors") as tell:
             for number, name in enumerate(sorted(self.shapes), 1):
                 tensor = self.tensor(name)
-                found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-                found.update(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+                hasher.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+                hasher.update(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
                 tell(number)
-        return found.hexdigest()
+        return hasher.hexdigest()
 
     def tensor(self, name: str) -> np.ndarray:
         """Returns one tensor, in the type that the file has. Raises RunError if it can't be read."""

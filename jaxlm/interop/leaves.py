@@ -62,7 +62,7 @@ class Tensor:
     def to_leaves(self, value: np.ndarray) -> list[np.ndarray]:
         """Returns the leaves, contiguous and of the tensor's type, in the order of `leaves`. Padded rows become zero."""
         joined = value.T if self.transposed else value
-        found, at = [], 0
+        parts, at = [], 0
         for leaf, shape in zip(self.leaves, self.shapes, strict=True):
             flat = _flat(leaf, shape)
             cut = self._cut_shape(flat)
@@ -70,8 +70,8 @@ class Tensor:
             at += cut[-1]
             if cut != flat:
                 part = np.pad(part, [(0, size - have) for size, have in zip(flat, cut, strict=True)])
-            found.append(contiguous(part).reshape(shape))
-        return found
+            parts.append(contiguous(part).reshape(shape))
+        return parts
 
     def _cut_shape(self, flat: Shape) -> Shape:
         """Returns the shape without the vocabulary's padding: rows of an embedding, columns of the head."""

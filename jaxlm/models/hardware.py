@@ -51,11 +51,11 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
 
 def backends(model: ModelConfig, platform: str) -> list[str]:
     """Returns the names of the attention backends that this platform can run for this model."""
-    found = []
+    names = []
     for name in attention.BACKENDS:
         with contextlib.suppress(ConfigError):
-            found.append(for_platform(dataclasses.replace(model, attention=name), platform).attention)
-    return found
+            names.append(for_platform(dataclasses.replace(model, attention=name), platform).attention)
+    return names
 
 
 def _cuda_capability(platform: str) -> tuple[int, int] | None:

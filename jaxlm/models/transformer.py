@@ -133,10 +133,10 @@ class Transformer(nn.Module):
     def layer_variables(self, i: int) -> dict:
         """Returns collection -> layer i's variables, for every collection that has some, with the adapter's scale in them."""
         name = layer_name(i)
-        found = {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
-        if self.adapter and "lora" in found:
-            found["lora"] = scaled(found["lora"], self.adapter)
-        return found
+        of_layer = {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
+        if self.adapter and "lora" in of_layer:
+            of_layer["lora"] = scaled(of_layer["lora"], self.adapter)
+        return of_layer
 
     def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
         """Runs all layers, unrolled or as a scan over stacked variables, with the same result: (B, T, D) -> (B, T, D)."""

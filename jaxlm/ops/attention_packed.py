@@ -146,8 +146,8 @@ def _call(target, products, operands, q, k, segments, scale, per_row, like, extr
         custom_call_api_version=2,
         legacy_backend_config=_backend_config(products, q, scale, per_row),
     )
-    *found, _ = run(*operands, lengths_BxS, lengths_BxS, *offsets)
-    return *(x.swapaxes(1, 2) for x in found[: len(like)]), *found[len(like) :]
+    *arrays, _ = run(*operands, lengths_BxS, lengths_BxS, *offsets)
+    return *(x.swapaxes(1, 2) for x in arrays[: len(like)]), *arrays[len(like) :]
 
 
 def _backend_config(products: dict, q_BxTxNxH: jax.Array, scale: float, per_row: int) -> str:

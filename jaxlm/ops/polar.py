@@ -123,8 +123,8 @@ def each(
             if axes:
                 split = tuple(specs[i] for i, _ in batch)
                 run = jax.shard_map(run, in_specs=split, out_specs=list(split), check_vma=False)
-            found = run(*(arrays[i] for i, _ in batch))
-            done |= {i: x for (i, _), x in zip(batch, found, strict=True)}
+            orthogonal = run(*(arrays[i] for i, _ in batch))
+            done |= {i: x for (i, _), x in zip(batch, orthogonal, strict=True)}
     return [done[i] for i in range(len(arrays))]
 
 

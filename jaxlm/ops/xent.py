@@ -125,8 +125,8 @@ def token_scores(
 
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         return of_tile((hidden_MxD, targets_M))
-    found = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
-    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
+    tiles = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
+    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in tiles)
 
 
 def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None:
@@ -293,8 +293,8 @@ def _nll_and_lse(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, ro
         lse_R, picked_R = _lse_and_picked(args[0], head_DxV, rows_NxD, args[1], vocab_size, row_ids)
         return lse_R - picked_R, lse_R
 
-    found = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
-    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
+    tiles = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
+    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in tiles)
 
 
 def _tiled_nll_fwd(hidden, head, rows, targets, vocab_size, tile, row_ids):

@@ -82,22 +82,22 @@ def load(path: str = "") -> Prices:
     """
     file = pathlib.Path(path) if path else SHIPPED
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        prices = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config.plan.prices={path}: {error.strerror}; copy {SHIPPED} and edit it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
-    usable, assumed = (_number(file, found, key, (0, 1)) for key in ("usable_memory", "assumed_mfu"))
-    table = found.get("accelerators")
+    usable, assumed = (_number(file, prices, key, (0, 1)) for key in ("usable_memory", "assumed_mfu"))
+    table = prices.get("accelerators")
     if not isinstance(table, dict) or not table:
         raise ConfigError(f'{file} has no [accelerators."NAME"]: copy {SHIPPED} and edit it')
     rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in table.items())
-    others = found.get("peak_tflops", {})
+    others = prices.get("peak_tflops", {})
     if not isinstance(others, dict):
         raise ConfigError(f"{file}: peak_tflops is not a table")
     peaks = {kind: _number(f"{file}, [peak_tflops]", others, kind) for kind in others}
     peaks |= {row.kind: row.tflops for row in rows}
-    return Prices(rows, peaks, str(found.get("prices_as_of", "an unknown date")))
+    return Prices(rows, peaks, str(prices.get("prices_as_of", "an unknown date")))
 
 
 def _accelerator(file: pathlib.Path, name: str, entry: object, usable: float, assumed: float) -> Accelerator:

@@ -48,7 +48,7 @@ def read(compiled_text: str) -> list[Collective]:
     """
     devices = _devices(compiled_text)
     turns = _turns(compiled_text)
-    found, computation = [], ""
+    collectives, computation = [], ""
     for line in compiled_text.splitlines():
         if head := _COMPUTATION.match(line):
             computation = head["name"]
@@ -65,8 +65,10 @@ def read(compiled_text: str) -> list[Collective]:
         name = re.search(r'op_name="([^"]*)"', line)
         if group > 1:
             times, in_loop = turns.get(computation, (1, False))
-            found.append(Collective(match["kind"], int(size), group, shapes, in_loop, name[1] if name else "", times))
-    return found
+            collectives.append(
+                Collective(match["kind"], int(size), group, shapes, in_loop, name[1] if name else "", times)
+            )
+    return collectives
 
 
 def by_kind(compiled_text: str) -> list[dict[str, str | int]]:

@@ -63,19 +63,19 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
     run, o = recipe.of(config), config.optim
     rules = _rate_rules(o, run)
     others = {"b2": recipe.b2(run), "batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
-    found = [*_rates(o, run, rules), *_others(config, run, others), *_shape(o)]
+    departures = [*_rates(o, run, rules), *_others(config, run, others), *_shape(o)]
     return {
         "rules": {name: dataclasses.asdict(rule) for name, rule in (rules | others).items()},
-        "departures": [dataclasses.asdict(departure) for departure in found],
+        "departures": [dataclasses.asdict(departure) for departure in departures],
     }
 
 
 def too_high(config: Config) -> list[str]:
     """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge. Args as `compare`."""
-    found = (compare(config) or {"departures": []})["departures"]
+    rows = (compare(config) or {"departures": []})["departures"]
     return [
         f"{one['key']}={one['value']:g}: {one['why']}, {one['rule']['value']:.3g} there, and the run may diverge (jaxlm plan)"
-        for one in found
+        for one in rows
         if one["high"]
     ]
 

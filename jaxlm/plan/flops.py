@@ -36,13 +36,13 @@ def of(config: Config) -> FlopsPerToken:
     """
     frozen = config.adapter.kind != "none"
     forward = 2 if reference(config) == "each step" else 1
-    found = _flops(config.model, multiplied(config), config.train.seq_len, forward, backward=1 if frozen else 2)
+    per_token = _flops(config.model, multiplied(config), config.train.seq_len, forward, backward=1 if frozen else 2)
     more = 6.0 * multiplied_adapter_params(config.model, config.adapter)
     if not draws(config):
-        return FlopsPerToken(*(value + more for value in found))
+        return FlopsPerToken(*(value + more for value in per_token))
     judged, epochs = judging(config), config.policy.epochs
     passes = 1 + config.policy.reference
-    return FlopsPerToken(*(epochs * (a + more) + passes * b for a, b in zip(found, judged, strict=True)))
+    return FlopsPerToken(*(epochs * (a + more) + passes * b for a, b in zip(per_token, judged, strict=True)))
 
 
 def multiplied(config: Config) -> int:

@@ -169,8 +169,8 @@ def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
     losses = forecast.curve(steps, rate)[0]
     top = int(np.argmax(losses))
     back = np.flatnonzero(losses[top:] <= losses[0])
-    found = int(steps[top + back[0]]) if back.size else None
-    return Rise(float(losses[0]), float(losses[top]), int(steps[top]), found, float(losses[-1]))
+    back_at = int(steps[top + back[0]]) if back.size else None
+    return Rise(float(losses[0]), float(losses[top]), int(steps[top]), back_at, float(losses[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,8 +251,8 @@ def _least_squares(
     drop = max(np.median(losses[:5]) - last, 1e-3 * abs(last), 1e-6)
     start = np.append(np.log([max(last - drop, 0.3 * last, 1e-3), drop]), mean)
     low, high = start - np.append([5.0, 12.0], 5 * sd), start + np.append([5.0, 12.0], 5 * sd)
-    found = optimize.least_squares(residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, max_nfev=200)
-    return found.x, np.linalg.pinv(found.jac.T @ found.jac)
+    fitted = optimize.least_squares(residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, max_nfev=200)
+    return fitted.x, np.linalg.pinv(fitted.jac.T @ fitted.jac)
 
 
 def _variance(derivatives: np.ndarray, covariance: np.ndarray) -> np.ndarray:

@@ -75,12 +75,12 @@ def futures(
     def decay(steps: np.ndarray) -> np.ndarray:
         return now * np.clip(1 - (steps - done) / max(n, 1), 0.0, 1.0)
 
-    found = []
+    ways = []
     for name, steps, rate in ((PLAN, end - done, None), (DECAY, n, decay), (STOP, 0, None)):
         hours = steps * seconds_per_step / 3600
         loss, gain = forecast.at(done + steps, rate), forecast.gain(done + steps, rate)
-        found.append(Future(name, steps, *loss, *gain, hours, hours * usd_per_hour))
-    return found
+        ways.append(Future(name, steps, *loss, *gain, hours, hours * usd_per_hour))
+    return ways
 
 
 def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:

@@ -163,10 +163,10 @@ def target(devices: int, hosts: int) -> Target:
         return Target("gpu", f"{devices} x H100", absent[:devices], {"xla_gpu_autotune_level": 0})
     except (NotImplementedError, RuntimeError):
         pass
-    found = jax.devices("cpu")
-    if len(found) < devices:
-        raise ConfigError(f"JAX has begun with {len(found)} CPU devices, the mesh needs {devices}: use a new process")
-    return Target("cpu", f"{devices} fake CPU devices", found[:devices], QUICK)
+    cpus = jax.devices("cpu")
+    if len(cpus) < devices:
+        raise ConfigError(f"JAX has begun with {len(cpus)} CPU devices, the mesh needs {devices}: use a new process")
+    return Target("cpu", f"{devices} fake CPU devices", cpus[:devices], QUICK)
 
 
 def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:

@@ -54,10 +54,10 @@ def kernels(config: ModelConfig, part: str = "") -> dict[str, tuple[int, int]]:
     """
     c = config
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
-    found = {"attn/q": (d, heads), "attn/k": (d, kv), "attn/v": (d, kv), "attn/o": (heads, d)}
-    found |= {} if c.family == "gpt2" else {"mlp/gate": (d, c.d_ff)}
-    found |= {"mlp/up": (d, c.d_ff), "mlp/down": (c.d_ff, d)}
-    return {name: sizes for name, sizes in found.items() if name.startswith(part)}
+    shapes = {"attn/q": (d, heads), "attn/k": (d, kv), "attn/v": (d, kv), "attn/o": (heads, d)}
+    shapes |= {} if c.family == "gpt2" else {"mlp/gate": (d, c.d_ff)}
+    shapes |= {"mlp/up": (d, c.d_ff), "mlp/down": (c.d_ff, d)}
+    return {name: sizes for name, sizes in shapes.items() if name.startswith(part)}
 
 
 def targets(config: ModelConfig, adapter: AdapterConfig) -> dict[str, tuple[int, int]]:

@@ -132,8 +132,8 @@ ADAMW_LAWS: dict[str, Callable[[Run], float | None]] = {
 
 def adamw_rates(run: Run) -> dict[str, float]:
     """Returns what each published rule says of AdamW's rate, by its name."""
-    found = {name: law(run) for name, law in ADAMW_LAWS.items()}
-    return {name: rate for name, rate in found.items() if rate is not None}
+    rates = {name: law(run) for name, law in ADAMW_LAWS.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def adamw_rate(run: Run) -> Rule:
@@ -191,8 +191,8 @@ def batch(run: Run) -> Rule:
 
     A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101), but the device may be slower.
     """
-    found = [law(run) for law in (step_law_batch, deepseek_batch, porian_batch)]
-    return Rule(found[0], min(found), max(found), "Step Law, arXiv:2503.04715")
+    sizes = [law(run) for law in (step_law_batch, deepseek_batch, porian_batch)]
+    return Rule(sizes[0], min(sizes), max(sizes), "Step Law, arXiv:2503.04715")
 
 
 def warmup(run: Run) -> Rule:

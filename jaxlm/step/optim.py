@@ -138,8 +138,8 @@ def make(
     if config.name == "muon":
         _need_matrices(params, "name=muon", "take adamw")
     directions = _muon(config, dtype) if config.name == "muon" else _OPTIMIZERS[config.name](config)
-    found = [directions, optax.masked(_decay(config, _ratios(config, params)), mask)]
-    return optax.chain(*found, *([_faster(rows, config.rows_lr_ratio)] if rows else []))
+    chain = [directions, optax.masked(_decay(config, _ratios(config, params)), mask)]
+    return optax.chain(*chain, *([_faster(rows, config.rows_lr_ratio)] if rows else []))
 
 
 def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:

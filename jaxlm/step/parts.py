@@ -134,7 +134,7 @@ class Parts:
         Raises:
           ConfigError: an array has another shape here.
         """
-        found = {}
+        arrays = {}
         for name, part in (origin.trained() if origin else {}).items():
             if name not in self.abstract.params:
                 continue
@@ -144,8 +144,8 @@ class Parts:
                     f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is not there: leave "
                     "config.adapter as the origin has it"
                 )
-            found[name] = jax.device_put(part, self.shardings.params[name])
-        return found
+            arrays[name] = jax.device_put(part, self.shardings.params[name])
+        return arrays
 
     def step(self) -> step.TrainStep:
         """Returns the train step as a pure function; see `step.make`."""

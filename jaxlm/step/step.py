@@ -143,8 +143,8 @@ def _gradients(
 
     def one(total: tuple[Sums, Variables], inputs: tuple[jax.Array, Batch]) -> tuple[tuple[Sums, Variables], None]:
         index, micro = inputs
-        found = sums_and_grads(micro, None if key is None else jax.random.fold_in(key, index))
-        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, found), None
+        of_micro = sums_and_grads(micro, None if key is None else jax.random.fold_in(key, index))
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, of_micro), None
 
     parts = jax.tree.map(functools.partial(split_rows, parts=microbatches), batch)
     shapes = jax.eval_shape(sums_and_grads, jax.tree.map(lambda x: x[0], parts), key)

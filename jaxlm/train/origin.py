@@ -189,8 +189,8 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
     """Opens the origin that a config names, with as many ids as the config's model has; None if it names none."""
     if not config.origin:
         return None
-    found = open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge)
-    return found.grown(config.model)
+    model = open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge)
+    return model.grown(config.model)
 
 
 def pretrained_on(folder: str) -> str:
@@ -294,7 +294,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
             hint = f"; try --checkpoint={others[-1]}" if others else ""
             raise RunError(f"{error}{hint}") from error
 
-    found = Origin(
+    own = Origin(
         config=config,
         tokenizer=lambda: prompted(_tokenizer(folder, config.data.dir), config),
         provenance={"path": str(folder.resolve()), "step": step},
@@ -305,7 +305,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
         digest=lambda: _hash(_digests(store.meta(step))),
         trained=lambda: _trained(store.directory / str(step), store.meta(step)),
     )
-    return found if config.adapter.kind == "none" else _with_base(found, folder, readers, merge)
+    return own if config.adapter.kind == "none" else _with_base(own, folder, readers, merge)
 
 
 def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], merge: bool) -> Origin:

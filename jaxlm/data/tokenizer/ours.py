@@ -248,13 +248,13 @@ def encode_marked(tokenizer, text: str) -> list[int]:
 
 def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
     """(the part that a cut is in, what of this part is in front of it) of each cut. Every second part is a control token."""
-    ends, found = [*itertools.accumulate(map(len, parts))], []
+    ends, heads = [*itertools.accumulate(map(len, parts))], []
     for cut in cuts:
         number = bisect.bisect_left(ends, cut)
         if number % 2 and cut == ends[number]:  # behind a control token
             number += 1
-        found.append((number, parts[number][: cut - ends[number] + len(parts[number])]))
-    return found
+        heads.append((number, parts[number][: cut - ends[number] + len(parts[number])]))
+    return heads
 
 
 def controls_of(tokenizer) -> re.Pattern[str]:
@@ -340,8 +340,8 @@ class VocabularyTooLarge(ConfigError):
 
 
 def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
-    if found := re.search(r"<= (\d+)", message):
-        largest = int(found[1])
+    if match := re.search(r"<= (\d+)", message):
+        largest = int(match[1])
         return VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
     if "sentences_.empty()" in message:
         return ConfigError("there is no text to train a tokenizer on; check the sources")

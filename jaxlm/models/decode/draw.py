@@ -40,11 +40,11 @@ def draw(
     check_prompts(engine.model, prompts)
     engine.reset()
     context, ends = engine.model.config.max_seq_len, frozenset(map(int, stop_ids))
-    found = [
+    answers = [
         _Answer(tuple(map(int, ids)), int(seed), min(max_new_tokens, context - len(ids)))
         for ids, seed in zip(prompts, seeds, strict=True)
     ]
-    waiting, busy, group = collections.deque(found), {}, _Group(engine)
+    waiting, busy, group = collections.deque(answers), {}, _Group(engine)
     while waiting or busy:
         entering = {row: waiting.popleft() for row in range(engine.rows) if row not in busy and waiting}
         busy |= entering
@@ -53,7 +53,7 @@ def draw(
         group.enter(entering, waiting)
         drawn = engine.step(np.isin(np.arange(engine.rows), list(busy)), steps=engine.burst)
         busy = {row: one for row, one in busy.items() if not one.take(drawn, row, ends)}
-    return [(one.ids, np.float32(one.logp)) for one in found]
+    return [(one.ids, np.float32(one.logp)) for one in answers]
 
 
 @dataclasses.dataclass

@@ -92,8 +92,8 @@ class Prefill:
         """Returns the next chunk of each prompt, int32 (P, C), so many tokens further on, with zeros behind its end."""
         tokens_PxC = np.zeros((self.staging[0].k_BxKxHxS.shape[0], chunk), np.int32)
         for row_C, ids in zip(tokens_PxC, self.prompts, strict=False):
-            found = ids[self.done + shift :][:chunk]
-            row_C[: len(found)] = found
+            rest = ids[self.done + shift :][:chunk]
+            row_C[: len(rest)] = rest
         return tokens_PxC
 
 

@@ -38,14 +38,14 @@ class Finding:
 def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: float = 30.0) -> list[Finding]:
     """Returns what a check found. If it raises, or does not end in `seconds`, that is a finding with the verdict FAIL."""
     try:
-        found = within(seconds, check)
+        findings = within(seconds, check)
     except NoAnswer as late:
         return [no_answer(name, f"{late}: what it waits for hangs")]
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return [Finding(name, FAIL, words(error))]
-    return found if isinstance(found, list) else [found]
+    return findings if isinstance(findings, list) else [findings]
 
 
 def no_answer(name: str, text: str) -> Finding:

@@ -66,8 +66,8 @@ class Fit:
         known = e + a / min(params, self.params) ** alpha + b / min(tokens, self.tokens) ** beta
         # The same for every run that is asked for.
         scatter, drift = np.random.default_rng(1).standard_normal((2, len(laws)))
-        found = laws * np.exp(noise * scatter) + DRIFT * (known - laws) * drift
-        low, high = np.quantile(found, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+        losses = laws * np.exp(noise * scatter) + DRIFT * (known - laws) * drift
+        low, high = np.quantile(losses, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
         loss = self.law.loss(params, tokens)
         return loss, min(loss, float(low)), max(loss, float(high))
 
@@ -95,16 +95,16 @@ def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> 
     residuals = problem.logs(theta) - logs
     free = max(len(points) - len(theta), 0)
     rng = np.random.default_rng(0)
-    found = []
+    drawn_laws = []
     for _ in range(draws):
         noise = math.sqrt((PRIOR_RUNS * NOISE**2 + float(residuals @ residuals)) / rng.chisquare(PRIOR_RUNS + free))
         drawn = problem.logs(theta) + noise * rng.standard_normal(len(logs))
         other = priors + np.array(_SPREAD) * rng.standard_normal(len(priors))
-        found.append([*problem.constants(problem.solve(drawn, other, noise, [theta])), noise])
+        drawn_laws.append([*problem.constants(problem.solve(drawn, other, noise, [theta])), noise])
     noise = math.sqrt((PRIOR_RUNS * NOISE**2 + float(residuals @ residuals)) / (PRIOR_RUNS + free))
     last = max(points, key=lambda p: p.params * p.tokens)
     law = Law("ladder", **dict(zip(CONSTANTS, problem.constants(theta), strict=True)))
-    return Fit(law, noise, np.array(found), last.params, last.tokens)
+    return Fit(law, noise, np.array(drawn_laws), last.params, last.tokens)
 
 
 _SPREAD = [PRIORS[name][1] for name in ("e per byte", "alpha", "beta")]
@@ -191,11 +191,11 @@ def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]
     Args:
       tried: (rate, loss) of each; a loss of None is that of a run that diverged.
     """
-    found = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
-    index = min(range(len(found)), key=lambda i: found[i][1])
-    if index in (0, len(found) - 1):
-        return math.exp(found[index][0]), True
-    x, y = zip(*found[index - 1 : index + 2], strict=True)
+    losses = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
+    index = min(range(len(losses)), key=lambda i: losses[i][1])
+    if index in (0, len(losses) - 1):
+        return math.exp(losses[index][0]), True
+    x, y = zip(*losses[index - 1 : index + 2], strict=True)
     if not math.isfinite(sum(y)):
         return math.exp(x[1]), False
     square, slope, _ = np.polyfit(np.array(x) - x[1], y, 2)

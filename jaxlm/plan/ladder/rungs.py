@@ -84,10 +84,10 @@ def check(config: Config) -> None:
 
 def sizes(model: ModelConfig) -> list[int]:
     """Returns the widths of the three models. Raises ConfigError if the model is too narrow for three."""
-    found = sorted({_rounded(share * model.d_model) for share in WIDTHS})
-    if len(found) < len(WIDTHS) or found[-1] >= model.d_model:
+    widths = sorted({_rounded(share * model.d_model) for share in WIDTHS})
+    if len(widths) < len(WIDTHS) or widths[-1] >= model.d_model:
         raise ConfigError(f"model.d_model={model.d_model} is too narrow for a ladder: name three by --sizes=D,D,D")
-    return found
+    return widths
 
 
 def kv_heads(model: ModelConfig, heads: int) -> int:

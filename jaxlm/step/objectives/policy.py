@@ -207,12 +207,12 @@ def judge(model: Transformer, config: Config) -> Judge:
     def judged(variables: base.Variables, reference: base.Variables | None, batch: base.Batch) -> dict[str, jax.Array]:
         def of_rows(batch: base.Batch) -> dict[str, jax.Array]:
             hidden_BxTxD = base.hidden(model, variables, batch, None)
-            found = {"old": base.hidden_logp(model, variables, hidden_BxTxD, batch["targets"], tile)}
+            scores = {"old": base.hidden_logp(model, variables, hidden_BxTxD, batch["targets"], tile)}
             if values:
-                found["values"] = base.scalar(variables, VALUE, hidden_BxTxD)
+                scores["values"] = base.scalar(variables, VALUE, hidden_BxTxD)
             if reference is not None:
-                found["reference"] = base.token_logp(model, reference, batch, None, tile)
-            return found
+                scores["reference"] = base.token_logp(model, reference, batch, None, tile)
+            return scores
 
         if parts == 1:
             return of_rows(batch)
