@@ -8,7 +8,7 @@ from jaxlm.config import Config, milestones
 from jaxlm.plan import flops, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.params import adapter_params, count_params
-from jaxlm.run.checkpoints import interval
+from jaxlm.run.checkpoints import pace
 
 # What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
 STATE_BYTES = 12  # of a parameter: AdamW in float32
@@ -138,13 +138,13 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
     c, steps = config.checkpoint, config.train.steps
     by_steps = hours * min(c.every_steps or steps, steps) / steps
     minutes = c.every_minutes or math.inf
-    return min(by_steps, (auto_minutes(config, devices, hosts) if minutes == interval.AUTO else minutes) / 60)
+    return min(by_steps, (auto_minutes(config, devices, hosts) if minutes == pace.AUTO else minutes) / 60)
 
 
 def auto_minutes(config: Config, devices: int, hosts: int) -> float:
     """Returns the minutes between two checkpoints that training would choose, from what is assumed of disk and devices."""
     waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
-    return interval.minutes(waits, verifies, config.plan.preemptions_per_day)
+    return pace.minutes(waits, verifies, config.plan.preemptions_per_day)
 
 
 def save_seconds(config: Config, devices: int) -> float:
@@ -177,7 +177,7 @@ def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, host
     0 if spot never pays, because restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
     """
     most = accelerator.usd / accelerator.usd_spot
-    low, high = interval.LEAST / 60, hours
+    low, high = pace.LEAST / 60, hours
     if slow_down(config, high, hosts) <= most:
         return math.inf
     if low >= high or slow_down(config, low, hosts) > most:

@@ -9,7 +9,7 @@ from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.plan import accelerators
 from jaxlm.plan.cost import cost, save_hours, slow_down, tokens
-from jaxlm.run.checkpoints.interval import minutes
+from jaxlm.run.checkpoints.pace import minutes
 
 A100 = accelerators.load().named("A100 80GB")
 

@@ -24,7 +24,7 @@ from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
 from jaxlm.plan.params import count_params
-from jaxlm.run.checkpoints import interval
+from jaxlm.run.checkpoints import pace
 
 WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
 BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
@@ -171,7 +171,7 @@ def batch_size(config: Config, budget: float) -> int:
 
 def _alone(c: Config) -> Config:
     """The config without what only a run of its own needs: phases, mirror, messages, samples, benchmarks, traces."""
-    seldom = {"every_steps": 0, "every_minutes": interval.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
+    seldom = {"every_steps": 0, "every_minutes": pace.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
     by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
     return with_keys(
         c,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxlm.run.checkpoints import interval
+from jaxlm.run.checkpoints import pace
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from jaxlm.run.checkpoints import interval
     ],
 )
 def test_the_interval(stall, verify, failures, expected):
-    assert interval.minutes(stall, verify, failures) == pytest.approx(expected, rel=1e-3)
+    assert pace.minutes(stall, verify, failures) == pytest.approx(expected, rel=1e-3)
