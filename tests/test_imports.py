@@ -35,7 +35,7 @@ def test_an_import_that_goes_up_or_in_a_circle_is_caught(copy):
     for path, line in {
         "ops/rope.py": "from jaxlm.models import layers",
         "plan/memory.py": "def f():\n    from jaxlm.train import loop",
-        "eval/harness.py": "if TYPE_CHECKING:\n    from jaxlm.interop import hf",
+        "eval/harness.py": "if TYPE_CHECKING:\n    from jaxlm.interop import hf_config",
         "train/hooks.py": "from jaxlm.train import loop",
         "train/loop.py": "from jaxlm.train import hooks",
         "room/new.py": "",
@@ -48,7 +48,7 @@ def test_an_import_that_goes_up_or_in_a_circle_is_caught(copy):
     assert code == 1
     assert "jaxlm.ops.rope -> jaxlm.models.layers" in said
     assert "jaxlm.plan.memory -> jaxlm.train.loop" in said
-    assert "jaxlm.eval.harness -> jaxlm.interop.hf" in said
+    assert "jaxlm.eval.harness -> jaxlm.interop.hf_config" in said
     assert "No cycles are allowed in jaxlm.train" in said
     assert "room" in said
 

@@ -22,7 +22,6 @@ _CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassificatio
 _KINDS = {_CONTINUES: "continue text (ForCausalLM)", _SCORES: "give one number (ForSequenceClassification)"}
 # Our key -> theirs.
 _LLAMA = {
-    "vocab_size": "vocab_size",
     "d_model": "hidden_size",
     "d_ff": "intermediate_size",
     "n_layers": "num_hidden_layers",
@@ -32,9 +31,9 @@ _LLAMA = {
     "max_seq_len": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
+    "vocab_size": "vocab_size",
 }
 _GPT2 = {
-    "vocab_size": "vocab_size",
     "d_model": "n_embd",
     "d_ff": "n_inner",
     "n_layers": "n_layer",
@@ -42,6 +41,7 @@ _GPT2 = {
     "max_seq_len": "n_positions",
     "norm_eps": "layer_norm_epsilon",
     "tie_embeddings": "tie_word_embeddings",
+    "vocab_size": "vocab_size",
 }
 _LINEAR = {"factor": "factor"}
 _LLAMA3 = _LINEAR | {name: name for name in ("low_freq_factor", "high_freq_factor")}

@@ -105,7 +105,7 @@ def test_every_verb_has_a_program():
     assert "pretrain" in programs
     for verb in verbs.VERBS.values():
         names = [verb.module] if verb.module else [verbs.TRAINING[program] for program in programs]
-        assert all((ROOT / "jaxlm/commands" / f"{name}.py").is_file() for name in names)
+        assert all((ROOT / "jaxlm/commands" / f"{name.replace('.', '/')}.py").is_file() for name in names)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,9 @@ def steps_of(monkeypatch, capsys):
     def steps(verb: str, *words: str) -> tuple[int, str] | str:
         seen = []
         program = types.SimpleNamespace(run=lambda c, args: seen.append((c, args)) or 0)
-        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or 'pretrain'}", program)
+        monkeypatch.setitem(
+            sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or verbs.TRAINING['pretrain']}", program
+        )
         code, _, err = run(capsys, verb, *words, *REQUIRED.get(verb, ()))
         if code:
             assert (code, err.count("\n")) == (2, 1)
@@ -329,7 +331,9 @@ def test_a_folder_that_is_not_named_is_said_by_what_fills_it(capsys, tmp_path, m
     monkeypatch.chdir(tmp_path)
     program = types.SimpleNamespace(run=lambda c, args: 0)
     for verb, says in (("train", True), ("prepare", True), ("plan", False), ("report", False)):
-        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or 'pretrain'}", program)
+        monkeypatch.setitem(
+            sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or verbs.TRAINING['pretrain']}", program
+        )
         assert run(capsys, verb, "quickstart") == (
             0,
             "",
