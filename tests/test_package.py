@@ -59,7 +59,7 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing)
 import tiny_chats
-from jaxlm.data import chat
+from jaxlm.data.chats import chat
 print(chat.render(tiny_chats.tokenizer(), [{{"role": "user", "content": "hello"}}]))
 """
     done = subprocess.run(

@@ -232,7 +232,7 @@ def test_finished_data_needs_no_datatrove(corpus, done, monkeypatch):
     code = f"""
 import sys
 sys.modules["datatrove"] = sys.modules["loguru"] = None  # an import of either fails
-from jaxlm import config, config_files
+from jaxlm import config; from jaxlm.config import config_files
 from jaxlm.corpus import prepare
 from jaxlm.corpus.stages.registry import DOCUMENT_STAGES, stage_class
 c = config.resolve(config_files.load({str(corpus / "config.py")!r}, ["data.dir={done.path}"]))

@@ -61,7 +61,7 @@ def test_too_late(monkeypatch):
 
 def test_importing_jaxlm_starts_no_device():
     """What would make every flag come too late."""
-    code = "from jaxlm import cli; from jaxlm.commands import pretrain; from jax._src import xla_bridge as x; "
+    code = "from jaxlm.cli import cli; from jaxlm.commands.train import text; from jax._src import xla_bridge as x; "
     code += "assert not x.backends_are_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
 

@@ -100,7 +100,7 @@ def test_characters_that_the_terminal_lacks_are_shown_as_their_codes(tmp_path):
 
 
 def test_the_exit_code_stands_although_standard_error_is_gone():
-    code = "import logging, sys; from jaxlm import console; logging.basicConfig(handlers=[console.LogHandler()]);"
+    code = "import logging, sys; from jaxlm.host import console; logging.basicConfig(handlers=[console.LogHandler()]);"
     code += "sys.stdin.read(); console.say('a'); logging.error('%s', 'b'); logging.error('%d', 'c');"
     code += "console.settle(); sys.exit(3)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE)

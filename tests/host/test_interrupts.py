@@ -17,7 +17,7 @@ MAIN = ["-m", "jaxlm.main"]
 RELEASE = """
 import signal, sys
 sys.argv = ["jaxlm", "sample", "nosuch"]
-from jaxlm import interrupts
+from jaxlm.host import interrupts
 interrupts.hold()
 signal.raise_signal(signal.{number})
 print("held", flush=True)
@@ -31,7 +31,7 @@ signal.raise_signal(signal.{number})
 
 IN_CALLBACK = """
 import gc, os, signal, time
-from jaxlm import console
+from jaxlm.host import console
 console.drop_leftovers()
 gc.callbacks.append(lambda *about: gc.callbacks.clear() or os.kill(os.getpid(), signal.SIGINT) or time.sleep(0))
 gc.collect()
@@ -95,7 +95,7 @@ def test_others_handlers_and_ignored_signals_stay(monkeypatch):
 
 def test_a_second_ctrl_c_ends_in_one_line():
     """Inside an import too, where an exception would become a traceback or be swallowed."""
-    code = "import signal; from jaxlm import interrupts; interrupts.hold()\ntry:\n"
+    code = "import signal; from jaxlm.host import interrupts; interrupts.hold()\ntry:\n"
     code += "    signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: pass"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (4, "jaxlm: stopped at once; nothing was begun\n")

@@ -32,7 +32,7 @@ def test_the_least_important_parts_go_first():
 
 _BEGIN = """
 import fcntl, os, sys, termios, time
-from jaxlm import console, screen
+from jaxlm.host import console, screen
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 """
 

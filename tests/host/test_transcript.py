@@ -61,9 +61,7 @@ def test_it_holds_no_secret_no_colour_and_no_control_character(tmp_path):
 
 def test_it_holds_the_whole_line_where_a_terminal_is_narrow(tmp_path):
     parts = "[screen.Part('y' * 30, i) for i in range(9)]"
-    code = (
-        f"import pathlib; from jaxlm import console, screen; console.keep(pathlib.Path({str(tmp_path / 'log.txt')!r}));"
-    )
+    code = f"import pathlib; from jaxlm.host import console, screen; console.keep(pathlib.Path({str(tmp_path / 'log.txt')!r}));"
     code += f"screen.say_parts({parts}); console.settle()"
     ours, theirs = os.openpty()
     subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)

@@ -46,7 +46,7 @@ CODE = """
 import sys, jaxlm.eval.model, jaxlm.train.rl.scorer
 print(*(module for module in sys.modules if "jaxlm.plan" in module))
 from jax._src import xla_bridge
-from jaxlm import config, config_files
+from jaxlm import config; from jaxlm.config import config_files
 from jaxlm.host.console import say
 from jaxlm.plan import settle
 c = settle.sized(config.resolve(config_files.load("quickstart", ["workdir=w", "optim.lr=0", "model.vocab_size=0"])), say)

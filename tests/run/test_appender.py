@@ -102,7 +102,7 @@ def test_a_real_limit_on_the_size_of_files(tmp_path):
     """The system's own short write and error, not one of ours."""
     program = f"""
 import pathlib, resource, signal
-from jaxlm.train import metrics
+from jaxlm.run import metrics
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = pathlib.Path({str(tmp_path / "log")!r})
 file = metrics.Appender(path)

@@ -122,7 +122,7 @@ def test_wandb_keeps_what_was_done_twice_and_no_secret(tmp_path):
 import pathlib, sys
 from jaxlm.host.redact import redact
 from jaxlm.config import LogConfig
-from jaxlm.train import loggers
+from jaxlm.run import loggers
 first, last, value = map(int, sys.argv[1:4])
 config = redact({{"notify": {{"urls": ("https://hooks.example.org/s3cret",)}}}})
 writer = loggers.Writer(pathlib.Path({str(tmp_path)!r}), LogConfig(1, False, False, "offline"), config, first=first)

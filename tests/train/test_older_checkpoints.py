@@ -205,9 +205,9 @@ LATER = "26d2768826f8549269f73e75291b1ffb3d1637bc"  # `eval.max_batches` and `se
 OLD_ROWS = {"eval.max_batches": 2, "eval.batch_size": 4}
 MAKES_A_LADDER = """
 import json, pathlib, sys
-from jaxlm import cli, config, config_files
+from jaxlm.cli import cli; from jaxlm import config; from jaxlm.config import config_files
 from jaxlm.data.batches.open import open_order
-from jaxlm.plan import ladder
+from jaxlm.plan.ladder import ladder
 from jaxlm.commands import ladder as program
 
 name, folder, *overrides = sys.argv[1:]

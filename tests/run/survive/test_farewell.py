@@ -179,8 +179,8 @@ def test_a_command_runs_in_a_folder_that_is_gone(tmp_path, monkeypatch):
 
 PROGRAM = """
 import contextlib, os, pathlib, signal, sys, time
-from jaxlm import cli, config, config_files, files
-from jaxlm.train import ledger, supervised, supervisor
+from jaxlm.cli import cli; from jaxlm import config; from jaxlm.config import config_files; from jaxlm.host import files
+from jaxlm.run import ledger, supervised; from jaxlm.run.survive import supervisor
 files.ENDING_S = 0.3
 folder = pathlib.Path(sys.argv[1])
 command = f"echo $JAXLM_CODE $JAXLM_WHY > {folder.parent}/CAUSE"

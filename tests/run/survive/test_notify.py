@@ -113,7 +113,7 @@ def test_a_server_that_never_answers_holds_nothing_up(httpserver, monkeypatch):
 def test_the_end_of_the_program_waits_for_the_message(httpserver):
     httpserver.expect_request("/").respond_with_data("")
     code = (
-        "from jaxlm import config, config_files; from jaxlm.train import notify\n"
+        "from jaxlm import config; from jaxlm.config import config_files; from jaxlm.run.survive import notify\n"
         f"c = config.resolve(config_files.load('base', ['data.path=x', 'notify.urls=(\"{httpserver.url_for('/')}\",)']))\n"
         "notify.tell(c.notify, 'end', 'done', 'run')\n"
         "import sys; assert 'jax' not in sys.modules"
@@ -223,7 +223,7 @@ def test_the_command_runs_though_nobody_reads_what_is_said(tmp_path):
     """`| tee` was killed: a line on standard error must not keep the machine running."""
     out = tmp_path / "out"
     code = (
-        "from jaxlm import config, config_files; from jaxlm.train import notify\n"
+        "from jaxlm import config; from jaxlm.config import config_files; from jaxlm.run.survive import notify\n"
         f"keys = ['data.path=x', 'runs.on_exit.done=echo a; echo b; echo ran > {out}', 'runs.on_exit_unmirrored=True']\n"
         "notify.at_exit(config.resolve(config_files.load('base', keys)).runs, 0, '', True, '.')"
     )

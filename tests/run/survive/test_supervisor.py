@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
 HEAD = """
 import faulthandler, os, pathlib, signal, sys, time
-from jaxlm.train import clock
+from jaxlm.run import clock
 folder = pathlib.Path(sys.argv[1])
 count = folder / "starts"
 start = int(count.read_text()) + 1 if count.exists() else 1
@@ -253,7 +253,7 @@ def test_what_means_the_same_request_costs_no_farewell(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
 
-FAULT = "from jaxlm.train import supervised; supervised.mark_fault(); sys.exit(1)"
+FAULT = "from jaxlm.run import supervised; supervised.mark_fault(); sys.exit(1)"
 TRACEBACK = "raise ValueError"
 
 
@@ -291,7 +291,11 @@ def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, m
     ],
 )
 def test_a_command_that_trains_marks_what_storage_and_network_did(tmp_path, error, marked):
-    body = "import types; from jaxlm import cli, config\ndef program(*args):\n    raise " + error + "\n"
+    body = (
+        "import types; from jaxlm.cli import cli; from jaxlm import config\ndef program(*args):\n    raise "
+        + error
+        + "\n"
+    )
     body += "sys.modules['jaxlm.commands.train.text'] = types.SimpleNamespace(run=program)\n"
     body += "cli.main(['train', 'quickstart'], script=True)\n"
     assert run(tmp_path, body + "sys.exit(0 if (pulse.read() or '    ')[3] == clock.FAULT else 3)") == (
@@ -379,11 +383,9 @@ def alive(pid):
 
 def test_the_lock_is_handed_down_and_held_between_starts(tmp_path):
     """The child gets the parent's lock; nobody else does, and it is free at the end."""
-    mine = "from jaxlm import files; held = files.lock(folder, 'trains in', 'workdir')\n"
+    mine = "from jaxlm.host import files; held = files.lock(folder, 'trains in', 'workdir')\n"
     other = "import subprocess; env = {k: v for k, v in os.environ.items() if k != 'JAXLM_LOCK'}\n"
-    other += (
-        'words = \'import pathlib; from jaxlm import files; files.lock(pathlib.Path(%r), "x", "y")\' % str(folder)\n'
-    )
+    other += 'words = \'import pathlib; from jaxlm.host import files; files.lock(pathlib.Path(%r), "x", "y")\' % str(folder)\n'
     other += "p = subprocess.run([sys.executable, '-c', words], env=env, capture_output=True, text=True)\n"
     other += "sys.exit(0 if p.returncode and 'another process x' in p.stderr else 2)"
     assert run(tmp_path, mine + "held.close(); at(3); sys.exit(1)", mine + other) == (0, 2)
@@ -398,7 +400,7 @@ def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
     saved = os.dup(0)
     os.dup2(read, 0)
     try:
-        body = "from jaxlm.train import supervised; c = supervised.adopt()\n"
+        body = "from jaxlm.run import supervised; c = supervised.adopt()\n"
         body += "sys.exit(0 if sys.stdin.read() == 'typed' and c.seed == 77 else 3)"
         assert run(tmp_path, body, seed=77) == (0, 1)
     finally:
@@ -408,7 +410,7 @@ def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
 
 
 def test_signals_are_held_in_the_child_until_its_modules_are_imported(tmp_path):
-    body = "from jaxlm.train import supervised; supervised.adopt()\n"
+    body = "from jaxlm.run import supervised; supervised.adopt()\n"
     body += "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.raise_signal(n)\n"
     body += "(folder / 'imported').touch()\ntry: supervised.stop_at_once_until_training()\n"
     body += "except KeyboardInterrupt: sys.exit(3 if supervised.requests.first == signal.SIGINT else 2)"
@@ -420,8 +422,8 @@ def in_a_process(folder, body, first="", **options):
     """A supervisor in a process of its own, whose child does `body`, when that has written its process id."""
     make(folder, body)
     code = f"""{first}
-from jaxlm import config, config_files
-from jaxlm.train import supervised, supervisor
+from jaxlm import config; from jaxlm.config import config_files
+from jaxlm.run import supervised; from jaxlm.run.survive import supervisor
 c = config.resolve(config_files.load("quickstart", ["workdir={folder}"]))
 raise SystemExit(supervisor.Supervisor([{sys.executable!r}, "{folder}/child.py", "{folder}"], c).run())
 """
@@ -439,8 +441,8 @@ READY = "(folder / 'pid').write_text(str(os.getpid()))\n"
 
 def test_a_killed_supervisor_ends_its_child_and_a_new_start_waits_for_it(tmp_path):
     """kill -9: the child gets SIGTERM, saves for a while and ends; until then the lock is its own."""
-    body = "from jaxlm.train import supervised; supervised.adopt()\n"
-    body += "from jaxlm import files; held = files.lock(folder, 'trains in', 'workdir')\n"
+    body = "from jaxlm.run import supervised; supervised.adopt()\n"
+    body += "from jaxlm.host import files; held = files.lock(folder, 'trains in', 'workdir')\n"
     body += "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), save(8), os._exit(4)))\n"
     process, _ = in_a_process(tmp_path, body + READY + "at(7); hang()")
     process.kill()
@@ -452,7 +454,7 @@ def test_a_killed_supervisor_ends_its_child_and_a_new_start_waits_for_it(tmp_pat
 
 
 def test_a_child_knows_when_its_supervisor_is_gone(tmp_path):
-    body = "from jaxlm.train import supervised; supervised.adopt(); before = supervised.orphaned()\n"
+    body = "from jaxlm.run import supervised; supervised.adopt(); before = supervised.orphaned()\n"
     body += "later = lambda *_: (time.sleep(1), (folder / 'told').write_text(f'{before} {supervised.orphaned()}'))\n"
     body += "tell = lambda *_: (later(), os._exit(4))\n"  # the signal may come before the new parent
     body += "signal.signal(signal.SIGTERM, tell)\n"
@@ -467,7 +469,7 @@ def test_a_child_knows_when_its_supervisor_is_gone(tmp_path):
 
 def test_a_child_that_was_stopped_before_its_first_step_says_so_once(tmp_path, capfd):
     """XLA's threads may keep Python from ending: the supervisor would end it, and say again that the run stopped."""
-    body = "import threading, types; from jaxlm import cli\ndef program(config, args):\n"
+    body = "import threading, types; from jaxlm.cli import cli\ndef program(config, args):\n"
     body += "    threading.Thread(target=hang).start(); at(0, clock.COMPILE); (folder / 'ready').touch(); hang()\n"
     body += "sys.modules['jaxlm.commands.train.text'] = types.SimpleNamespace(run=program)\n"
     s = make(tmp_path, body + "sys.exit(cli.main(['train', 'quickstart'], script=True))")

@@ -317,7 +317,7 @@ def test_a_task_that_is_not_there(gym):
 
 def test_the_program_imports_no_jax_and_no_config():
     modules = "[m for m in sys.modules if m[:3] in ('jax', 'num')]"
-    program = f"import sys; from jaxlm import child; import jaxlm.train.rl.judges; print({modules})"
+    program = f"import sys; from jaxlm.host import child; import jaxlm.train.rl.judges; print({modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert {name.split(".")[0] for name in done.stdout.strip("[]\n").replace("'", "").split(", ")} == {"jaxlm"}
     assert "config" not in done.stdout
