@@ -24,8 +24,8 @@ gave nothing within 224 s, so it has a call of its own; 3b ran there, h128, accu
 the rows of all. `--sections` without a name prints the table of the file. No part runs on after `--minutes`: it is killed
 with its children. Ctrl-C and SIGTERM end the part that runs. The table is printed after all of these, with the rows so far.
 
-A machine without network needs the wheels of array-record, cloudpickle, ml-collections, pyarrow and
-sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend
+A machine without network needs the wheels of array-record, cloudpickle, grain, ml-collections, portpicker,
+pyarrow and sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend
 tokamax take what `pip download tokamax` fetches under that Python: some forty more.
 
 `--smallest` runs every part on small shapes on the CPU in minutes, to see that it works. Copy the rows to

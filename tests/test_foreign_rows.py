@@ -199,7 +199,7 @@ def test_a_folder_with_an_odd_name_beside_checkpoints_is_no_step(tmp_path):
         (there / name).mkdir(parents=True)
         put(tmp_path, f"eval/{name}/results.json", b'{"tasks": {"t": {"metrics": {"acc": 1}}}}')
         put(tmp_path, f"samples/{name}.jsonl", b'{"prompt": "a", "text": "b"}\n')
-    assert branch._find(tmp_path, "latest") == 5
+    assert branch._step(tmp_path, "latest") == 5
     assert workdir.has_checkpoints(tmp_path)
     assert results.steps(tmp_path) == [5]
     assert [point["step"] for point in summary._benchmarks(tmp_path / "eval")["t"]] == [5]

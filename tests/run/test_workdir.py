@@ -1,6 +1,7 @@
 """The run's folder, and what is refused before a run starts in it."""
 
 import dataclasses
+import re
 import types
 import typing
 
@@ -8,6 +9,7 @@ import jax
 import pytest
 
 from jaxlm import config
+from jaxlm.cli import cli
 from jaxlm.config import ConfigError, config_files
 from jaxlm.devices import sharding
 from jaxlm.plan import accelerators, settle
@@ -146,11 +148,11 @@ def test_a_budget_without_a_price_is_refused_with_the_flags_to_type(key, card):
     )
 
 
-def test_training_refuses_it_among_its_first_checks(tmp_path):
-    mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
-    with pytest.raises(ConfigError, match=r"stop\.usd=9 limits dollars, .*usd_per_hour=PRICE \(cpu\)"):
-        workdir.check(resolve(f"workdir={tmp_path}", "stop.usd=9"), mesh)
-    workdir.check(resolve(f"workdir={tmp_path}", "stop.usd=9", "hardware.usd_per_hour=1"), mesh)
+def test_training_refuses_it_before_it_makes_data(tmp_path, capsys):
+    keys = {"workdir": tmp_path, "stop.usd": 9, "train.batch_size": 8, "train.microbatch_size": 8}
+    assert cli.main(["train", "quickstart", *(f"--config.{key}={value}" for key, value in keys.items())]) == 2
+    assert re.search(r"stop\.usd=9 limits dollars, .*usd_per_hour=PRICE \(8 x cpu\)", capsys.readouterr().err)
+    assert not (tmp_path / "data").exists()
 
 
 def test_the_price_is_that_of_all_devices():

@@ -23,7 +23,7 @@ import tiny_world
 from documented import ROOT, Command
 
 from jaxlm.cli import cli
-from jaxlm.cli.verbs import VERBS
+from jaxlm.cli.verbs import TRAINING, VERBS
 from jaxlm.config import ConfigError, config_files
 
 DAYS, PEOPLE = "days on a GPU", "serves until ctrl-C"
@@ -243,7 +243,7 @@ def parsed(command: Command, words: list[str], monkeypatch) -> int:
         return script(words, monkeypatch)
     if words[0] == "jaxlm":
         verb = VERBS[words[1]]
-        module = importlib.import_module(f"jaxlm.commands.{verb.module or _loaded(words).program}")
+        module = importlib.import_module(f"jaxlm.commands.{verb.module or TRAINING[_loaded(words).program]}")
         monkeypatch.setattr(module, "run", lambda config, args: 0)
         return cli.main(words[1:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -303,7 +303,7 @@ jaxlm: no such file
 def test_every_config_says_how_it_is_run():
     said = {command.place.partition(":")[0] for command in documented.every()}
     configs = {str(path.relative_to(ROOT)) for path in documented.CONFIGS}
-    assert configs == said
+    assert configs <= said
 
 
 @pytest.mark.parametrize("wrong", ["trains local_35m", "train local_36m", "plan local_35m --config.plan.mash=1"])

@@ -32,7 +32,6 @@ ALLOWED = {
     "jaxlm/serve/guide.py": "how llguidance cuts text that a grammar leaves no choice about, behind a prompt",
     "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
     "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
-    "jaxlm/interop/gguf.py": "layout.encode: tensors, no text",
     "jaxlm/step/adam.py": "quantize.encode: moments of the optimizer, no text",
 }
 _ENCODE = {"encode", "encode_marked", "encode_cut", "encode_batch", "encode_as_ids", "EncodeAsIds"}
@@ -58,7 +57,7 @@ def callers(code: str) -> bool:
             return True
         if (
             isinstance(node, ast.ImportFrom)
-            and node.module == "jaxlm.data"
+            and node.module == "jaxlm.data.tokenizer"
             and any(n.name == "ids" for n in node.names)
         ):
             return True
@@ -145,7 +144,7 @@ def from_a_stream_of_samples(coder, data, tmp_path, monkeypatch):
 
 
 def from_the_check_of_prompts(coder, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(samples.decode, "check_prompts", _fed)
+    monkeypatch.setattr(samples.engine, "check_prompts", _fed)
     settings = config.resolve(config_files.load("base", ["data.path=x"])).sample
     settings = dataclasses.replace(settings, prompts=tuple(TEXTS))
     model, data = types.SimpleNamespace(config=None), types.SimpleNamespace(tokenizer=lambda: coder)

@@ -31,7 +31,7 @@ def said():
 @pytest.fixture
 def reader(tokenizer, said):
     def make(room: int = 400, seed: int = 0, val_fraction: float = 0.2, val_path: str = "") -> Reader:
-        return Reader(tokenizer, room, seed, val_fraction, val_path, 2, said.append, Notes())
+        return Reader(tokenizer, room, seed, val_fraction, val_path, said.append, Notes())
 
     return make
 
