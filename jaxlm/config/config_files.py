@@ -20,7 +20,7 @@ CONFIG_PACKAGE = pathlib.Path(__file__).parents[1] / "configs"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
 _CONFIG_FOLDERS = ("configs", "data")  # shipped configs may be named as lying there
 _NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
-_NO_CONFIGS = ("base", "stages", "presets", "__init__")
+_NO_CONFIGS = ("base", "presets", "__init__")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
 def shipped_configs(folder: str = "") -> list[str]:
     """Returns the names of the configs that come with jaxlm, those for training, or those in `folder`.
 
-    Leaves out the files of defaults, `base` and `stages`, and the recipes, `presets`.
+    Leaves out the file of defaults, `base`, and the recipes, `presets`.
     """
     paths = (CONFIG_PACKAGE / folder).glob("*.py")
     return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in _NO_CONFIGS)

@@ -11,13 +11,14 @@ A plan has no devices, and perhaps no data: it takes `sized` and `assuming` in p
 import dataclasses
 import pathlib
 
-from jaxlm.config import BY_RULE, Config, ModelConfig, OptimConfig, config_files, older
+from jaxlm.config import BY_RULE, Config, ModelConfig, OptimConfig, older, with_keys
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import from_first, say
 from jaxlm.host import files
 from jaxlm.host.console import Say
 from jaxlm.models import hardware
 from jaxlm.plan import departures, recipe
+from jaxlm.run import workdir
 from jaxlm.step import optim as optimizer
 
 
@@ -72,12 +73,9 @@ def sized(config: Config, say: Say, size: int = 0) -> Config:
 
 def assuming(config: Config, *, remat: str, rows: int) -> Config:
     """Returns the config with this remat and these rows of a microbatch where it leaves them to the devices."""
-    m, t = config.model, config.train
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(m, remat=remat if m.remat == "auto" else m.remat),
-        train=dataclasses.replace(t, microbatch_size=rows if t.microbatch_size == -1 else t.microbatch_size),
-    )
+    remat = remat if config.model.remat == "auto" else config.model.remat
+    rows = rows if config.train.microbatch_size == -1 else config.train.microbatch_size
+    return with_keys(config, model={"remat": remat}, train={"microbatch_size": rows})
 
 
 def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
@@ -87,25 +85,18 @@ def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> C
 
 def ruled(config: Config, **changes) -> OptimConfig:
     """Returns `optim` as the rule has it for the config with these changes of `optim`, such as lr=0.0. Says nothing."""
-    changed = dataclasses.replace(config, optim=dataclasses.replace(config.optim, **changes))
-    return by_rule(changed, lambda line: None).optim
+    return by_rule(with_keys(config, optim=changes), lambda line: None).optim
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
     """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
-    home = folder if _has_begun(folder) else files.expanded(config.origin)
-    saved = home / "config.json"
-    if not (home == folder or config.origin_state) or not saved.is_file():
-        return None
-    optim = config_files.from_run(saved).optim
-    return {key: getattr(optim, key) for key in BY_RULE}
+    begun = workdir.has_checkpoints(folder)
+    home = folder if begun else files.expanded(config.origin)
+    saved = workdir.saved_config(home) if begun or config.origin_state else None
+    return {key: saved.optim[key] for key in BY_RULE} if saved else None
 
 
 def _older_batches(folder: pathlib.Path) -> list[int]:
     """`eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
-    saved = folder / "config.json"
-    return list(config_files.from_run(saved).eval.older_batches) if _has_begun(folder) and saved.is_file() else []
-
-
-def _has_begun(folder: pathlib.Path) -> bool:
-    return files.has_steps(folder / "checkpoints")
+    saved = workdir.saved_config(folder) if workdir.has_checkpoints(folder) else None
+    return list(saved.eval.older_batches) if saved else []

@@ -57,7 +57,8 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
     return files.has_steps(folder / "checkpoints")
 
 
-def _saved(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+def saved_config(folder: pathlib.Path) -> config_dict.ConfigDict | None:
+    """Returns the config that a run's folder keeps; None if it keeps none."""
     path = folder / "config.json"
     return config_files.from_run(path) if path.is_file() else None
 
@@ -85,7 +86,7 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
 def check_data_seed(config: Config) -> None:
     """Raises ConfigError if the data of the folder's run is gone, and would be made again with other held-out documents."""
     folder, gone = pathlib.Path(config.workdir), not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
-    saved = _saved(folder) if gone and has_checkpoints(folder) else None
+    saved = saved_config(folder) if gone and has_checkpoints(folder) else None
     if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
         raise ConfigError(
             f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "

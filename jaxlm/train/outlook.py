@@ -143,8 +143,7 @@ class StopByForecast(Hook):
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
-        wanted = self.config.usd_per_centinat > 0 and self.every_steps > 0
-        return wanted and 0 < step < end and step % self.every_steps == 0
+        return self.config.usd_per_centinat > 0 and Every(self.every_steps, end=False).due(step, end)
 
     def done(self, step: int) -> bool:
         return True  # a run that starts again looks at its next step of `every_steps`
