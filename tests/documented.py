@@ -107,6 +107,6 @@ def by_smallest() -> dict[str, str]:
     """Returns the commands of the leaderboard's scripts, each once whatever its numbers are, and where they stand."""
     found: dict[str, str] = {}
     for command in every():
-        if command.place.startswith("dev/") and command.script not in ("", *NOT_BY_SMALLEST):
+        if command.place.startswith("dev/LEADERBOARD.md") and command.script not in ("", *NOT_BY_SMALLEST):
             found.setdefault(without_numbers(command), command.place)
     return {text: place for text, place in found.items() if text not in TOO_LONG}
