@@ -38,8 +38,9 @@ class Settled:
         """Returns it with the held-out text and the rates that the run in a folder began with; of a new run, by rule.
 
         Raises:
-          ConfigError: a new run would learn nothing.
+          ConfigError: a new run would learn nothing, or the run has a value that is gone (`older.check_goes_on`).
         """
+        from_first(lambda: older.check_goes_on(files.json_there(folder / "config.json")))
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
         rates = from_first(lambda: rates_so_far(folder, config))
         config = by_rule(config, say, rates)

@@ -220,11 +220,11 @@ def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
 
 def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     """The trial of the config's own settings on random tokens."""
-    few = dataclasses.replace(config.tune, steps=STEPS, step_seconds=TIMED_S)
+    few = dataclasses.replace(config.tune, steps=STEPS)
     config = dataclasses.replace(config, tune=few)
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
     batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
-    return bench.Bench(config, mesh, limit, batches, lambda text: None).trial(own)
+    return bench.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
 
 
 def _flops(config: Config) -> float:
