@@ -1,6 +1,7 @@
 """The console script `jaxlm VERB ...`: parses the flags and calls the program."""
 
 import argparse
+import ast
 import contextlib
 import difflib
 import errno
@@ -10,6 +11,7 @@ import os
 import pathlib
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -17,7 +19,6 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm.cli import usage
 from jaxlm.cli.verbs import TRAINING, VERBS, Verb
 from jaxlm.config import ConfigError, RunError, branch, config_files, shrink
 from jaxlm.config import help as config_help
@@ -102,7 +103,7 @@ def _mark_fault(error: BaseException) -> None:
 
 def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage.overview())
+        print(_overview())
         return 0
     if argv[0] in ("-V", "--version"):
         print(f"jaxlm {importlib.import_module('jaxlm').__version__}")
@@ -118,7 +119,7 @@ def _run(argv: list[str], script: bool) -> int:
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)
     if asked == "screen":
-        print(usage.screen(name))
+        print(_verb_help(name))
         return 0
     words = [word for word in rest if not word.startswith("--help=")]
     args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
@@ -346,6 +347,70 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
         return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
     near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
     return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
+
+
+def _verb_help(name: str) -> str:
+    """Returns the help on a verb: what it does, its arguments, the sections of keys."""
+    verb = VERBS[name]
+    if verb.others:
+        target = f"{verb.others} {verb.others} ..."
+        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"}
+    elif verb.models == "only":
+        target, arguments = "HF_DIR", {"HF_DIR": "the folder of a Hugging Face model"}
+    else:
+        takes = f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{'|HF_DIR' * bool(verb.models)}"
+        target = f"RUN_A {verb.second}" if verb.second else takes
+        documents = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"}
+        also = "HF_DIR: that of a Hugging Face model" if verb.models else "also --config.workdir=RUN"
+        arguments = (documents if verb.folder else {}) | {
+            "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
+            "RUN": f"the folder of a run: its own config; {also}",
+        }
+    if verb.rest:
+        target, arguments[verb.rest] = f"{target} [{verb.rest} ...]", verb.rest_help
+    arguments["--config.KEY=VALUE"] = "set a key of the config"
+    if verb.second:
+        arguments[verb.second] = "the folder of another run"
+    for option, given in verb.options.items():
+        metavar = given.get("metavar")
+        arguments[f"{option}={metavar}" if metavar else option] = given["help"]
+    arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
+    width = max(map(len, arguments))
+    return "\n".join(
+        [
+            f"usage: jaxlm {name} {target} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
+            *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
+            "",
+            *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
+            "sections of keys:",
+            *config_help.overview(config_help.read(), verb.keys),
+        ]
+    )
+
+
+def _overview() -> str:
+    """Returns the help on jaxlm: its verbs and the shipped configs."""
+    lines = ["usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]", "", "verbs (jaxlm VERB --help for each):"]
+    for name, verb in VERBS.items():
+        lines += _entry(f"  {name:<10}", verb.summary)
+    lines += ["", "shipped configs:"]
+    for name in config_files.shipped_configs():
+        lines += _entry(f"  {name:<20}", _config_summary(name))
+    lines += [
+        "",
+        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
+        "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
+    ]
+    return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    return textwrap.wrap(text, config_help.WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
+
+
+def _config_summary(name: str) -> str:
+    text = (config_files.CONFIG_PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)).splitlines()[0]
 
 
 if __name__ == "__main__":

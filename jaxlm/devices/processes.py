@@ -5,6 +5,8 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import typing
@@ -12,14 +14,19 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshConfig, RunError
-from jaxlm.devices import sharding, xla_flags
+from jaxlm.devices import sharding
 from jaxlm.host import console, files
 
 T = typing.TypeVar("T")
+# Share of a GPU's memory that JAX's allocator takes at the start. With JAX's own default, 0.75, runs that fit would run
+# out of memory. The rest is for CUDA, cuBLAS, cuDNN and NCCL, which allocate for themselves.
+MEMORY_FRACTION = 0.92
+_MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
 left_behind = False  # True if threads wait for storage that hangs: then this process must not wait for them
 _FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
@@ -39,7 +46,7 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
     Raises:
       ConfigError: this machine can't have the flag, cluster or mesh that the config asks for.
     """
-    xla_flags.apply(hardware.xla_flags)
+    apply_xla_flags(hardware.xla_flags)
     join_cluster(distributed)
     if dtype == "float32" and jax.default_backend() != "cpu":
         jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
@@ -226,3 +233,48 @@ def from_first(make: Callable[[], T]) -> T:
     size = int(multihost_utils.broadcast_one_to_all(np.int64(text.size)))
     text = text if jax.process_index() == 0 else np.zeros(size, np.uint8)
     return json.loads(bytes(multihost_utils.broadcast_one_to_all(text)))
+
+
+def apply_xla_flags(asked: tuple[str, ...]) -> None:
+    """Writes `hardware.xla_flags` in front of the flags in XLA_FLAGS, which win, and sets the memory fraction.
+
+    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one.
+
+    Args:
+      asked: each NAME=VALUE, with or without leading dashes. VALUE may be empty (xla_gpu_enable_command_buffer=).
+
+    Raises:
+      ConfigError: XLA does not know a flag or can't read its value, or this process has started its devices already.
+    """
+    if not any(os.environ.get(key) for key in _MEMORY_KEYS):
+        os.environ[_MEMORY_KEYS[0]] = str(MEMORY_FRACTION)
+    theirs = os.environ.get("XLA_FLAGS", "").split()
+    new = [flag for flag in map(_flag, asked) if flag not in theirs]
+    if not new:
+        return
+    if xla_bridge.backends_are_initialized():
+        raise ConfigError(f"config.hardware.xla_flags={' '.join(asked)} comes too late: JAX has started its devices")
+    flags = " ".join(new + theirs)
+    _check_flags(flags)
+    os.environ["XLA_FLAGS"] = flags
+
+
+def _flag(text: str) -> str:
+    name, equals, value = text.strip().lstrip("-").partition("=")
+    if not name.startswith("xla_") or not equals or " " in text.strip():
+        raise ConfigError(
+            f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4"
+        )
+    return f"--{name}={value}"
+
+
+def _check_flags(flags: str) -> None:
+    """Tries the flags in a process of its own, since XLA ends the process on a bad one. Raises ConfigError with XLA's words."""
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    tried = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True
+    )
+    if tried.returncode:
+        said = [line for line in tried.stderr.splitlines() if "flag" in line.lower()] or tried.stderr.splitlines()
+        reason = said[0].split("] ")[-1].strip() if said else f"exit code {tried.returncode}"
+        raise ConfigError(f"config.hardware.xla_flags: XLA does not take {flags}: {reason}")

@@ -18,8 +18,7 @@ import numpy as np
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.tokenizer.ids import document
-from jaxlm.eval.branches import Request
-from jaxlm.eval.likelihood import Score, Scorer
+from jaxlm.eval.likelihood import Request, Score, Scorer
 from jaxlm.eval.results import Item, TaskResult, means
 from jaxlm.host import console, files
 

@@ -28,8 +28,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ids import conversation, document
 from jaxlm.devices.processes import say
 from jaxlm.eval import completions
-from jaxlm.eval.branches import Request
-from jaxlm.eval.likelihood import Scorer
+from jaxlm.eval.likelihood import Request, Scorer
 from jaxlm.eval.results import Item, TaskResult, means, shares, spread
 from jaxlm.host.console import working
 

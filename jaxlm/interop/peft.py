@@ -126,6 +126,9 @@ def read(folder: pathlib.Path) -> origin.Origin | None:
     )
 
 
+READERS = (read, hf_weights.read)  # of weights from elsewhere, for `train.origin.open`
+
+
 def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[Content, dict[str, np.ndarray]]:
     """Returns (the content of adapter_config.json, name -> float32 tensor) for an adapter.
 

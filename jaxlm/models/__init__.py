@@ -6,5 +6,5 @@ each other, never this package.
 """
 
 from jaxlm.models.families import build
-from jaxlm.models.head import head_kernel, head_rows, logits
 from jaxlm.models.params import abstract_params, create_params, init_params, logical_axes
+from jaxlm.models.transformer import head_kernel, head_rows, logits

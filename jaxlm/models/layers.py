@@ -16,14 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
-from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
-from jaxlm.models.products import Product
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.norms import layer_norm, rms_norm
-from jaxlm.ops.products import dense, fp8_dense, lora_down, lora_up
+from jaxlm.ops.products import Product, dense, fp8_dense, lora_down, lora_up, multiply, split_columns
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
 
@@ -216,9 +214,9 @@ def _of_kernels(
 ) -> list[jax.Array]:
     """The products of `project` without LoRA."""
     if not module.has_variable("packed", name):
-        return products.of(x, kernels, product, module.config.fuse_projections)
+        return multiply(x, kernels, product, module.config.fuse_projections)
     y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
-    return products.split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
+    return split_columns(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:

@@ -86,7 +86,7 @@ def attention(
         be left out. None means that each row is one segment.
       kv_until_BxS: integers, in place of positions and segment ids: the token at index s is seen by those at indices s to
         until[s] - 1. Texts that begin alike can so share their beginning, laid out as a tree is walked (see
-        `eval.branches`). Only `xla` and `blocked` take it, for T = S.
+        `eval.likelihood`). Only `xla` and `blocked` take it, for T = S.
       scale: the scale of the scores; None for H ** -0.5.
 
     Returns:

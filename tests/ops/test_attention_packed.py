@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm.ops import attention_kernels, attention_packed
+from jaxlm.ops import attention_kernels
 from jaxlm.ops.attention import attention, masked_attention
 
 B, T, N, K, H = 2, 24, 4, 2, 8
@@ -65,7 +65,7 @@ def cudnn_by_offsets(target, results, **settings):
 
 
 def packed(q, k, v, segments, per_row=4, masked=None):
-    return attention_packed.packed_attention(q, k, v, segments, 0.3, per_row, masked or masked_by_xla)
+    return attention_kernels.packed_attention(q, k, v, segments, 0.3, per_row, masked or masked_by_xla)
 
 
 def masked_by_xla(q, k, v, segments):
@@ -97,7 +97,7 @@ def cudnn(monkeypatch):
 
 
 def test_segments_are_listed_over_the_batch():
-    segments_of = jax.jit(attention_packed.segments_of, static_argnums=1)
+    segments_of = jax.jit(attention_kernels.segments_of, static_argnums=1)
     found = segments_of(PACKED, 4)
     np.testing.assert_array_equal(found.lengths_M, [5, 1, 14, 4, 11, 13, 0, 0])
     np.testing.assert_array_equal(found.starts_M1, [0, 5, 6, 20, 24, 35, 48, 48, 48])

@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.models.decode import ring
-from jaxlm.models.decode.layout import lay_out
-from jaxlm.models.decode.ring import Drawn, Layers, LogProbs
+from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
 from jaxlm.models.decode.sampling import Rows
 from jaxlm.models.transformer import Transformer
 

@@ -18,7 +18,7 @@ from jaxlm.devices.sharding import constrain
 from jaxlm.models import layers
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import check_prompts, on_one_cpu, power_of_two
-from jaxlm.models.decode.layout import Weights, lay_out
+from jaxlm.models.decode.ring import Weights, lay_out
 from jaxlm.models.decode.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import first_argmax
