@@ -171,7 +171,6 @@ def _check_utf8(paths: list[str]) -> None:
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
-    """The config for a folder of documents, if the verb takes such and one is named."""
     if not verb.folder:
         return None
     return importlib.import_module(f"jaxlm.commands.{verb.folder}").config(args, overrides)
@@ -185,7 +184,6 @@ def _one_of(option: str | None, target: str | None) -> str | None:
 
 
 def _stand_in(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> str | None:
-    """The config that an option takes where the command line names none."""
     option, config = verb.stands_in
     return config if option and getattr(args, option) and not _holds_run(_workdir(overrides)) else None
 
@@ -299,10 +297,7 @@ def _is_something(word: str) -> bool:
 
 
 def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
-    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`.
-
-    Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
-    """
+    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     for plain, taken in (("target", not verb.others), ("other", verb.second)):
         if taken:
@@ -318,7 +313,7 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
     if verb.at_step:
         args.target, args.step = config_files.at_step(args.target or "")
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
-        args.target, args.words = None, [args.target, *args.words]  # the run is named already
+        args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):
         unknown = [args.target, *unknown]
     if unknown:
@@ -350,7 +345,6 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
 
 
 def _verb_help(name: str) -> str:
-    """Returns the help on a verb: what it does, its arguments, the sections of keys."""
     verb = VERBS[name]
     if verb.others:
         target = f"{verb.others} {verb.others} ..."
@@ -389,7 +383,6 @@ def _verb_help(name: str) -> str:
 
 
 def _overview() -> str:
-    """Returns the help on jaxlm: its verbs and the shipped configs."""
     lines = ["usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]", "", "verbs (jaxlm VERB --help for each):"]
     for name, verb in VERBS.items():
         lines += _entry(f"  {name:<10}", verb.summary)

@@ -20,18 +20,16 @@ class Verb:
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
-      resumes: what the same command does after an interruption, for the line that says so: "goes on"; "" if it begins
-        anew. It decides the exit code, 4 or 1.
-      folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; "" if
-        the command takes none.
-      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
-      rest_help: what these are, for the help.
+      resumes: what the same command does after an interruption, "goes on"; "" if it begins anew. It decides the exit code,
+        4 or 1.
+      rest, rest_help: any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      others: what its plain arguments are where these name no config, "CONTESTANT"; all come as `args.words`, and the config
+        is that of defaults.
       at_step: True if a run may be named as RUN@STEP; the first one's step comes as `args.step`.
-      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
-      others: what its plain arguments are where these name no config, for the help, "CONTESTANT"; all come as `args.words`, and
-        the config is that of defaults.
-      stands_in: an option, and the config that it takes where the command line names none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
+      folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
+      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
+      stands_in: an option, and the config that it takes where the command line names none.
     """
 
     module: str | None

@@ -37,14 +37,9 @@ _RETRY_S = 1.0
 def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
     """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile cache.
 
-    Every program that runs on devices calls this first, before anything touches a device.
+    Every program that runs on devices calls this first, before anything touches a device. `dtype` is that of the model.
 
-    Args:
-      hardware, distributed, mesh: the sections of the config with these names.
-      dtype: the value of `model.dtype`.
-
-    Raises:
-      ConfigError: this machine can't have the flag, cluster or mesh that the config asks for.
+    Raises ConfigError if this machine can't have the flag, cluster or mesh that the config asks for.
     """
     apply_xla_flags(hardware.xla_flags)
     join_cluster(distributed)
@@ -56,10 +51,7 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
 
 
 def _turn_cache_on(folder: str) -> None:
-    """Keeps every program whose compilation takes half a second or more in this folder.
-
-    If it can't be made, as in some containers' home, programs are compiled at each start, and a line says so.
-    """
+    """Keeps every program whose compilation takes half a second or more in this folder, if it can be made."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -93,9 +85,6 @@ def join_cluster(config: DistributedConfig) -> None:
     A run that waits for its other processes says so after 15 seconds and each minute. If they do not come within
     `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a stack of
     C++, which no handler can prevent.
-
-    Raises:
-      ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
     """
     if jax.distributed.is_initialized():
         return
@@ -179,22 +168,18 @@ def _in_cluster() -> bool:
 def together(
     action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
 ) -> T | None:
-    """Runs `action` on every process and returns its result. If it raises on one process, raises on all.
+    """Returns what `action` returns, called on every process; None where it was not called. If one raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
     not communicate with other processes.
 
     Args:
-      action: the function to run.
       first_only: True to run it only on the first process.
       errors: the classes as which an error may be raised on the other processes. The last one stands for all other
         classes.
 
-    Returns:
-      The result of `action`, or None on a process that did not run it.
-
     Raises:
-      If `action` raised on this process, that error. Else the error of the first process that failed: its class (see
+      The error of this process, if `action` raised here. Else that of the first process that failed: its class (see
         `errors`) and its message.
     """
     result, error = None, None
@@ -238,13 +223,10 @@ def from_first(make: Callable[[], T]) -> T:
 def apply_xla_flags(asked: tuple[str, ...]) -> None:
     """Writes `hardware.xla_flags` in front of the flags in XLA_FLAGS, which win, and sets the memory fraction.
 
-    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one.
+    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one. Each of `asked`
+    is NAME=VALUE, with or without leading dashes; VALUE may be empty.
 
-    Args:
-      asked: each NAME=VALUE, with or without leading dashes. VALUE may be empty (xla_gpu_enable_command_buffer=).
-
-    Raises:
-      ConfigError: XLA does not know a flag or can't read its value, or this process has started its devices already.
+    Raises ConfigError if XLA does not know a flag or can't read its value, or this process has started its devices.
     """
     if not any(os.environ.get(key) for key in _MEMORY_KEYS):
         os.environ[_MEMORY_KEYS[0]] = str(MEMORY_FRACTION)
@@ -269,7 +251,7 @@ def _flag(text: str) -> str:
 
 
 def _check_flags(flags: str) -> None:
-    """Tries the flags in a process of its own, since XLA ends the process on a bad one. Raises ConfigError with XLA's words."""
+    """Tries the flags in a process of its own, since XLA ends the process on a bad one."""
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     tried = subprocess.run(
         [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True

@@ -77,8 +77,7 @@ def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = 
 def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
     """Returns "slice_index" or "process_index", the attribute that devices with fast links share; None if all links are fast.
 
-    It is `slice_index` if there are several slices, else `process_index` if there are several hosts. The hosts of one TPU
-    slice share its network, so all its devices have fast links.
+    The hosts of one TPU slice share its network, so all its devices have fast links.
     """
     if len({getattr(device, "slice_index", None) for device in devices}) > 1:
         return "slice_index"
@@ -88,17 +87,13 @@ def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
 
 
 def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits each mesh axis into its size within a group of devices with fast links, and its size over the groups.
+    """Splits each mesh axis into (its size within a group of devices with fast links, its size over the groups).
 
     Args:
       sizes: axis -> the number of devices on it, outermost axis first. The last axis (tensor) stays within a group.
       granules: the number of devices in each of these groups.
 
-    Returns:
-      (sizes within a group, sizes over groups), in the order of the axes.
-
-    Raises:
-      ConfigError: the groups differ in size, or the axes before tensor can't be split over the number of groups.
+    Raises ConfigError if the groups differ in size, or the axes before tensor can't be split over the number of groups.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():
@@ -163,16 +158,10 @@ def axis_size(axis: str) -> int:
 def spec(
     logical: typing.Sequence[str | None], shape: typing.Sequence[int], mesh: Mesh | AbstractMesh, *, ones: bool = False
 ) -> PartitionSpec:
-    """Returns the PartitionSpec of an array, by RULES.
+    """Returns the PartitionSpec of an array, by RULES, given the logical axis of each dimension.
 
     A dimension stays whole if its mesh axes do not divide it. A mesh axis splits only one dimension, the first that
-    names the axis.
-
-    Args:
-      logical: the logical axis of each dimension; None for a dimension that is never split.
-      shape: the shape of the array.
-      mesh: the mesh that holds the array.
-      ones: True to name mesh axes of size 1 too, which kernels in a `shard_map` need.
+    names the axis. `ones` names mesh axes of size 1 too, which kernels in a `shard_map` need.
     """
     used, entries = set(), []
     for name, size in zip(logical, shape, strict=True):
@@ -209,12 +198,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch's arrays that have values by segment or pair: rows over data x fsdp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 

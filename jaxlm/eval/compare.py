@@ -37,8 +37,7 @@ class Comparison:
       n: the number of items that both have.
       a, b: the mean scores.
       difference: b - a, with `low` and `high`, the ends of its 95% interval.
-      p: the p-value of "no difference", of this test alone.
-      adjusted: the p-value corrected for the number of comparisons; see `adjust`.
+      p: the p-value of "no difference", of this test alone; `adjusted` is corrected for the number of comparisons.
       a_only, b_only: items that only A, only B has; they are left out.
       better: "a" or "b", the side with the better mean; "" if neither is better.
       direction: what `better` rests on, in words, where the metric's name does not say it: "if higher is better".
@@ -66,10 +65,7 @@ class Comparison:
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """Returns (p-value, low, high) of two arrays of right (1) and wrong (0) answers to the same items, as `paired` does.
-
-    The p-value is that of McNemar's exact test.
-    """
+    """Returns (p-value, low, high) of right (1) and wrong (0) answers to the same items, as `paired`; p by McNemar's test."""
     lost, won, n = int(np.sum(a > b)), int(np.sum(b > a)), len(a)
     if not lost + won:
         return 1.0, 0.0, 0.0
@@ -216,7 +212,6 @@ def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
-    """Returns the indices of the scores, then of the bits per byte."""
     return [[index for index, one in enumerate(comparisons) if (one.metric == BITS) == bits] for bits in (False, True)]
 
 
@@ -266,7 +261,6 @@ def _clause(one: Comparison, a: str, b: str) -> str:
 
 
 def _short(value: float) -> str:
-    """A number with three decimals and no zero before the point, as statistics are written: .021, 1.93, -.004."""
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
 
 

@@ -38,7 +38,6 @@ class Task(typing.NamedTuple):
 
 
 def check(part: str, settings: EvalConfig) -> None:
-    """Raises ConfigError if there is no bundle in `eval.data_dir`, or no such task in it."""
     _tasks(part, settings.data_dir)
 
 
@@ -47,7 +46,7 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
 
     Args:
       part: the name of one task; "" for all.
-      settings: the section `eval` of the config: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
+      settings: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
       items: of each task, the first in nanochat's order; 0 for all.
     """
     results = []
@@ -152,7 +151,7 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
 
 
 def _item(task: Task, row: dict, number: int, scores: Sequence[Score], sizes: Sequence[int]) -> Item:
-    """Returns one question with its scores. `scores` and `sizes`, in bytes, are those of its requests."""
+    """One question with its scores. `scores` and `sizes`, in bytes, are those of its requests."""
     choices = _choices(task, row)
     own, shared = scores[: len(choices)], scores[len(choices) :]
     if task.kind == "language_modeling":
@@ -214,7 +213,6 @@ def _alike(ids: Sequence[Sequence[int]]) -> int:
 
 
 def line(results: Sequence[TaskResult]) -> str:
-    """Returns the line that sets CORE beside GPT-2's; "" if it was not computed."""
     core = [result.metrics["centred"] for result in results if result.task == "core"]
     count = sum("centred" in result.metrics for result in results) - 1
     return f"CORE {core[0]:.4f} over {console.count(count)} tasks; GPT-2 (1.5B): {GPT2:.4f} over 22" if core else ""

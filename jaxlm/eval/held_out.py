@@ -43,18 +43,12 @@ def sum_axis(config: EvalConfig) -> int | None:
 
 
 def token_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
-    """Returns a function `(variables, batch) -> nll`, the cross-entropy of each token in nats, float32 [B, T].
-
-    Args:
-      model: the model to evaluate.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
-    """
+    """Returns a function `(variables, batch) -> nll`, the cross-entropy of each token in nats, float32 [B, T]."""
     dtype = jnp.dtype(model.config.dtype)
     return lambda variables, batch: -base.token_logp(model, cast(variables, dtype), batch, None, tile)
 
 
 def summed_nll(model: Transformer, tile: int, axis: int | None = None) -> Callable[[Variables, Batch], jax.Array]:
-    """Returns a function `(variables, batch) -> nll`: that of `token_nll` times `batch["weights"]`, summed over `axis`."""
     nll = token_nll(model, tile)
     return lambda variables, batch: jnp.sum(nll(variables, batch) * batch["weights"], axis=axis)
 
@@ -172,14 +166,10 @@ def of_base(
 
 
 def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dtype: str) -> Evaluator | None:
-    """Returns a function `variables -> metrics`; None if no pair is held out.
+    """Returns a function `variables -> metrics`, of the objective of `dpo` or `reward`; None if no pair is held out.
 
     The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: the objective's, means over pairs. Every call
     uses the same pairs: the first `eval.max_examples`.
-
-    Args:
-      objective: that of `dpo` or `reward`.
-      dtype: the compute type of the model.
     """
     if not len(data.val):
         return None
@@ -208,10 +198,8 @@ def judge(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns log p of the (chosen, rejected) answers of each pair to train on, and of each held out; nats, float32 [N, 2].
 
-    Args:
-      variables: those of the reference, in the types in which the step computes.
-      batch_size: the rows that are judged at one time, rounded up to the mesh.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    `variables` are those of the reference, in the types in which the step computes. `batch_size` rows are judged at one
+    time, rounded up to the mesh.
     """
     size = sharding.padded_rows(mesh, batch_size)
     logp_of = jax.jit(lambda v, b: dpo.answer_logp(model, v, b, tile), out_shardings=sharding.replicated(mesh))

@@ -19,7 +19,6 @@ _NEW_TOKENS = 1024
 
 
 def check(part: str, settings: EvalConfig) -> None:
-    """Raises ConfigError unless code may run here and the problems are there."""
     from jaxlm.eval import sandbox
 
     if part:

@@ -1,7 +1,10 @@
 """Scores texts: log p of a continuation after a context, the one way for benchmarks, perplexity and the red team.
 
-Texts that begin alike share that beginning (`eval.branches`): the choices of a question stand behind one context, and questions
-behind the same worked examples.
+Texts that begin alike share that beginning: the choices of a question stand behind one context, and questions behind the
+same worked examples. They are sorted, so that those which begin alike are neighbours, and laid into a row as one walks a
+tree: each text adds only what it does not share with the one before it. A token is seen by the tokens that follow it in the
+row up to the last one of its branch; `until` says where that ends (`kv_until_BxS` of `ops.attention.attention`). So the
+result is that of each text alone, and the work is that of the tree.
 
 Legend: B rows, T tokens of a row, M scored tokens of a row, D model.
 """
@@ -74,7 +77,6 @@ class Row:
         self.spans.append((number, first, len(self.targets)))
 
     def close(self) -> "Row":
-        """Returns the row, in which every branch ends."""
         self.until = [len(self.tokens) if end < 0 else end for end in self.until]
         return self
 
@@ -103,7 +105,7 @@ def pack(requests: Sequence[Request], length: int) -> list[Row]:
 
 
 def _size(requests: Sequence[Request], inputs: list[tuple], order: list[int], place: int, length: int) -> int:
-    """Returns the tokens of the tree of the requests from `place` on that have its context; past `length`, some above it."""
+    """The tokens of the tree of the requests from `place` on that have its context; past `length`, some above it."""
     context, before, size = requests[order[place]][0], (), 0
     for number in order[place:]:
         if requests[number][0] != context or size > length:
@@ -123,10 +125,9 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def batch(rows: Sequence[Row], count: int, length: int, scored: int) -> dict[str, np.ndarray]:
-    """Returns rows as arrays [B, T] or [B, M], B = `count`, T = `length`, M = `scored`.
+    """Returns rows as arrays: `tokens`, `positions` and `until` [B, T], `sources` and `targets` [B, M].
 
-    They are `tokens`, `positions` and `until`, [B, T], and `sources` and `targets`, [B, M]. What fills them up sees itself
-    alone.
+    B = `count`, T = `length`, M = `scored`. What fills them up sees itself alone.
     """
     arrays = {name: np.zeros((count, length), np.int32) for name in ("tokens", "positions")}
     arrays["until"] = np.tile(np.arange(1, length + 1, dtype=np.int32), (count, 1))
@@ -143,13 +144,7 @@ class NotFinite(RunError):
 
 
 class Score(typing.NamedTuple):
-    """What a model says of a continuation.
-
-    Attributes:
-      logp: log p of it after its context, in nats.
-      greedy: True if each of its tokens is the likeliest one.
-      tokens: how many tokens it has.
-    """
+    """What a model says of a continuation: log p after its context, in nats; True if each token is the likeliest; how many."""
 
     logp: float
     greedy: bool
@@ -161,9 +156,8 @@ class Scorer:
     """Scores texts with a model.
 
     Attributes:
-      model, variables: the model and its variables, on the mesh.
-      tokenizer: the model's tokenizer.
-      mesh: the mesh; rows are split over data x fsdp.
+      variables: on the mesh.
+      mesh: rows are split over data x fsdp.
       tokens: about how many tokens are in one batch.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
       data: what the model was trained on; None if that is not known.
@@ -181,7 +175,6 @@ class Scorer:
 
     @property
     def context(self) -> int:
-        """Returns the longest text that the model reads, in tokens."""
         return self.model.config.max_seq_len
 
     @property
@@ -198,7 +191,6 @@ class Scorer:
 
     @functools.cached_property
     def generator(self) -> Generator:
-        """Returns the generator, which holds a second copy of the kernels."""
         with jax.set_mesh(self.mesh):
             return Generator(self.model, self.variables)
 
@@ -271,10 +263,8 @@ class Scorer:
             yield from _results(parts, *waiting.popleft())
 
     def _layout(self, requests: list[Request], longest: int) -> tuple[int, list[Row]]:
-        """Returns (tokens of a row, rows), for the length that costs least.
-
-        In long rows more questions share their worked examples, but each query meets more keys.
-        """
+        """(tokens of a row, rows), for the length that costs least."""
+        # In long rows more questions share their worked examples, but each query meets more keys.
         width, length, best = self.model.config.d_model, max(_SHORT, longest), None
         while best is None or length <= _LONG:
             rows = pack(requests, length)
@@ -304,9 +294,7 @@ def of_restored(restored: Restored, config: Config) -> Scorer:
 def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
     """Returns a function `(variables, batch) -> (log p of each scored token, whether it is the likeliest one)`, [B, M] each.
 
-    Args:
-      model: the model, with an attention backend of `ops.attention.TREES`.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    The model must have an attention backend of `ops.attention.TREES`.
     """
     config = model.config
 

@@ -87,7 +87,6 @@ class Examples(ContextSampler):
         self.ask(itertools.count())
 
     def ask(self, numbers: Iterable[int]) -> None:
-        """Says the numbers of the questions whose examples are drawn next, in order."""
         self._numbers, self._walk, self._at = iter(numbers), random.Random(_SEED), 0
 
     def sample(self, n: int, eval_doc=None, df=None, **kwargs) -> Sequence[dict]:
@@ -108,7 +107,7 @@ def ask(task: Task, numbers: Sequence[int]) -> None:
 
 
 def _manager(names: Sequence[str]) -> TaskManager:
-    """Returns a manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
+    """A manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
     # Most tasks lie in a folder of their name, or of its first words.
     begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}
     manager = TaskManager(
@@ -218,7 +217,6 @@ def _check_examples(name: str, task: Task, shots: int, where: str) -> None:
 
 
 def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
-    """Returns the folder of a task's dataset. Raises ConfigError if there is none, or the task has no dataset of its own."""
     root = pathlib.Path(data_dir).expanduser().resolve()
     if not root.is_dir():
         raise ConfigError(f"eval.data_dir={data_dir} is no folder")
@@ -231,7 +229,6 @@ def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
 
 
 def _empty(path: str, data_dir: str) -> str:
-    """Returns the names of a dataset's files that hold no rows."""
     root = pathlib.Path(data_dir).expanduser()
     empty = [file for file in sorted((root / path).rglob("*.*")) if file.is_file() and not file.read_bytes().strip()]
     return ", ".join(str(file.relative_to(root)) for file in empty) or path
@@ -247,12 +244,7 @@ def _line(error: BaseException) -> str:
 
 
 def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, settings: EvalConfig) -> TaskResult:
-    """Returns the result of one task, or of the members of a group, whose questions then count alike.
-
-    Args:
-      tasks: what `load` returns for the name.
-      items: how many questions to ask; 0 for all.
-    """
+    """Returns the result of one task, or of the members of a group, whose questions then count alike; `items` 0 asks all."""
     sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
     chosen = {leaf: spread(sizes[leaf], count) for leaf, count in shares(sizes, items).items() if count}
     tasks = {leaf: tasks[leaf] for leaf in chosen}
@@ -277,7 +269,6 @@ def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, sett
 
 
 def _scores(by_metric: dict, task: Task) -> dict[str, float]:
-    """Returns the harness's `acc,none`, `exact_match,strict-match`, ... by our names."""
     scores = {}
     for key, score in by_metric.items():
         metric, _, way = key.partition(",")
@@ -287,16 +278,13 @@ def _scores(by_metric: dict, task: Task) -> dict[str, float]:
 
 
 def _named(task: Task, metric: str, way: str) -> str:
-    """Returns what we call a metric: its plain name for the task's first way of reading an answer."""
     ways = [entry["name"] for entry in task.get_config("filter_list") or ()] or ["none"]
     return metric if way == ways[0] else f"{metric},{way}"
 
 
 def _items(task: Task, samples: list[dict], prefix: str) -> list[Item]:
-    """Returns the questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores.
-
-    A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
-    """
+    """The questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores."""
+    # A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
     aggregation, items = task.aggregation(), {}
     for sample in samples:
         number = sample["doc_id"]
@@ -359,9 +347,7 @@ class ScorerLM(TemplateLM):
     A text gets the ids that lm_eval's `hf` model gives it with the exported tokenizer: what documents begin with, once, then
     the text. Unlike there a rolling likelihood has it once too: `hf` puts it in front of a text that already begins with it.
 
-    Args:
-      chats: True if contexts are conversations, as `apply_chat_template` writes them. Raises ConfigError if the model has no
-        template.
+    `chats` is True if contexts are conversations, as `apply_chat_template` writes them.
     """
 
     def __init__(self, scorer: Scorer, what: str, chats: bool = False):
@@ -408,21 +394,18 @@ class ScorerLM(TemplateLM):
         return super()._encode_pair(context, continuation)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Returns (log p in nats, whether it is what greedy decoding writes) of each continuation after its context."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: list[tuple], **kwargs) -> list[tuple[float, bool]]:
         return [(s.logp, s.greedy) for s in self.scorer.score([(c, ids) for _, c, ids in requests], self._what)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Returns log p of each whole text, in windows if it is longer than the model's context."""
         return [score.logp for score in self.scorer.score([self._whole(*r.args) for r in requests], self._what)]
 
     def _whole(self, text: str) -> Request:
         return (self.prefix_token_id,), self.scorer.tokenizer.encode(text)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Returns what the model writes after each context, up to the task's stop strings."""
         by_settings: dict[tuple[tuple[str, ...], SampleConfig], list[int]] = {}
         for number, request in enumerate(requests):
             by_settings.setdefault(_settings(request.args[1]), []).append(number)

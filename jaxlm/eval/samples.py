@@ -25,7 +25,6 @@ _SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
 
 
 def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[int]:
-    """Returns the ids of a prompt: of a document that begins so, or with `chat_template` of a chat in which a user says it."""
     if settings.chat_template:
         return chat.ids(tokenizer, [{"role": "user", "content": prompt}])
     return document(tokenizer, prompt)
@@ -121,8 +120,7 @@ def make(
     the others it returns no lines. If it can't be written, the function raises on all processes. With `chat_template` the
     figure `samples/ended` is the share of the answers that end within `max_new_tokens`.
 
-    Raises:
-      ConfigError: a prompt is too long for the model. `make` itself raises it, so that training does not start.
+    Raises ConfigError if a prompt is too long for the model, before training starts.
     """
     tokenizer, prompts = data.tokenizer(), settings.prompts
     ways = [settings]  # how each prompt is continued

@@ -77,8 +77,8 @@ def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]
 
     A program whose process does not start is tried once more. Then it counts as failed, and a line says so.
 
-    Raises:
-      ConfigError: `eval.run_code` is False, or the network can't be cut off here and `eval.run_code_with_network` is False.
+    Raises ConfigError if `eval.run_code` is False, or the network can't be cut off here and `eval.run_code_with_network` is
+    False.
     """
     if not config.run_code:
         raise ConfigError(
@@ -107,7 +107,6 @@ def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]
 
 
 def humaneval_program(problem: dict[str, str], completion: str) -> str:
-    """Returns the program that passes if `completion` solves a problem of HumanEval.jsonl (as human-eval makes it)."""
     return f"{problem['prompt']}{completion}\n{problem['test']}\ncheck({problem['entry_point']})"
 
 
@@ -136,7 +135,6 @@ def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
 
 
 def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
-    """Runs one program, once more if it did not start: that may have been the machine."""
     for _ in range(2):
         try:
             outcome = _run(program, way, seconds, memory_mb)
@@ -187,7 +185,6 @@ def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
 
 
 def _until_ready(fd: int, seconds: float) -> str:
-    """Returns what a child writes up to the line that says it is ready, to its end, or so many seconds long."""
     said, end = "", time.monotonic() + seconds
     while sandbox_child.READY not in said and select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
         if not (more := os.read(fd, 2 * _MOST)):

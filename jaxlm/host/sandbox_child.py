@@ -107,7 +107,6 @@ def main() -> None:
 
 
 def readable() -> list[str]:
-    """Returns the files and folders that Python and its standard library read."""
     paths = sysconfig.get_paths()
     return [sys.base_prefix, sys.base_exec_prefix, paths["stdlib"], paths["platstdlib"], *_READABLE]
 
@@ -118,11 +117,7 @@ def has_landlock() -> bool:
 
 
 def limit(seconds: float, memory: int) -> None:
-    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are.
-
-    Raises:
-      OSError, ValueError: a limit can't be set.
-    """
+    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are."""
     cpu = math.ceil(time.process_time() + seconds)  # this interpreter has taken some already
     limits = {"CPU": cpu, "AS": memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "NPROC": 256}
     for name, most in limits.items():
@@ -140,8 +135,7 @@ def limit(seconds: float, memory: int) -> None:
 def give_up(rules: bytes, readable: list[str]) -> None:
     """Leaves this process without network, other processes and writing, without root's powers, with `readable` alone to read.
 
-    Raises:
-      OSError: the kernel refuses.
+    Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -200,7 +194,6 @@ def rules() -> bytes:
 
 
 def _call(number: int, what: list[_Instruction]) -> list[_Instruction]:
-    """Returns the instructions that do `what`, which ends with an answer, at this call."""
     return [(_EQUAL, 0, len(what), number), *what] if number >= 0 else []
 
 

@@ -33,9 +33,6 @@ class Source:
 
     Attributes:
       read: leaf -> its value.
-      config: the model's config.
-      tokenizer: the model's tokenizer.
-      name: what the model is called.
       about: what MARK says of the source: the run, the step.
       card: the text of README.md.
       scores: True for a reward model; `read` gives its head too.

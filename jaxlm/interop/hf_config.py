@@ -63,8 +63,7 @@ def content(config: ModelConfig) -> dict[str, object]:
     It has the rotary settings twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
     version that does not find its settings silently takes theta 10000.
 
-    Raises:
-      ConfigError: Hugging Face has no architecture for this model.
+    Raises ConfigError if Hugging Face has no architecture for this model.
     """
     c, table = config, _GPT2 if config.family == "gpt2" else _LLAMA
     shared = {theirs: getattr(c, ours) for ours, theirs in table.items()} | {"initializer_range": c.init_std}
@@ -96,7 +95,6 @@ def scoring(language_model: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_model(folder: pathlib.Path) -> bool:
-    """True if a folder holds the config.json of a Hugging Face model."""
     config = files.json_there(folder / "config.json")
     return bool({"architectures", "model_type"} & config.keys()) and "train" not in config
 
@@ -104,20 +102,14 @@ def is_model(folder: pathlib.Path) -> bool:
 def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str]]:
     """Returns (key of our section `model` -> value, lines to say) for a model's folder; `rope.theta` is such a key.
 
-    Args:
-      scores: True for a reward model, whose head gives one number.
-
-    Raises:
-      ConfigError: config.json is damaged, or names something that our models do not have.
+    `scores` is True for a reward model, whose head gives one number. Raises ConfigError if config.json is damaged, or names
+    something that our models do not have.
     """
     return _settled(folder, scores)[:2]
 
 
 def remarks(folder: pathlib.Path) -> list[str]:
-    """Returns a line for each thing that contradicts itself in a model's folder: what is read of it, as transformers does.
-
-    Raises the same errors as `read`.
-    """
+    """Returns a line for each thing that contradicts itself in a model's folder: what is read of it, as transformers does."""
     lines = _settled(folder, False)[2]
     if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
         lines.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
@@ -229,7 +221,6 @@ def _gpt2(found: dict) -> dict[str, object]:
 
 
 def _named(table: dict[str, str], found: dict) -> dict[str, object]:
-    """Returns the keys that both families have, by our names. Raises KeyError if one is missing."""
     keys = {ours: found[theirs] for ours, theirs in table.items()}
     family = "gpt2" if table is _GPT2 else "llama"
     return keys | {
@@ -257,7 +248,6 @@ def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[s
 
 
 def _bias(found: dict, kind: str) -> bool:
-    """True if all projections have biases."""
     attention, mlp = bool(found.get("attention_bias")), bool(found.get("mlp_bias")) and kind == "llama"
     if kind in ("llama", "qwen3") and (attention != mlp or (attention and kind == "qwen3")):
         raise _Unsupported(
@@ -280,10 +270,8 @@ def _window(found: dict, kind: str) -> int:
 
 
 def _rope(found: dict) -> tuple[dict[str, object], list[str]]:
-    """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does.
-
-    `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
-    """
+    """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does."""
+    # `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
     said = {name: found[name] for name in ("rope_scaling", "rope_parameters") if found.get(name)}
     for name, value in said.items():
         if not isinstance(value, dict):

@@ -34,8 +34,7 @@ _HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 def read(folder: pathlib.Path) -> Origin | None:
     """Returns the origin in a folder of a Hugging Face model; None if it holds none. A reader for `train.origin.open`.
 
-    Raises:
-      ConfigError: the model is of a kind that is not supported, or its weights are not there.
+    Raises ConfigError if the model is of a kind that is not supported, or its weights are not there.
     """
     if not hf_config.is_model(folder):
         return None
@@ -47,9 +46,6 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
     """Returns the origin in a folder of a Hugging Face reward model; None if it holds no Hugging Face model.
 
     Its `trained` is the scalar head `score`. It has no head over the vocabulary: the embedding stands for it.
-
-    Raises:
-      ConfigError: the model gives more than one number, or something else than numbers.
     """
     if not hf_config.is_model(folder):
         return None
@@ -65,7 +61,6 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
 
 
 def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False) -> Origin:
-    """The origin in a folder, whose model has these keys."""
     overrides = [f"model.{key}={value}" for key, value in keys.items()]
     rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
     config = config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
@@ -108,15 +103,11 @@ def check_export(folder: pathlib.Path) -> None:
 
 
 def size(folder: pathlib.Path) -> int:
-    """Returns the bytes of the files with a model's weights. A checkpoint, which is compressed, has about as many."""
     return sum(path.stat().st_size for path in hf_config.weight_files(folder))
 
 
 class Files:
     """The safetensors files of a folder, single or by an index.
-
-    Attributes:
-      shapes: the shape of every tensor, by its name.
 
     Raises:
       ConfigError: there are none, one is missing, or a tensor is of a type that is no float.
@@ -140,9 +131,7 @@ class Files:
     def params(self, config: ModelConfig, abstract: dict, shardings: dict, scores: bool = False) -> dict:
         """Returns the model's parameters in the types of `abstract`, laid out as `shardings` says.
 
-        Raises:
-          ConfigError: a tensor is missing, of another shape, or has no place in the model.
-          RunError: a file can't be read.
+        Raises ConfigError if a tensor is missing, of another shape, or has no place in the model; RunError if it can't be read.
         """
         read, done = self.reader(config, scores), itertools.count(1)
         with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
@@ -160,10 +149,7 @@ class Files:
             return tree.map_named(make, abstract, shardings)
 
     def reader(self, config: ModelConfig, scores: bool = False) -> Callable[[str], np.ndarray]:
-        """Returns a function that reads one of the model's parameters by its name, in the type that the file has.
-
-        Raises the same errors as `params`.
-        """
+        """Returns a function that reads a parameter by its name, in the type that the file has. Raises as `params`."""
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
         tensors, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
@@ -199,10 +185,7 @@ class Files:
 
 
 def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, scores: bool = False) -> None:
-    """Raises ConfigError if tensors of these names and shapes are not those of a model of this config.
-
-    `scores`: of a reward model.
-    """
+    """Raises ConfigError if tensors of these names and shapes are not those of a model (a reward model: `scores`)."""
     wanted = {tensor.name: tensor.shape for tensor in leaves.tensors(config, scores)}
     for name, shape in wanted.items():
         if name not in shapes:

@@ -27,13 +27,9 @@ _DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
 def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Takes the model and the tokenizer over from `config.origin`, if it names one; says so in a line.
 
-    Args:
-      config: the config with the overrides; it is changed in place.
-      overrides: those of the command line, `KEY=VALUE`.
-      say: called with each line.
+    `config` has the overrides, those of the command line, `KEY=VALUE`; it is changed in place.
 
-    Raises:
-      ConfigError: the origin can't be used, an override or the data does not go with it.
+    Raises ConfigError if the origin can't be used, or an override or the data does not go with it.
     """
     if not config.origin or config.origin_state:
         return
@@ -77,8 +73,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Returns the config for a verb that works on a Hugging Face folder itself, as on that of a run; says its remarks.
 
-    Raises:
-      ConfigError: `word` names no such folder, or its model is not supported.
+    Raises ConfigError if `word` names no such folder, or its model is not supported.
     """
     folder = files.expanded(word)
     home = peft_config.model_folder(folder)
@@ -107,7 +102,6 @@ def of_folder(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
 
 
 def ids_of(folder: pathlib.Path) -> int:
-    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
     return _keys(folder)[0]["vocab_size"]
 
 
@@ -135,7 +129,7 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
 
 
 def _keys(folder: pathlib.Path) -> tuple[dict[str, object], list[str], list[str]]:
-    """Returns (the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
+    """(the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
     if hf_config.is_model(folder):
         return *hf_config.read(folder), hf_config.remarks(folder)
     if not (folder / "config.json").is_file():
@@ -221,7 +215,7 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: se
 
 
 def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[dict[str, object], str]:
-    """Returns (the keys of the adapter in an origin, its base); no keys if it has none."""
+    """(the keys of the adapter in an origin, its base); no keys if it has none."""
     if peft_config.is_adapter(folder):
         if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
             return {}, ""  # nothing of it is taken over
@@ -234,7 +228,6 @@ def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[d
 
 
 def _begun(config: config_dict.ConfigDict) -> bool:
-    """True if the config's run has saved a step."""
     return bool(config.workdir) and files.has_steps(pathlib.Path(config.workdir) / "checkpoints")
 
 
@@ -258,7 +251,6 @@ def _has(tokenizer: coder.Coder, piece: str) -> bool:
 
 
 def _sha256_of(data: pathlib.Path) -> str:
-    """The hash of the tokenizer that made some data; "" if there is no data."""
     try:
         return files.json_of(files.read_soon(data / MANIFEST))["tokenizer"]["sha256"]
     except (OSError, files.NoAnswer, *files.MANGLED):

@@ -52,16 +52,11 @@ _KERNELS = {  # the end of a module's name in Llama's relatives, in GPT-2 -> our
 
 
 def is_adapter(folder: pathlib.Path) -> bool:
-    """True if a folder holds an adapter of PEFT."""
     return (folder / CONFIG).is_file()
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the content of adapter_config.json.
-
-    Raises:
-      ConfigError: it is missing or damaged, or the adapter is of a kind that is not supported.
-    """
+    """Returns the content of adapter_config.json. Raises ConfigError if it is damaged, or of a kind that is not supported."""
     try:
         content = files.json_of((folder / CONFIG).read_bytes())
         check(content)
@@ -119,11 +114,8 @@ def model_folder(folder: pathlib.Path) -> pathlib.Path:
 def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typing.Any]:
     """Returns the keys of our section `adapter` with which the adapter in a folder is trained on.
 
-    Args:
-      controls: the control tokens of the base, piece -> id.
-
-    Raises:
-      ConfigError: our adapters have no place for its ranks, or for a row that it changes.
+    `controls` are the control tokens of the base, piece -> id. Raises ConfigError if our adapters have no place for its
+    ranks, or for a row that it changes.
     """
     content, merge = read(folder), "begin with the two merged, --config.origin_merge=True"
     if content["peft_type"] == "PROMPT_TUNING":

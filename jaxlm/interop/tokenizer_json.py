@@ -26,7 +26,6 @@ class Pieces:
 
     Attributes:
       texts, scores, types: of each id: the piece, with U+2581 for a space; its score; its type, from 1 to 6.
-      is_bpe: True for BPE, False for unigram.
       charsmap: the table of the normaliser; empty for identity.
       dummy_prefix: True if a space is put in front of each text.
       strips: True if spaces at the ends are removed, and several in a row become one.
@@ -113,7 +112,6 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.
 
 
 def pad_token(tokenizer: Tokenizer) -> str:
-    """Returns the piece that fills rows up: the unknown one, which stands in no text."""
     held = pieces(tokenizer)
     return next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == UNKNOWN)
 
@@ -129,7 +127,6 @@ def _spaced(text: str) -> str:
 
 
 def _names(held: Pieces) -> list[str]:
-    """Returns each id's name in the vocabulary of tokenizer.json."""
     return [
         _spaced(text) if kind in (_NORMAL, _USER) else text for text, kind in zip(held.texts, held.types, strict=True)
     ]

@@ -39,7 +39,6 @@ class Adapter:
     row_ids: tuple[int, ...] = ()
 
     def attach(self, model: Transformer) -> Transformer:
-        """Returns the model that reads the adapter's variables."""
         return model.clone(adapter=self.settings, row_ids=self.row_ids)
 
     def init(self, model: Transformer, key: jax.Array) -> Variables:
@@ -72,7 +71,6 @@ class Adapter:
         return tree.nested(made)
 
     def _kernels(self, model: Transformer) -> list[tuple[str, jax.ShapeDtypeStruct]]:
-        """(name, shape) of the kernels that get factors."""
         named = [
             (name, leaf)
             for name, leaf in tree.named_leaves(abstract_params(model))
@@ -114,10 +112,7 @@ def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
 def merge(params: dict, variables: Variables, adapter: Adapter, sign: int = 1) -> dict:
     """Returns the parameters with `lora` and `rows` added to them, in their dtype. A prompt stays what it is.
 
-    Args:
-      params: the model's parameters, or a part of that tree: what concerns absent ones is left out.
-      variables: the adapter's.
-      sign: -1 takes off what was added.
+    `params` may be a part of the tree: what concerns absent ones is left out. `sign` -1 takes off what was added.
     """
     scale = sign * adapter.settings.scale
     factors = dict(tree.named_leaves(variables.get("lora", {})))

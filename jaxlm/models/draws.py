@@ -54,7 +54,6 @@ def of(trace: typing.Callable[[], typing.Any]) -> list[Draw]:
 
 
 def make(draw: Draw, shardings: typing.Any) -> typing.Any:
-    """Returns the parameter, made in its shards (a sharding, or a tree of them if the parameter is a tree)."""
     leaves, structure = jax.tree.flatten(shardings)
     return _program(draw.init, draw.args, structure, tuple(leaves))(draw.key)
 

@@ -72,10 +72,7 @@ class GeluMLP(nn.Module):
 
 
 class GPT2(Transformer):
-    """GPT-2 (Radford et al. 2019): learned positions, pre-LayerNorm, GELU (tanh form), biases everywhere.
-
-    Positions must be below `model.max_seq_len`.
-    """
+    """GPT-2 (Radford et al. 2019): learned positions below `model.max_seq_len`, pre-LayerNorm, GELU (tanh form), biases."""
 
     norm, mlp, always_bias = LayerNorm, GeluMLP, True
 
@@ -90,12 +87,7 @@ FAMILIES = {"llama": Llama, "gpt2": GPT2}
 def build(model_config: ModelConfig, attention_backend: str) -> Transformer:
     """Returns the model of a config. The model holds no parameters: see `params.init_params`.
 
-    Args:
-      model_config: the section `model` of a resolved config.
-      attention_backend: one of `ops.attention.BACKENDS`, as `ops.attention.resolve_backend` returns it.
-
-    Raises:
-      ConfigError: the family is unknown.
+    `attention_backend` is one of `ops.attention.BACKENDS`, as `ops.attention.resolve_backend` returns it.
     """
     if model_config.family not in FAMILIES:
         raise ConfigError(f"config.model.family={model_config.family!r}: choose one of {', '.join(FAMILIES)}")

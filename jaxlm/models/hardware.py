@@ -14,13 +14,11 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
     """Returns the model's config for a platform: `attention` and `dtype` are chosen for it if they are "auto".
 
     Args:
-      model: the section `model` of the config; `auto` is allowed.
       platform: "cpu", "gpu" or "tpu"; it need not be the platform of this machine.
       context: `mesh.context`. On a GPU of this machine that is Hopper or newer, "auto" becomes `cudnn_packed` (half the time
         of `cudnn` on an H100: dev/LEADERBOARD.md), which does not split rows.
 
-    Raises:
-      ConfigError: the platform can't run the attention backend or the fp8 that the config asks for.
+    Raises ConfigError if the platform can't run the attention backend or the fp8 that the config asks for.
     """
     dtype = model.dtype
     if dtype == "auto":
@@ -59,7 +57,7 @@ def backends(model: ModelConfig, platform: str) -> list[str]:
 
 
 def _cuda_capability(platform: str) -> tuple[int, int] | None:
-    """Compute capability of this machine's GPU, such as (9, 0) for Hopper; None if it has no GPU or none was asked for."""
+    """Compute capability of this machine's GPU, such as (9, 0) for Hopper; None if it has none or none was asked for."""
     if platform not in ("gpu", "cuda") or jax.default_backend() != "gpu":
         return None
     name = getattr(jax.devices()[0], "compute_capability", "")
@@ -67,7 +65,6 @@ def _cuda_capability(platform: str) -> tuple[int, int] | None:
 
 
 def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) -> None:
-    """Refuses fp8 on a device that has no fp8 units, or in float32. Raises ConfigError."""
     if platform == "cpu":
         return  # slow, but the same numbers: for tests
     if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):

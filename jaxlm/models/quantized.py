@@ -23,12 +23,9 @@ Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are qua
 
 
 def freeze(params: dict, kind: str, dtype: str) -> Frozen:
-    """Returns what is kept of a model's parameters. A pure function, for shapes and for what fits into memory.
+    """Returns what is kept of a model's float32 parameters. A pure function, for shapes and for what fits into memory.
 
-    Args:
-      params: the model's parameters, float32.
-      kind: the config's `adapter.quantize`: "none", "nf4" or "int8".
-      dtype: the compute dtype.
+    `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` the compute dtype.
     """
     kept = {}
     for name, leaf in tree.named_leaves(params):
@@ -105,7 +102,6 @@ def _kind(name: str, leaf: jax.Array | jax.ShapeDtypeStruct | np.ndarray, kind: 
 
 
 def _places(name: str, kind: str) -> tuple[str, ...]:
-    """The names of what is kept of a parameter that is kept as `kind`, with their collection."""
     stem = f"quantized/{name.removesuffix('/kernel')}"
     return (f"params/{name}",) if kind == "none" else (f"{stem}/codes", f"{stem}/scales")
 

@@ -36,7 +36,7 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype. `head` makes the logits.
+    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype.
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
     The variables may have other collections than `params` (adapters, packed kernels). Layer i gets what they hold under
@@ -44,7 +44,6 @@ class Transformer(nn.Module):
     hold.
 
     Args of `apply`, after the variables:
-      tokens_BxT: the token ids.
       positions_BxT: the position of each token in its document; None counts from 0 in each row.
       segment_ids_BxT: the id of each token's document (tokens attend only within equal ids); None if a row is one
         document.
@@ -53,7 +52,6 @@ class Transformer(nn.Module):
       until_BxT: in place of segment ids: the token at index s is seen by those at indices s to until[s] - 1.
 
     Attributes:
-      config: the section `model` of the config.
       backend: the attention backend, one of `ops.attention.BACKENDS`.
       adapter: the section `adapter` of the config, if the variables may hold an adapter.
       row_ids: the ids of the tokens that have a row in the collection `rows`.
@@ -163,7 +161,6 @@ class Transformer(nn.Module):
 
 
 def scaled(lora: dict, adapter: AdapterConfig) -> dict:
-    """Returns the factors of a layer with the adapter's scale in them."""
     return map_named(lambda name, x: x * adapter.scale if name.endswith("lora_b") else x, lora)
 
 
@@ -220,11 +217,6 @@ def logits(
     """Returns the logits (B, T, V) in float32, without the padding columns.
 
     All of them are in memory at once: for small batches and tests. The loss works on tiles (`ops.xent`).
-
-    Args:
-      model: the model, from `families.build`.
-      params: the model's parameters.
-      tokens_BxT, positions_BxT, segment_ids_BxT: as `Transformer` takes them.
     """
     c = model.config
     hidden_BxTxD = model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT)

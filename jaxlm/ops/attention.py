@@ -27,18 +27,12 @@ _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
 def resolve_backend(name: str, platform: str) -> str:
-    """Returns the backend to run for a requested name. The caller logs it.
+    """Returns the backend to run for a requested name: "auto" (`models.hardware` knows more of Hopper) or one of BACKENDS.
 
     Args:
-      name: "auto" or one of BACKENDS.
       platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as `jax.default_backend()` or a device names it.
 
-    Returns:
-      One of BACKENDS. "auto" becomes blocked on a CPU, cudnn on a GPU (see `models.hardware` for Hopper), pallas on a TPU,
-      and xla on other platforms.
-
-    Raises:
-      ValueError: the name is unknown, or the backend does not run on the platform. No other backend takes its place.
+    Raises ValueError if the name is unknown, or the backend does not run on the platform. No other takes its place.
     """
     platform = "gpu" if platform in ("cuda", "rocm") else platform
     if name == "auto":
@@ -115,7 +109,7 @@ def attention(
 
 
 def _ids(q_segment_ids_BxT, kv_segment_ids_BxS, kv_until_BxS, square: bool, backend: str):
-    """Returns the pair of ids that `_run` takes. Raises ValueError as `attention` does; `square`: T = S."""
+    """The pair of ids that `_run` takes. Raises ValueError as `attention` does."""
     if kv_until_BxS is not None:
         if backend not in TREES or not square:
             raise ValueError(
@@ -189,10 +183,9 @@ def visible(
 def masked_attention(
     q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array, mask_BxTxS: jax.Array, scale: float
 ) -> jax.Array:
-    """Returns attention under any mask, with all scores in memory. The reference for the other backends.
+    """Returns attention under any mask, with all scores in memory: the reference for the other backends.
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, scale: as in `attention`.
       mask_BxTxS: booleans [B or 1, T, S]; True if the query may see the key.
 
     Returns:
@@ -227,14 +220,12 @@ def over_context(
     v_BxTxKxH: jax.Array,
     *pairs: tuple[jax.Array | None, jax.Array | None],
 ) -> jax.Array:
-    """Runs `run` on every device, with the device's own queries and all keys.
+    """Runs `run` on every device, with the device's own queries and all keys. The context axis must divide T.
 
     Args:
-      run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *pairs, offset) -> out_BxTxNxH`. Query t of the device is token
+      run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset) -> out_BxTxNxH`. Query t of the device is token
         offset + t of its row.
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of whole rows; the context axis divides T.
-      pairs: pairs of arrays [B, T], one for queries and one for keys, or (None, None), in the order in which `run`
-        takes them.
+      ids: arrays [B, T] for queries and for keys; None for none.
 
     Returns:
       [B, T, N, H], split as the queries are.
@@ -257,7 +248,6 @@ def over_context(
 
 
 def _offset(tokens: int) -> jax.Array:
-    """Returns the index in its row of this device's first token."""
     return jax.lax.axis_index("context") * tokens
 
 

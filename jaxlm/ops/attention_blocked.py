@@ -36,19 +36,14 @@ def blocked_attention(
     """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T).
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: queries, keys and values, for any T; N is a multiple of K.
       q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row. If only the first is None, the
         second is `kv_until_BxS` of `ops.attention.attention`.
-      scale: the scale of the scores.
       block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
       offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
         Each block is multiplied with all keys, since the block's place is known only when it runs.
 
     Returns:
       [B, T, N, H] in q's dtype; scores, softmax and gradients' sums are float32.
-
-    Raises:
-      ValueError: `block` is below 1.
     """
     length = q_BxTxNxH.shape[1]
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block
@@ -74,14 +69,12 @@ def _heads_first(x_BxSxKxH: jax.Array) -> jax.Array:
 
 
 def _query_block(q_BxTxNxH: jax.Array, kv_heads: int, start: int, end: int) -> jax.Array:
-    """Rows start..end as [B, K, G, I, H]."""
     batch, _, heads, head_dim = q_BxTxNxH.shape
     q_BxIxKxGxH = q_BxTxNxH[:, start:end].reshape(batch, end - start, kv_heads, heads // kv_heads, head_dim)
     return q_BxIxKxGxH.transpose(0, 2, 3, 1, 4)
 
 
 def _rows(x_BxKxGxIxH: jax.Array) -> jax.Array:
-    """[B, K, G, I, H] -> [B, I, N, H]."""
     batch, kv_heads, group, rows, head_dim = x_BxKxGxIxH.shape
     return x_BxKxGxIxH.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * group, head_dim)
 

@@ -41,26 +41,20 @@ def cudnn_attention(
     scale: float,
     offset: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns cuDNN's flash attention, through jax.nn.dot_product_attention(implementation="cudnn").
+    """Returns cuDNN's flash attention [B, T, N, H], through jax.nn.dot_product_attention(implementation="cudnn").
 
     Segments are passed as a boolean mask, which becomes a bias for cuDNN, [B, 1, T, S] in q's dtype (2 bytes * B * T *
     S). This is exact for any number of segments. (Before jax 0.11 the backward pass also writes an unused gradient of
     that size.) `cudnn_packed` has no such mask. Without segment ids there is only cuDNN's own causal mask.
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: queries, keys and values, bfloat16 or float16; H is a multiple of 8 and at most
-        128 (256 on Hopper); T is even if there are segments.
-      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row.
-      scale: the scale of the scores.
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: bfloat16 or float16; H is a multiple of 8 and at most 128 (256 on Hopper); T is
+        even if there are segments.
       offset: the index of the first query among the keys, an integer scalar. S may then be larger than T, and the mask
         includes causality. None if S = T.
 
-    Returns:
-      [B, T, N, H] in q's dtype.
-
     Raises:
-      ValueError: cuDNN does not support the dtype.
-      RuntimeError, NotImplementedError: raised by JAX if there is no cuDNN or cuDNN does not support the shape.
+      ValueError, RuntimeError, NotImplementedError: cuDNN does not support the dtype or shape, or is missing.
     """
     if q_BxTxNxH.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"attention backend 'cudnn' takes bfloat16 or float16, got {q_BxTxNxH.dtype}")
@@ -84,12 +78,10 @@ def cudnn_packed_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer); see `ops.attention_packed`.
+    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer). T = S, and ids increase.
 
     There is room for one document per TOKENS_PER_SEGMENT tokens, on average over the rows of a device. If a batch has
     more documents, the device runs the masked kernel of `cudnn_attention` instead.
-
-    Args, returns, raises: as in `cudnn_attention`, but T = S, and ids must increase along a row.
     """
     if q_segment_ids_BxT is None:
         return cudnn_attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, None, None, scale=scale)
@@ -119,14 +111,10 @@ def tokamax_attention(
     """Returns Tokamax's flash attention, a Mosaic kernel for Hopper and newer (github.com/openxla/tokamax).
 
     Each query gets the index of the first key that it may see, which is the start of its segment. This is exact for any
-    number of segments and needs no mask in memory. Tokamax (`pip install tokamax`) needs Python 3.12 and jax 0.11.1;
-    its public function does not take the range of keys.
+    number of segments and needs no mask in memory, if T = S and ids increase along a row. Tokamax needs Python 3.12 and
+    jax 0.11.1; its public function does not take the range of keys.
 
-    Args, returns: as in `cudnn_attention`, but T = S, and ids must increase along a row.
-
-    Raises:
-      ValueError: tokamax is not installed.
-      NotImplementedError: tokamax does not support the GPU, dtype or shape.
+    Raises ValueError if tokamax is not installed.
     """
     try:
         from tokamax._src.ops.attention import base, pallas_mosaic_gpu
@@ -163,15 +151,6 @@ def pallas_attention(
     """Returns attention by a kernel of jax.experimental.pallas: splash on TPU, else Triton flash (interpreted on CPU).
 
     Rows are padded at their end to the kernel's block. The padding comes after every token, so no token attends to it.
-
-    Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values; N is a multiple of K (for the Triton kernel the keys
-        are repeated).
-      q_segment_ids_BxT, kv_segment_ids_BxT: integer ids, or None for one segment a row.
-      scale: the scale of the scores.
-
-    Returns:
-      [B, T, N, H] in q's dtype.
     """
     arrays = [q_BxTxNxH, k_BxTxKxH, v_BxTxKxH]
     if q_segment_ids_BxT is not None:
@@ -180,10 +159,7 @@ def pallas_attention(
 
 
 def _on_each_device(run, *arrays):
-    """`run(q, k, v, *ids)` with each device's own rows and heads: the compiler can't split a kernel over a mesh.
-
-    Rows and heads attend by themselves, so that devices have nothing to tell each other.
-    """
+    """`run(q, k, v, *ids)` with each device's own rows and heads: the compiler can't split a kernel over a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(*arrays)
@@ -238,12 +214,11 @@ def _splash(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_ids_BxT, kv_ids_BxT, *, scale, in
 
 
 class Segments(typing.NamedTuple):
-    """The documents of a batch as cuDNN takes them: M segments, first the documents, then empty segments.
+    """The documents of a batch as cuDNN takes them: M segments, first the documents, then empty ones.
 
     Attributes:
-      lengths_M: the number of tokens of each segment.
-      starts_M1: the index of each segment's first token among all tokens of the batch, and as element M + 1 the number
-        of all tokens.
+      lengths_M: tokens of each.
+      starts_M1: the index of each segment's first token among all tokens of the batch, then the number of all tokens.
       fit: a boolean scalar, False if the batch has more than M documents.
     """
 
@@ -253,15 +228,10 @@ class Segments(typing.NamedTuple):
 
 
 def segments_of(segment_ids_BxT: jax.Array, per_row: int) -> Segments:
-    """Finds the documents of a batch, in order.
+    """Returns the documents of a batch, in order: runs of equal ids. Useless but for `fit` if there are more than M.
 
     Args:
-      segment_ids_BxT: integer ids; a document is a run of equal ids (if the id comes again later, that is another
-        document).
       per_row: M / B, the number of segments a row. Only the sum over all rows must fit.
-
-    Returns:
-      The segments. If there are more than M documents, `fit` is False and the other fields are useless.
     """
     batch, length = segment_ids_BxT.shape
     first_BxT = jnp.ones((batch, 1), bool)  # a row begins a document, whatever the row before ends with
@@ -282,19 +252,19 @@ def packed_attention(
     per_row: int,
     masked: typing.Callable,
 ) -> jax.Array:
-    """Returns causal attention within each segment, (B, T, N, H).
+    """Returns causal attention within each segment, (B, T, N, H), for the rows of one device.
+
+    In its packed (THD) layout cuDNN takes the batch as one run of tokens and a list of segments, each with its length and
+    its offset in elements. Work and memory then depend on the documents, not on the rows. `jax.nn.dot_product_attention`
+    does not offer this layout. The function that it calls does, but before jax 0.11.2 with wrong offsets for the keys if
+    heads are grouped (github.com/jax-ml/jax/pull/39521). So the custom calls that XLA turns into cuDNN's graphs are
+    written out here.
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of one device, bfloat16 or float16; N is a multiple of
-        K.
-      segment_ids_BxT: the ids that `segments_of` takes.
-      scale: the scale of the scores.
       per_row: the number of segments a row for which there is room, on average over the batch.
-      masked: (q, k, v, segment_ids) -> (B, T, N, H), exact for any data. It computes the batches that have more
-        segments.
+      masked: (q, k, v, segment_ids) -> (B, T, N, H), exact for any data. It computes batches with more segments.
 
-    Raises:
-      ValueError: the batch is so large that its offsets need more than 32 bits.
+    Raises ValueError if the batch's offsets need more than 32 bits.
     """
     return _forward(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, segment_ids_BxT, scale, per_row, masked)[0]
 

@@ -8,19 +8,7 @@ import jax.numpy as jnp
 
 
 def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float = 1e-5) -> jax.Array:
-    """Returns RMSNorm of x (Zhang and Sennrich 2019, arXiv:1910.07467), as in Hugging Face's LlamaRMSNorm.
-
-    Args:
-      x: [..., D], any float dtype.
-      scale_D: [D], the learned gain.
-      eps: added to the mean square.
-
-    Returns:
-      [..., D] in x.dtype; mean square, rsqrt and the gain are computed in float32.
-
-    Raises:
-      ValueError: if scale_D is not of shape [D].
-    """
+    """Returns RMSNorm of x [..., D] (arXiv:1910.07467) in its dtype, computed in float32, as LlamaRMSNorm of Hugging Face."""
     _check_width(x, scale_D, "scale")
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
@@ -28,20 +16,7 @@ def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float = 1e-5) -> jax.Array:
 
 
 def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array | None = None, eps: float = 1e-5) -> jax.Array:
-    """Returns LayerNorm of x (Ba et al. 2016, arXiv:1607.06450), as in torch.nn.LayerNorm.
-
-    Args:
-      x: [..., D], any float dtype.
-      scale_D: [D], the learned gain.
-      bias_D: [D] or None for no shift.
-      eps: added to the (biased) variance.
-
-    Returns:
-      [..., D] in x.dtype; mean, variance, gain and shift are computed in float32.
-
-    Raises:
-      ValueError: if scale_D or bias_D is not of shape [D].
-    """
+    """Returns LayerNorm of x [..., D] (arXiv:1607.06450) in its dtype, computed in float32, as torch.nn.LayerNorm."""
     _check_width(x, scale_D, "scale")
     x32 = x.astype(jnp.float32)
     centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)

@@ -31,20 +31,11 @@ FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`.
+    """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`, in `dtype` or x's.
 
     It is computed as one product of matrices, because XLA's CPU backend transposes the whole gradient of a 3-D product:
     as matrices a SwiGLU of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time (dev/LOG.md,
     2026-11-20). If context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
-
-    Args:
-      x: the activations (..., *contracted).
-      kernel: the kernel (*contracted, *out).
-      axes: the number of contracted dimensions.
-      dtype: the type of the result; None for that of x.
-
-    Returns:
-      (..., *out).
     """
     if axis_size("context") > 1:
         return jnp.tensordot(x, kernel, axes, preferred_element_type=dtype)
@@ -55,15 +46,8 @@ def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | Non
 
 
 def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns (x / scale in a float8 `dtype`, scale). The scale puts the largest magnitude in the upper half of the range.
-
-    Args:
-      x: an array of any shape. A value that is not finite makes the whole product NaN, and the train step skips that
-        update.
-      dtype: the float8 format, FORWARD or GRADIENT.
-
-    Returns:
-      A float8 array of x's shape, and a float32 power of two.
+    """Returns (x / scale in a float8 `dtype`, scale). The scale, a float32 power of two, puts the largest magnitude in the
+    upper half of the range. A value that is not finite makes the whole product NaN, and the train step skips that update.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     # The exponent bits alone are the power of two at or below it: exact, where exp2(floor(log2(.))) may not be.
@@ -77,13 +61,7 @@ def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
 def fp8_dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
     """Does what `dense` does, with both operands and the incoming gradient in float8.
 
-    Args:
-      x: the activations (..., *contracted) in the compute dtype.
-      kernel: the kernel (*contracted, *out) in the same dtype.
-      axes: the number of contracted dimensions.
-
-    Returns:
-      (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.
+    Returns (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.
     """
     lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
     inner = math.prod(kernel.shape[:axes])
@@ -162,14 +140,13 @@ def multiply(x: jax.Array, kernels: list[jax.Array | Coded], product: Product, f
 
     Args:
       kernels: all of them arrays in x's dtype, or all in codes.
-      product: the function `dense` or `fp8_dense` of `fp8`.
+      product: `dense` or `fp8_dense`.
       fuse: True to multiply all kernels in one product, where the mesh allows it (see `layers.project`).
     """
     return (_of_codes if isinstance(kernels[0], Coded) else _of_arrays)(x, kernels, product, fuse)
 
 
 def _of_arrays(x: jax.Array, kernels: list[jax.Array], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by each kernel, in one product if `fuse` says so and the mesh allows it."""
     axes, ways = x.ndim - 2, axis_size("tensor")
     outs = [kernel.shape[axes:] for kernel in kernels]
     if len(kernels) == 1 or not fuse or any(out[0] % ways for out in outs):
@@ -180,10 +157,7 @@ def _of_arrays(x: jax.Array, kernels: list[jax.Array], product: Product, fuse: b
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _of_codes(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again.
-
-    So what is decoded never waits from one pass to the next, whatever `model.remat` says.
-    """
+    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again."""
     return _decode_and_multiply(x, block_codes.after(x, kernels), product, fuse)
 
 

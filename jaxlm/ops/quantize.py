@@ -22,13 +22,8 @@ _LEVELS = {jnp.dtype(jnp.int8): 127, jnp.dtype(jnp.uint8): 255}
 
 
 class Blocked(typing.NamedTuple):
-    """An array (..., n) in eight bits.
-
-    Blocks are runs along the last axis, so devices split `codes` and `exponents` in the same way as the array itself.
-
-    Attributes:
-      codes: (..., n), int8 or uint8.
-      exponents: (..., n / block), uint8: the largest exponent of each block.
+    """An array (..., n) in eight bits: `codes` (..., n), int8 or uint8, `exponents` (..., n / block), uint8, the largest of
+    each block. Blocks are runs along the last axis, so devices split both as the array itself.
     """
 
     codes: jax.Array
@@ -65,7 +60,6 @@ def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
       x: the values to store, not negative if `dtype` is uint8.
       noise_16: random integers below 2^16, uint32, of x's shape. A value between two codes is rounded up with a
         probability in proportion to its distance from the lower code, in steps of 2^-16.
-      dtype: the type of the codes, int8 or uint8.
     """
     levels = _LEVELS[jnp.dtype(dtype)]
     signed = levels == 127

@@ -39,7 +39,6 @@ def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
 
 def _token_axes(mesh: AbstractMesh, shape: tuple[int, int]) -> tuple[PartitionSpec, tuple[str, ...]]:
-    """Returns (how the mesh splits arrays [B, T], the names of the axes that do)."""
     tokens = PartitionSpec(None, None) if mesh.empty else sharding.spec(("batch", "seq"), shape, mesh)
     return tokens, tuple(axis for entry in tokens for axis in _names(entry))
 
@@ -56,9 +55,7 @@ def over_tokens(
     If no mesh (`jax.set_mesh`) splits the tokens, `function` gets all of them at once.
 
     Args:
-      function: the function to apply; it gets the head in the dtype of `head_DxV`.
-      hidden_BxTxD, tokens_BxT: the hidden states and arrays with a value for each token, split as batches are.
-      head_DxV: the head's kernel, split as its parameter is.
+      hidden_BxTxD, tokens_BxT: split as batches are. `head_DxV`: split as its parameter is.
       summed: True if `function` returns sums over its tokens (one or a tree of them), which are added up over devices.
         False if it returns one number for each token, [M] (or a tree of them), which become [B, T].
     """

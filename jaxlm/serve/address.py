@@ -38,6 +38,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url(listening: socket.socket) -> str:
-    """Returns the address of a socket that `listen` gave, as a browser takes it."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,4 +1,4 @@
-"""What the batcher tells -> OpenAI's objects: the text of each answer, its log-probabilities, its end."""
+"""What the batcher says -> OpenAI's objects: the text of each answer, its log-probabilities, its end."""
 
 import codecs
 import dataclasses
@@ -21,7 +21,6 @@ class Names:
         self._controls = {i: piece for piece, i in tokenizer.controls.items()}
 
     def raw(self, token: int) -> bytes:
-        """Returns the bytes that an id stands for."""
         return self.pieces[token] if token < len(self.pieces) else b""
 
     def __getitem__(self, token: int) -> str:
@@ -54,12 +53,7 @@ class Delta:
 
 
 class Answer:
-    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how they are parted.
-
-    Attributes:
-      tokens: how many new tokens there are.
-      ended: how it ended; None while it goes on.
-    """
+    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how they are parted."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
@@ -112,11 +106,7 @@ class Answer:
 
 
 class Writer:
-    """Writes the objects of one request's answers.
-
-    Args:
-      model: the name of the model.
-    """
+    """Writes the objects of one request's answers."""
 
     def __init__(self, names: Names, request: Request, model: str):
         self._names, self._request, self._model = names, request, model
@@ -128,7 +118,6 @@ class Writer:
         return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}
 
     def opening(self, index: int) -> dict[str, typing.Any]:
-        """Returns the first piece of a chat's answer: who speaks."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._piece([choice])
@@ -137,7 +126,6 @@ class Writer:
         return self._piece([self._choice(index, delta, "delta")])
 
     def usage(self, usage: dict[str, int]) -> dict[str, typing.Any]:
-        """Returns the last piece, which says how many tokens there were."""
         return self._piece([]) | {"usage": usage}
 
     def _piece(self, choices: list) -> dict[str, typing.Any]:

@@ -18,13 +18,7 @@ _MISSING = 'response_format needs the library llguidance on the server: pip inst
 
 
 class Guides:
-    """Makes guides for one model.
-
-    Args:
-      tokenizer: the model's tokenizer.
-      vocab_size: the size of the model's vocabulary, which may be larger than the tokenizer's.
-      ends: the ids that end a text.
-    """
+    """Makes guides for one model, whose vocabulary may be larger than the tokenizer's. `ends`: the ids that end a text."""
 
     def __init__(self, tokenizer: Coder, vocab_size: int, ends: Sequence[int]):
         self._made_of, self._ends, self._lock = (tokenizer, vocab_size), [*ends], threading.Lock()
@@ -56,18 +50,16 @@ class Guides:
 
 
 class Guide:
-    """Says which ids may come next in one row. See `batcher.Guide`."""
+    """Says which ids may come next in one row. See `batcher.Guide`. `accept` raises ValueError for one that may not."""
 
     def __init__(self, matcher: typing.Any, words: int):
         self._matcher, self._words = matcher, words
 
     def mask(self) -> np.ndarray:
-        """Returns the bits of the ids that are allowed next, uint32[ceil(V / 32)]."""
         # llguidance's has a bit more than there are ids, and so may have a word more.
         return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
 
     def accept(self, token: int) -> None:
-        """Takes the id that was drawn. Raises ValueError if it was not allowed."""
         if not self._matcher.consume_token(token):
             raise ValueError(f"the grammar can't go on: {_first([self._matcher.get_error()])}")
 

@@ -52,7 +52,6 @@ class Limits:
     """What one request may take.
 
     Attributes:
-      body_bytes: of a body.
       seconds: from its arrival to its end.
       window: its answers that are in the batcher at once.
       here: True refuses one that was sent to another name than this machine's own; see `Guard`.
@@ -77,13 +76,11 @@ class Metrics:
             self._answers[route, status] += 1
 
     def first_token(self, seconds: float) -> None:
-        """Counts a row whose first token came after some seconds."""
         with self._lock:
             self._buckets[bisect.bisect_left(_SECONDS, seconds)] += 1
             self._sum += seconds
 
     def text(self, stats: Stats) -> str:
-        """Returns all of it, with the batcher's numbers."""
         lines = []
         for name, kind, says, value in (
             ("prompt_tokens_total", "counter", "tokens of prompts read", stats.prompt_tokens),
@@ -113,13 +110,7 @@ def _head(name: str, kind: str, says: str) -> list[str]:
 class Flight:
     """The requests of one client in the batcher. The first one finds room, or Busy is raised; the others wait for it.
 
-    Args:
-      asks: the requests.
-      window: how many of them are handed in at once, so that other clients get their turn.
-
-    Raises:
-      Busy: the queue is full.
-      RunError: the batcher ended.
+    At most `window` of them are handed in at once, so that other clients get their turn. Raises RunError if the batcher ended.
     """
 
     def __init__(self, batcher: Batcher, metrics: Metrics, asks: Sequence[Ask], window: int):
@@ -150,7 +141,6 @@ class Flight:
             ticket.cancel()
 
     def close(self) -> None:
-        """Cancels all that is left."""
         self._waiting.clear()
         for number in list(self._tickets):
             self.stop(number)
@@ -179,9 +169,6 @@ class Server:
 
     Args:
       name: what clients call the model; what they send as `model` is not looked at.
-      batcher: owns the model.
-      reader: reads bodies for the model.
-      limits: what one request may take.
       key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
     """
 
@@ -190,7 +177,6 @@ class Server:
         self.metrics, self._names, self._began = Metrics(), answers.Names(reader.tokenizer), int(time.time())
 
     def app(self) -> ASGIApp:
-        """Returns the application."""
         posts = {
             "/v1/completions": functools.partial(self._answered, read=self._reader.completion),
             "/v1/chat/completions": functools.partial(self._answered, read=self._reader.chat),
@@ -247,7 +233,6 @@ class Server:
             flight.close()
 
     async def _whole(self, flight: Flight, request: Request, writer: answers.Writer, deadline: float) -> dict:
-        """The object of all answers."""
         each, whole = self._answers(request), [answers.Delta() for _ in request.asks]
         async for number, delta in self._deltas(flight, each, deadline):
             whole[number] += delta
@@ -256,7 +241,6 @@ class Server:
     async def _events(
         self, flight: Flight, request: Request, writer: answers.Writer, deadline: float
     ) -> AsyncIterator[dict[str, str]]:
-        """The pieces of all answers, as events."""
         each = self._answers(request)
         try:
             for number in range(len(each) if request.chat else 0):

@@ -45,7 +45,6 @@ def safe(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Returns how many columns a line takes: wide characters two, combining ones none."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)
 
@@ -72,8 +71,7 @@ def wrapped(text: str, columns: int) -> list[str]:
 class Terminal:
     """Writes on standard output, with thin colour if it is a terminal; notes go to standard error if it is none.
 
-    Attributes:
-      live: True if somebody types and reads: standard input and output are terminals.
+    `live` is True if somebody types and reads: standard input and output are terminals.
     """
 
     def __init__(self):
@@ -109,7 +107,6 @@ class Terminal:
             yield line
 
     def note(self, text: str) -> None:
-        """Shows a line that is no answer."""
         if self.live:
             for line in wrapped(safe(text), screen.columns(sys.stdout)):
                 print(self._style(line, DIM), flush=True)
@@ -135,13 +132,7 @@ class Terminal:
     def beside(
         self, names: Sequence[str], each: int, pieces: Iterable[tuple[int, str]], ended: Callable[[int], bool]
     ) -> None:
-        """Shows answers side by side, row by row: a row is written once it is whole in all of them.
-
-        Args:
-          each: columns for each.
-          pieces: (number of the answer, what is new of it).
-          ended: number -> True if the answer has ended.
-        """
+        """Shows answers side by side, `each` columns wide, row by row: a row is written once it is whole in all of them."""
         texts, shown = [""] * len(names), 0
         self._row([wrapped(f"{name}:", each)[0] for name in names], each, CYAN)
         for number, piece in pieces:
@@ -169,14 +160,10 @@ class Turn(typing.NamedTuple):
 class Conversation:
     """The turns of a conversation, as a model reads them: in its chat template, or as one text that goes on.
 
-    Args:
-      tokenizer: the model's tokenizer.
+    Attributes:
       ends: the ids that end an answer.
       context: the most tokens of a conversation and its next answer together.
       plain: True for plain text: each message begins a line, and the model goes on with it.
-
-    Attributes:
-      turns: all turns.
       system: what the system says, "" for nothing.
       forgotten: how many of the oldest turns the model reads no more.
     """
@@ -189,12 +176,8 @@ class Conversation:
     def ids(self, message: str, new: int) -> tuple[int, ...]:
         """Returns what the model reads to answer a message. The oldest turns go where they leave no room for the answer.
 
-        Args:
-          message: the message, which is no turn yet.
-          new: how many tokens the answer may have; room is kept for so many, or for half of the context.
-
-        Raises:
-          ConfigError: the message alone is too long, or the model's template refuses the conversation.
+        Room is kept for `new` tokens, or for half of the context. Raises ConfigError if the message alone is too long, or the
+        model's template refuses the conversation.
         """
         room, first = min(new, self.context // 2), self.forgotten
         ids = self._ids(first, message)
@@ -209,12 +192,10 @@ class Conversation:
         return tuple(ids)
 
     def undo(self) -> Turn:
-        """Takes the last turn away and returns it. The model may read older ones again."""
         self.forgotten = 0
         return self.turns.pop()
 
     def reset(self) -> None:
-        """Forgets all turns; what the system says stays."""
         self.turns.clear()
         self.forgotten = 0
 
@@ -234,14 +215,6 @@ class Conversation:
 
 @dataclasses.dataclass(frozen=True)
 class Voice:
-    """A model that one talks to.
-
-    Attributes:
-      name: what it is called.
-      batcher: answers with the model.
-      talk: the conversation with it.
-    """
-
     name: str
     batcher: Batcher
     talk: Conversation
@@ -251,9 +224,7 @@ class Reply:
     """A voice's answer to a message, under way.
 
     Attributes:
-      text: what has come of it.
       ended: how it ended: "stop", "length", "cancelled", "failed"; "" while it goes on.
-      why: why it failed.
       read: tokens of the prompt.
       cached: how many of these were in the cache of prefixes; known at the end.
       tokens: new tokens so far.
@@ -297,7 +268,6 @@ class Reply:
 
     @property
     def speed(self) -> float:
-        """Returns tokens a second after the first one; 0 if there is no more than that."""
         took = self.seconds - self.first_s
         return (self.tokens - 1) / took if self.tokens > 1 and took > 0 else 0.0
 
@@ -341,7 +311,6 @@ class Talk:
 
     Args:
       voices: the models; each hears every message, and has a conversation of its own.
-      settings: how their answers are drawn.
       seed: of the first answer; later ones count up.
 
     Attributes:
@@ -393,7 +362,6 @@ class Talk:
         self._terminal.note(f"{voice.name}: {text}" if len(self._voices) > 1 else text)
 
     def _beside(self, message: str, each: int) -> None:
-        """Lets all voices answer at once, side by side."""
         replies = Replies(self._voices, message, self._settings, self._seed)
         self._last = [*zip(self._voices, replies.all, strict=True)]
         names = [voice.name for voice in self._voices]
@@ -424,7 +392,6 @@ class Talk:
                 return
 
     def _remarks(self, voice: Voice, reply: Reply) -> Iterator[str]:
-        """What is to be said of an answer."""
         if reply.forgot:
             turns = f"{reply.forgot} oldest turns" if reply.forgot > 1 else "oldest turn"
             yield f"the context of {voice.talk.context:,} tokens is full: the {turns} went"
@@ -455,21 +422,18 @@ class Talk:
             self._terminal.note(f"{name:<15} {what}")
 
     def reset(self, _: str) -> None:
-        """Begins anew."""
         for voice in self._voices:
             voice.talk.reset()
         self._heard.clear()
         self._terminal.note("a new conversation")
 
     def undo(self, _: str) -> None:
-        """Takes the last message back."""
         if not self._heard:
             raise ConfigError("nothing to take back: the conversation is empty")
         gone = [talk.undo() for talk in self._heard.pop()]
         self._terminal.note(f"taken back: {gone[0].asked}")
 
     def system(self, text: str) -> None:
-        """Sets what the system says."""
         if text and all(voice.talk.plain for voice in self._voices):
             raise ConfigError("plain text has no system message")
         for voice in self._voices:
@@ -477,7 +441,6 @@ class Talk:
         self._terminal.note("the system says this from the next message on" if text else "the system says nothing")
 
     def temperature(self, given: str) -> None:
-        """Sets or shows the temperature."""
         if given:
             try:
                 value = float(given)
@@ -513,7 +476,6 @@ class Talk:
         self._terminal.note(f"{len(chats)} conversation{'s' * (len(chats) > 1)} appended to {path}")
 
     def stats(self, _: str) -> None:
-        """Shows how fast the last answers came."""
         if not self._last:
             raise ConfigError("no answer yet")
         for voice, reply in self._last:

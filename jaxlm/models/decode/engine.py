@@ -19,10 +19,7 @@ from jaxlm.models.transformer import Transformer
 
 
 class Settings(typing.NamedTuple):
-    """How one row draws (see `sampling.Rows`).
-
-    `logprobs` asks for log-probabilities: 0 of the drawn tokens, n of the n likeliest ones too; None for none.
-    """
+    """How one row draws (see `sampling.Rows`). `logprobs`: 0 of the drawn tokens, n of the n likeliest too; None for none."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -41,11 +38,7 @@ class Entry(typing.NamedTuple):
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room.
-
-    Raises:
-      ConfigError: names the first such prompt.
-    """
+    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room."""
     config, adapter = model.config, model.adapter
     ids = config.vocab_size + (adapter.prompt_tokens if adapter and adapter.kind == "prompt" else 0)
     for i, prompt in enumerate(prompts):
@@ -71,8 +64,7 @@ class Prefill:
     """Prompts that are being read together.
 
     Attributes:
-      prompts: the ids of each.
-      done: how many of each the staging cache holds, from the first on.
+      done: how many tokens of each the staging cache holds, from the first on.
       echo: the log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if they were asked for.
     """
 
@@ -100,13 +92,7 @@ class Prefixes:
     """Knows which chunks of keys and values are kept of how prompts begin, so that a system prompt is read once.
 
     Gives each chunk a place, by all the ids up to its end; of more chunks than places the longest unused go first.
-
-    Args:
-      places: how many chunks can be kept.
-      chunk: ids of a chunk.
-
-    Attributes:
-      hits: how many tokens were found.
+    `hits` is how many tokens were found.
     """
 
     def __init__(self, places: int, chunk: int):
@@ -133,7 +119,6 @@ class Prefixes:
         return place
 
     def clear(self) -> None:
-        """Forgets all chunks."""
         self._free += self._kept.values()
         self._kept.clear()
 
@@ -218,7 +203,6 @@ class Engine:
 
     @property
     def slots(self) -> int:
-        """Returns the length of the ring."""
         return self.state.layers[0].slots
 
     @property
@@ -296,10 +280,7 @@ class Engine:
         )
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts steps of all rows. What they draw stays on the device, and is not waited for.
-
-        Args: see `ring.step`; no mask allows all.
-        """
+        """Starts steps of all rows, as `ring.step`; no mask allows all. What they draw stays on the device."""
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)

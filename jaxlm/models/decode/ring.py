@@ -48,10 +48,8 @@ class Weights(typing.NamedTuple):
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
     """Returns a model's variables for decoding. The same shapes are compiled once, so that new values cost little.
 
-    Args:
-      variables: collection -> tree. Kernels in the collection `quantized` stay as they are, with low-rank products beside
-        them: in the compute dtype they would take four times the memory.
-      every_product: see `params.pack_params`.
+    Kernels in the collection `quantized` stay as they are, with low-rank products beside them: in the compute dtype they
+    would take four times the memory. `every_product`: see `params.pack_params`.
     """
     coded = "quantized" in variables
     added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
@@ -151,7 +149,6 @@ def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array)
 
 
 def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
-    """What a function returns, or zeros like it."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of))
     return jax.lax.cond(true, of, lambda: zeros)
 
@@ -299,7 +296,6 @@ class Entries(typing.NamedTuple):
       row_E: the row of each; one may be there twice, with the same content.
       prompt_E: which of the prompts that were read together.
       last_E, position_E: the prompt's last token, and its position.
-      settings: those of each row, (E, ...).
     """
 
     row_E: jax.Array
@@ -313,8 +309,7 @@ class Entries(typing.NamedTuple):
 def insert(state: State, staging: Layers, entries: Entries) -> State:
     """Returns the state with prompts in some rows, whose earlier content is gone.
 
-    Args:
-      staging: the keys and values of all but each prompt's last token, from slot 0 on.
+    `staging` holds the keys and values of all but each prompt's last token, from slot 0 on.
     """
     slots = state.layers[0].slots
     # A prompt may have been read beside a longer one than the ring is long.

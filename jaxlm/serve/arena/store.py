@@ -106,7 +106,6 @@ class Store:
         return [*self._playing]
 
     def enter_all(self) -> list[int]:
-        """Lets all contestants of the file take part, and returns their ids."""
         self._playing = tuple(row[0] for row in self._all("SELECT id FROM contestants ORDER BY id"))
         return [*self._playing]
 
@@ -138,7 +137,6 @@ class Store:
         return self._all("SELECT value FROM secrets WHERE name = 'cookie'")[0][0]
 
     def rater(self, browser: str) -> str | None:
-        """Returns who votes in a browser; None if it has not been said."""
         return next((row[0] for row in self._all("SELECT rater FROM browsers WHERE id = ?", browser)), None)
 
     def welcome(self, browser: str, rater: str) -> None:
@@ -183,7 +181,6 @@ class Store:
         return None
 
     def battles(self) -> int:
-        """Returns how many battles there are, the most that a rater can judge."""
         return self._all(f"SELECT count(*) FROM ({self._battles()})")[0][0]
 
     def progress(self, rater: str) -> tuple[int, int]:
