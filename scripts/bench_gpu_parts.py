@@ -279,7 +279,7 @@ def both_ways(backend: str, ids: np.ndarray) -> typing.Callable:
     """(q, k, v, d_out) -> (out, d_q, d_k, d_v), compiled."""
 
     def run(q, k, v, d_out, ids):
-        out, vjp = jax.vjp(lambda *a: attention(*a, backend=backend, q_segment_ids_BxT=ids), q, k, v)
+        out, vjp = jax.vjp(lambda *a: attention(*a, backend=backend, segment_ids_BxT=ids), q, k, v)
         return (out, *vjp(d_out))
 
     compiled = jax.jit(run)

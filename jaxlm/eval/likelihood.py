@@ -3,7 +3,7 @@
 Texts that begin alike share that beginning: the choices of a question stand behind one context, and questions behind the
 same worked examples. They are sorted, so that those which begin alike are neighbours, and laid into a row as one walks a
 tree: each text adds only what it does not share with the one before it. A token is seen by the tokens that follow it in the
-row up to the last one of its branch; `until` says where that ends (`kv_until_BxS` of `ops.attention.attention`). So the
+row up to the last one of its branch; `until` says where that ends (`until_BxT` of `ops.attention.attention`). So the
 result is that of each text alone, and the work is that of the tree.
 
 Legend: B rows, T tokens of a row, M scored tokens of a row, D model.

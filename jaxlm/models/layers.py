@@ -70,7 +70,7 @@ class TokenInfo(typing.NamedTuple):
       positions_BxT: the position of each token in its document, from 0.
       segment_ids_BxT: the id of each token's document; None if each row is one document.
       rope: the cos and sin from `ops.rope.rope_tables`; None in a family without rotary embeddings.
-      until_BxT: in place of segment ids, `kv_until_BxS` of `ops.attention.attention`.
+      until_BxT: in place of segment ids, `until_BxT` of `ops.attention.attention`.
     """
 
     positions_BxT: jax.Array
@@ -286,16 +286,7 @@ class Block(nn.Module):
 
 
 def rope_of(config: ModelConfig) -> np.ndarray:
-    r = config.rope
-    return rope_frequencies(
-        config.head_dim,
-        r.theta,
-        kind=r.scaling,
-        factor=r.factor,
-        low_freq_factor=r.low_freq_factor,
-        high_freq_factor=r.high_freq_factor,
-        original_max_len=r.original_max_len,
-    )
+    return rope_frequencies(config.head_dim, **vars(config.rope))
 
 
 def attend(
@@ -322,15 +313,5 @@ def attend(
         if not isinstance(shared.slot, int):
             mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
             return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
-    out_BxTxNxH = attention(
-        q_BxTxNxH,
-        k_BxTxKxH,
-        v_BxTxKxH,
-        backend=backend,
-        q_positions_BxT=info.positions_BxT,
-        kv_positions_BxS=info.positions_BxT,
-        q_segment_ids_BxT=info.segment_ids_BxT,
-        kv_segment_ids_BxS=info.segment_ids_BxT,
-        kv_until_BxS=info.until_BxT,
-    )
-    return out_BxTxNxH, layer
+    ids = {"segment_ids_BxT": info.segment_ids_BxT, "until_BxT": info.until_BxT}
+    return attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, backend=backend, **ids), layer

@@ -37,7 +37,7 @@ def blocked_attention(
 
     Args:
       q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row. If only the first is None, the
-        second is `kv_until_BxS` of `ops.attention.attention`.
+        second is `until_BxT` of `ops.attention.attention`.
       block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
       offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
         Each block is multiplied with all keys, since the block's place is known only when it runs.
@@ -47,10 +47,9 @@ def blocked_attention(
     """
     length = q_BxTxNxH.shape[1]
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block
-    if block < 1:
-        raise ValueError(f"block must be at least 1 token, got {block}")
-    ids = None if kv_segment_ids_BxS is None else (q_segment_ids_BxT, kv_segment_ids_BxS)
-    return _blocked(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, float(scale), block)
+    return _blocked(
+        q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, (q_segment_ids_BxT, kv_segment_ids_BxS), offset, float(scale), block
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -83,13 +82,13 @@ def visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
     """Returns booleans [B or 1, I, S], True where one of the queries start..end may see one of the keys 0..seen.
 
     Args:
-      ids: the segment ids of queries and keys; (None, `kv_until_BxS` of `ops.attention.attention`); None for neither.
+      ids: the segment ids of queries and keys; (None, `until_BxT` of `ops.attention.attention`); (None, None).
       offset: as in `blocked_attention`.
     """
     first = start if offset is None else start + offset
     queries_Ix1 = first + jnp.arange(end - start)[:, None]
     mask = (jnp.arange(seen)[None, :] <= queries_Ix1)[None]
-    if ids is None:
+    if ids[1] is None:
         return mask
     if ids[0] is None:
         return mask & (queries_Ix1 < ids[1][:, None, :seen])

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROPE_KINDS = ("none", "linear", "llama3")
-
 
 def rope_frequencies(
     head_dim: int,
     theta: float,
     *,
-    kind: str = "none",
+    scaling: str = "none",
     factor: float = 1.0,
     low_freq_factor: float = 1.0,
     high_freq_factor: float = 4.0,
@@ -29,22 +27,16 @@ def rope_frequencies(
     frequencies by `factor`, keeps the high ones, and blends those between (Llama 3.1): wavelengths longer than
     original_max_len / low_freq_factor tokens are scaled; those shorter than original_max_len / high_freq_factor are not.
     """
-    if head_dim % 2:
-        raise ValueError(f"head_dim must be even for rotary embeddings, got {head_dim}")
-    if kind not in ROPE_KINDS:
-        raise ValueError(f"unknown rope scaling {kind!r}; one of {', '.join(ROPE_KINDS)}")
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
-    if kind == "linear":
+    if scaling == "linear":
         inv_freq = inv_freq / np.float32(factor)
-    elif kind == "llama3":
+    elif scaling == "llama3":
         inv_freq = _llama3(inv_freq, factor, low_freq_factor, high_freq_factor, original_max_len)
     return inv_freq.astype(np.float32)
 
 
 def _llama3(inv_freq: np.ndarray, factor: float, low: float, high: float, original_max_len: int) -> np.ndarray:
-    if high <= low:
-        raise ValueError(f"high_freq_factor must exceed low_freq_factor, got {high} and {low}")
     wavelength = 2 * math.pi / inv_freq
     smooth = (original_max_len / wavelength - low) / (high - low)
     blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq

@@ -51,7 +51,6 @@ def cross_entropy(
       (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden, head and rows. aux holds float32 scalars without
       gradient: nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
     """
-    _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile)
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         total, nll, correct = _plain(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_loss, row_ids)
@@ -77,7 +76,6 @@ def token_nll(
     With a tile neither pass ever holds all logits: the backward pass computes each tile's logits again. For one
     weighted sum use `cross_entropy`, which computes the logits once. Arguments as there.
     """
-    _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, row_ids)
         return lse_M - picked_M
@@ -99,7 +97,6 @@ def token_scores(
     Has no backward pass. As in `ops.decode.first_argmax`, the first of several likeliest tokens counts. Arguments as in
     `cross_entropy`.
     """
-    _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
 
     def of_tile(args):
         logits_RxV = _logits(args[0], head_DxV, rows_NxD, vocab_size, row_ids)
@@ -110,17 +107,6 @@ def token_scores(
         return of_tile((hidden_MxD, targets_M))
     tiles = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
     return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in tiles)
-
-
-def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None:
-    if hidden_MxD.ndim != 2 or head_DxV.ndim != 2 or hidden_MxD.shape[1] != head_DxV.shape[0]:
-        raise ValueError(f"hidden {hidden_MxD.shape} and head {head_DxV.shape} are not [M, D] and [D, V]")
-    if targets_M.shape != hidden_MxD.shape[:1] or weights_M.shape != hidden_MxD.shape[:1]:
-        raise ValueError(f"targets {targets_M.shape} and weights {weights_M.shape} must be [{hidden_MxD.shape[0]}]")
-    if not 1 <= vocab_size <= head_DxV.shape[1]:
-        raise ValueError(f"vocab_size {vocab_size} is not between 1 and the head's {head_DxV.shape[1]} columns")
-    if tile < 0:
-        raise ValueError(f"tile must be 0 (off) or a number of tokens, got {tile}")
 
 
 def _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size: int, row_ids: tuple[int, ...]) -> jax.Array:

@@ -69,7 +69,7 @@ def packed(q, k, v, segments, per_row=4, masked=None):
 
 
 def masked_by_xla(q, k, v, segments):
-    return attention(q, k, v, backend="xla", q_segment_ids_BxT=segments, scale=0.3)
+    return attention(q, k, v, backend="xla", segment_ids_BxT=segments, scale=0.3)
 
 
 def value_and_gradients(function, q, k, v, d_out):
@@ -137,7 +137,7 @@ def test_the_backend_takes_room_for_a_document_in_128_tokens(cudnn, monkeypatch)
     monkeypatch.setattr(jax.lax, "cond", lambda fit, packed, fallback, *args: packed(*args))
     *qkv, d_out = arrays()
     segments = ids([5], [11])
-    run = functools.partial(attention, backend="cudnn_packed", q_segment_ids_BxT=segments, scale=0.3)
+    run = functools.partial(attention, backend="cudnn_packed", segment_ids_BxT=segments, scale=0.3)
     want = value_and_gradients(lambda *a: masked_by_xla(*a, segments), *qkv, d_out)
     assert worst(value_and_gradients(run, *qkv, d_out), want) < 1e-6
 
@@ -172,6 +172,6 @@ def test_tokamax_is_told_where_each_document_begins(monkeypatch, segments):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, package, found)
     *qkv, d_out = arrays()
-    run = functools.partial(attention, backend="tokamax", q_segment_ids_BxT=segments, scale=0.3)
+    run = functools.partial(attention, backend="tokamax", segment_ids_BxT=segments, scale=0.3)
     want = value_and_gradients(lambda *a: masked_by_xla(*a, segments), *qkv, d_out)
     assert worst(value_and_gradients(run, *qkv, d_out), want) < 1e-6
