@@ -111,9 +111,7 @@ def _run(argv: list[str], script: bool) -> int:
     name = argv[0]
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
-        raise ConfigError(
-            f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}")
-        )
+        raise ConfigError(f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(VERBS)))
     _check_utf8(argv)
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])

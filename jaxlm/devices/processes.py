@@ -102,9 +102,7 @@ def join_cluster(config: DistributedConfig) -> None:
                 _reach(config)
             jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id, **_timeouts(config))
     elif config.num_processes > 1:
-        raise ConfigError(
-            f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT of process 0"
-        )
+        raise ConfigError(f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT")
     elif config.auto or _in_cluster():
         with _waiting(config, "this process waits for the others of its cluster"):
             jax.distributed.initialize(**_timeouts(config))
@@ -244,9 +242,7 @@ def apply_xla_flags(asked: tuple[str, ...]) -> None:
 def _flag(text: str) -> str:
     name, equals, value = text.strip().lstrip("-").partition("=")
     if not name.startswith("xla_") or not equals or " " in text.strip():
-        raise ConfigError(
-            f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4"
-        )
+        raise ConfigError(f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE")
     return f"--{name}={value}"
 
 

@@ -10,6 +10,7 @@ import math
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -49,9 +50,7 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
             sizes[axis] = max(n_devices // fixed, 1)
     if int(np.prod(list(sizes.values()))) != n_devices:
         asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(
-            f"mesh {asked} does not make {n_devices} devices; the product must be their number (-1: all that remain)"
-        )
+        raise ConfigError(f"mesh {asked} does not make {n_devices} devices, as the product must (-1: all that remain)")
     return sizes
 
 
@@ -203,6 +202,13 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
+
+
+def from_host(value: np.ndarray, dtype: jnp.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns an array of the host in its shards, cast piece by piece: it is never copied as a whole."""
+    return jax.make_array_from_callback(
+        value.shape, sharding, lambda index: np.ascontiguousarray(value[index], dtype=dtype)
+    )
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:

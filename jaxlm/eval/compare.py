@@ -128,9 +128,7 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
     """
     common = [task for task in a if task in b]
     if not common:
-        raise ConfigError(
-            f"A and B have no task in common: A has {', '.join(a) or 'none'}, B has {', '.join(b) or 'none'}"
-        )
+        raise ConfigError(f"no task in common: A has {', '.join(a) or 'none'}, B has {', '.join(b) or 'none'}")
     comparisons = []
     for task in common:
         sides = (a[task], b[task])
@@ -156,9 +154,7 @@ def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
     for item in b.items:
         question = item.detail.get("question")
         if question is not None and asked.get(item.id) not in (None, question):
-            raise ConfigError(
-                f"{task}: item {item.id} is not the same question of A and of B: run jaxlm eval again on both"
-            )
+            raise ConfigError(f"{task}: item {item.id} is not the same question of A and of B: ask both anew")
 
 
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:

@@ -65,9 +65,7 @@ def _tasks(part: str, data_dir: str) -> list[Task]:
     tasks = read(data_dir)
     chosen = [task for task in tasks if part in ("", task.name)]
     if not chosen:
-        raise ConfigError(
-            f"no task {part} in eval.data_dir={data_dir}: it has {', '.join(task.name for task in tasks)}"
-        )
+        raise ConfigError(f"no task {part} in eval.data_dir={data_dir}: {', '.join(task.name for task in tasks)}")
     return chosen
 
 
@@ -80,9 +78,7 @@ def read(data_dir: str) -> list[Task]:
         return _bundle(root)
     tasks = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
     if not tasks:
-        raise ConfigError(
-            f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows (query, choices, gold)"
-        )
+        raise ConfigError(f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows")
     return tasks
 
 

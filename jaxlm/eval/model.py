@@ -77,9 +77,7 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
         model = source.adapter.attach(model)
     if data is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
         name = bad[0].removeprefix("params/")
-        raise RunError(
-            f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
-        )
+        raise RunError(f"the model of {workdir}: {name} has a number that is not finite; copy its files again")
     step = source.provenance.get("step")
     name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
     return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name)

@@ -81,9 +81,7 @@ def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]
     False.
     """
     if not config.run_code:
-        raise ConfigError(
-            "this runs programs that a model wrote: eval.run_code=True consents, --config.eval.run_code=True"
-        )
+        raise ConfigError("this runs programs that a model wrote: --config.eval.run_code=True consents")
     chosen = way()
     if chosen is None and not config.run_code_with_network:
         raise ConfigError(

@@ -20,7 +20,6 @@ from jaxlm.host import files
 from jaxlm.host.console import Tell, size, told, working
 from jaxlm.interop import gguf, hf_folder, hf_weights, peft
 from jaxlm.interop.hf_weights import MARK
-from jaxlm.interop.leaves import Content
 
 # The first type is the default.
 TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf.DTYPES, "peft": ("f32", "bf16", "f16")}
@@ -135,11 +134,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
     return Done(out / file if to == "gguf" else out, count, writing_s, checking_s)
 
 
-class Written(typing.Protocol):
-    """An exported model: `contents` gives the tensors that its files must hold, `held` what they do hold under a name."""
-
-    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]: ...
-    def held(self, name: str) -> np.ndarray: ...
+Written = hf_folder.HfFolder | gguf.GgufFile | peft.PeftFolder
 
 
 def check(written: Written, read: Callable[[str], np.ndarray], tell: Tell) -> int:
@@ -192,9 +187,7 @@ def _replacing(out: pathlib.Path) -> Iterator[pathlib.Path]:
         except OSError as error:
             if error.errno not in (None, errno.ENOSPC):
                 raise
-            raise RunError(
-                f"the disk of {out} is full ({error}): free some room and run the same command again"
-            ) from error
+            raise RunError(f"the disk of {out} is full ({error}): free some room and run it again") from error
         for path in folder.iterdir():
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())

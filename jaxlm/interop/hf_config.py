@@ -250,9 +250,7 @@ def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[s
 def _bias(found: dict, kind: str) -> bool:
     attention, mlp = bool(found.get("attention_bias")), bool(found.get("mlp_bias")) and kind == "llama"
     if kind in ("llama", "qwen3") and (attention != mlp or (attention and kind == "qwen3")):
-        raise _Unsupported(
-            f"attention_bias={attention} with mlp_bias={mlp} in a {kind} is not supported: both or neither"
-        )
+        raise _Unsupported(f"attention_bias={attention} with mlp_bias={mlp} in a {kind} is not supported")
     return attention and kind == "llama"
 
 

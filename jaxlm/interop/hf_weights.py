@@ -21,6 +21,7 @@ from jaxlm.config import ConfigError, ModelConfig, RunError, config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import tree
 from jaxlm.devices.processes import working
+from jaxlm.devices.sharding import from_host
 from jaxlm.host import files
 from jaxlm.interop import hf_config, leaves
 from jaxlm.train.origin import Origin
@@ -124,9 +125,7 @@ class Files:
                     part = file.get_slice(name)
                     self._file_of[name], self.shapes[name] = path, tuple(part.get_shape())
                     if part.get_dtype() not in _TYPES and not name.endswith(_HARMLESS):
-                        raise ConfigError(
-                            f"{path}: {name} is of type {part.get_dtype()}, not one of {', '.join(_TYPES)}"
-                        )
+                        raise ConfigError(f"{path}: {name} is of type {part.get_dtype()}, not {', '.join(_TYPES)}")
 
     def params(self, config: ModelConfig, abstract: dict, shardings: dict, scores: bool = False) -> dict:
         """Returns the model's parameters in the types of `abstract`, laid out as `shardings` says.
@@ -137,12 +136,7 @@ class Files:
         with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
 
             def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
-                part = read(name)
-
-                def piece(index: tuple[slice, ...]) -> np.ndarray:
-                    return np.ascontiguousarray(part[index], dtype=leaf.dtype)
-
-                made = jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, piece))
+                made = jax.block_until_ready(from_host(read(name), leaf.dtype, sharding))
                 tell(next(done))
                 return made
 

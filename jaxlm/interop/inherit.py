@@ -35,9 +35,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         return
     typed = _typed(overrides)
     if config.phases.shrink:
-        raise ConfigError(
-            f"phases.shrink makes a model of its own, and config.origin={config.origin} has one: give one"
-        )
+        raise ConfigError(f"phases.shrink makes a model of its own, config.origin={config.origin} has one: give one")
     folder = _folder(config)
     home = peft_config.model_folder(folder)
     keys, lines, remarks = _keys(home)
@@ -153,9 +151,7 @@ def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], typed: s
     for key in _FIXED:
         own, theirs = config.model[key], keys[key]
         if f"model.{key}" in typed and own != theirs and not (key in _DERIVED and not own):
-            raise ConfigError(
-                f"config.model.{key}={own}, but the model of the origin has {theirs}, which can't change: leave it out"
-            )
+            raise ConfigError(f"config.model.{key}={own}, but the origin's model has {theirs}: leave it out")
         config.model[key] = theirs
     for key in _ROPE:
         if f"rope.{key}" in keys and f"model.rope.{key}" not in typed:
@@ -178,9 +174,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
             "they do not belong together"
         )
     if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
-        raise ConfigError(
-            f"config.data.tokenizer={config.data.tokenizer} is not the model's own ({place}): leave it out"
-        )
+        raise ConfigError(f"config.data.tokenizer={config.data.tokenizer} is not the model's own: leave it out")
     config.data.tokenizer = str(place.resolve())
     if "data.chat_tokens" not in typed:
         config.data.chat_tokens = _has(tokenizer, CHAT_TOKENS[0])
@@ -207,9 +201,7 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: se
         return
     for key, value in theirs.items():
         if f"adapter.{key}" in typed and config.adapter[key] != value and key not in _FREE_ADAPTER_KEYS:
-            raise ConfigError(
-                f"config.adapter.{key}={config.adapter[key]}, but the adapter of {config.origin} has {value}: leave it out"
-            )
+            raise ConfigError(f"config.adapter.{key}={config.adapter[key]}, but the origin's has {value}: leave it out")
         if f"adapter.{key}" not in typed:
             config.adapter[key] = value
 

@@ -95,9 +95,7 @@ def check(content: Mapping[str, typing.Any]) -> None:
         return
     for key, plain in _PLAIN.items():
         if (value := content.get(key, plain[0])) not in plain:
-            raise ConfigError(
-                f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
-            )
+            raise ConfigError(f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload)")
 
 
 def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:

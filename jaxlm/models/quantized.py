@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxlm.devices import tree
+from jaxlm.devices.sharding import from_host
 from jaxlm.models.params import abstract_params, input_axes, logical_axes
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import block_codes
@@ -70,13 +71,8 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
 
 def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
     """Yields (name, float32 array in its shards) for each parameter, which `read` returns on the host by its name."""
-    for (name, leaf), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
-        value = read(name)
-
-        def piece(index: tuple[slice, ...], value: np.ndarray = value) -> np.ndarray:
-            return np.ascontiguousarray(value[index], dtype=np.float32)
-
-        yield name, jax.make_array_from_callback(leaf.shape, sharding, piece)
+    for (name, _), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
+        yield name, from_host(read(name), jnp.float32, sharding)
 
 
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:

@@ -40,10 +40,7 @@ def resolve_backend(name: str, platform: str) -> str:
     if name not in BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}; one of auto, {', '.join(BACKENDS)}")
     if platform not in _PLATFORMS.get(name, (platform,)):
-        raise ValueError(
-            f"attention backend {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}; "
-            f"'auto' would take {_AUTO.get(platform, 'xla')!r}"
-        )
+        raise ValueError(f"attention backend {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}")
     return name
 
 

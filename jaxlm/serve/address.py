@@ -28,9 +28,7 @@ def listen(host: str, port: int) -> socket.socket:
         if made:
             made.close()
         if error.errno == errno.EADDRINUSE:
-            raise RunError(
-                f"port {port} of {host} is in use: end what uses it, or --port=0 for any that is free"
-            ) from None
+            raise RunError(f"port {port} of {host} is in use: end that program, or take --port=0") from None
         if error.errno == errno.EACCES:
             raise ConfigError(f"port {port} is not for ordinary users: --port=8000") from None
         raise ConfigError(f"can't listen at {host}: {error.strerror}; --host=127.0.0.1 is this machine") from None

@@ -19,18 +19,9 @@ import numpy as np
 from jaxlm.config import RunError
 from jaxlm.models.decode.engine import Drawn, Engine, Entry, LogProbs, Prefill, Settings
 from jaxlm.models.transformer import Transformer
+from jaxlm.serve.guide import Guide
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
-
-
-class Guide(typing.Protocol):
-    """Says which tokens may come next (constrained decoding)."""
-
-    def mask(self) -> np.ndarray:
-        """Returns uint32[ceil(V / 32)], the bits of the ids that are allowed next."""
-
-    def accept(self, token: int) -> None:
-        """Takes the token that was drawn."""
 
 
 @dataclasses.dataclass(frozen=True)

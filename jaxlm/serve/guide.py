@@ -50,7 +50,10 @@ class Guides:
 
 
 class Guide:
-    """Says which ids may come next in one row. See `batcher.Guide`. `accept` raises ValueError for one that may not."""
+    """Says which ids may come next in one row.
+
+    `mask` returns the bits of those, uint32[ceil(V / 32)]; `accept` takes the one that was drawn.
+    """
 
     def __init__(self, matcher: typing.Any, words: int):
         self._matcher, self._words = matcher, words

@@ -307,9 +307,7 @@ class Server:
         if wanted is None:
             return JSONResponse({"object": "list", "data": [model]})
         if wanted != self.name:
-            raise Refused(
-                f"no model {wanted!r}: this server has {self.name}", 404, param="model", code="model_not_found"
-            )
+            raise Refused(f"no model {wanted!r}: here is {self.name}", 404, param="model", code="model_not_found")
         return JSONResponse(model)
 
     async def _health(self, request: HttpRequest) -> Response:

@@ -185,9 +185,8 @@ class Conversation:
             first += 1
             ids = self._ids(first, message)
         if len(ids) >= self.context:
-            raise ConfigError(
-                f"the message is too long: {len(ids):,} tokens, and the model's context is {self.context:,}; shorten it"
-            )
+            raise ConfigError(f"the message is too long: {len(ids):,} tokens, the context has {self.context:,}")
+
         self.forgotten = first
         return tuple(ids)
 

@@ -73,9 +73,7 @@ class _Answer:
         own = (x_NxB[:, row].tolist() for x_NxB in (drawn.token_NxB, drawn.sound_NxB, drawn.logprobs.chosen))
         for token, sound, logp in zip(*own, strict=True):
             if not sound:
-                raise RunError(
-                    "the model's logits are not finite, so no answer can be drawn: have its weights diverged?"
-                )
+                raise RunError("the logits are not finite: have the weights diverged?")
             self.ids.append(token)
             self.logp.append(logp)
             if token in stop_ids or len(self.ids) >= self.room:

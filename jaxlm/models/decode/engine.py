@@ -215,9 +215,7 @@ class Engine:
         for length in self.lengths:
             if length >= tokens:
                 return length
-        raise ConfigError(
-            f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}: send fewer"
-        )
+        raise ConfigError(f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}")
 
     def resize(self, slots: int) -> None:
         """Changes the ring's length; requests go on. What rows that live hold, and what they write next, must fit."""
