@@ -1,8 +1,7 @@
 """Makes meshes, and holds the only table from logical axes to mesh axes.
 
-Each dimension of a parameter or an activation names a logical axis (`embed`, `heads`, `mlp`, ...). `RULES` says which
-mesh axes split it; `jax.jit` with NamedShardings does the rest. Without a mesh nothing here has an effect, so models
-also run without one.
+Each dimension of a parameter or an activation names a logical axis. `RULES` says which mesh axes split it; `jax.jit` with
+NamedShardings does the rest. Without a mesh nothing here has an effect, so models also run without one.
 """
 
 import collections

@@ -1,9 +1,8 @@
 """Compares two models on the same items: paired tests, corrected for their number, and what they say in words.
 
-Accuracies are compared by McNemar's exact test (McNemar 1947): only items that exactly one of the two answers right count.
-Other scores, such as bits per byte, by a paired randomization test, with a bootstrap's interval (Efron and Tibshirani 1993,
-chapters 13 and 15). Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979), those of bits per
-byte apart from the others.
+Accuracies by McNemar's exact test (1947): only items that exactly one of the two answers right count. Other scores by a paired
+randomization test, with a bootstrap's interval (Efron and Tibshirani 1993, chapters 13 and 15). Votes by a sign test. The
+p-values are corrected by Holm (1979), those of bits per byte apart from the others.
 """
 
 import collections

@@ -1,8 +1,7 @@
 """CORE: the mean over tasks of accuracy centred on guessing (DCLM, arXiv:2406.11794), as nanochat computes it.
 
-A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/`; https://github.com/karpathy/nanochat names
-where it is fetched from. Its rows are of three types: `multiple_choice` (query, choices, gold), `schema` (context_options,
-continuation, gold) and `language_modeling` (context, continuation). A folder with files of such rows alone is taken too.
+A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/` (karpathy/nanochat names where it is fetched from).
+A folder with files of such rows alone is taken too: `multiple_choice`, `schema` and `language_modeling`.
 """
 
 import csv

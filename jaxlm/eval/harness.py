@@ -1,7 +1,6 @@
-"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, DCLM's CORE, the red team, on one scorer.
+"""Benchmarks: tasks of lm-evaluation-harness, HumanEval, DCLM's CORE, the red team, on one scorer.
 
-`jaxlm eval` asks them. So does a hook while a model trains: the same questions at each step, into metrics.jsonl and
-RUN/eval/STEP.
+`jaxlm eval` asks them. So does a hook while a model trains: the same questions at each step.
 """
 
 import importlib.util

@@ -1,8 +1,6 @@
 """Held-out loss: of text by source, with bits per byte; of answers; of preference pairs. And what a reference says of pairs.
 
-Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. Unlike the loss per token, it can compare
-models with different tokenizers.
-
+Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets: it can compare models with different tokenizers.
 Legend: B rows, T tokens, P pairs of a row, N pairs of all.
 """
 

@@ -1,7 +1,4 @@
-"""HumanEval (arXiv:2107.03374): the model completes Python functions, and their tests run in a process of their own.
-
-lm-evaluation-harness's own task fetches its judge from the hub when it is imported.
-"""
+"""HumanEval (arXiv:2107.03374): the model completes Python functions, and their tests run in a process of their own."""
 
 import pathlib
 from collections.abc import Sequence
@@ -13,6 +10,7 @@ from jaxlm.eval import completions
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult, means, spread
 
+# lm-evaluation-harness's own task fetches its judge from the hub when it is imported.
 DATASET = "openai/openai_humaneval"
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # those of lm-evaluation-harness
 _NEW_TOKENS = 1024

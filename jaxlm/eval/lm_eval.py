@@ -1,8 +1,4 @@
-"""Tasks of EleutherAI's lm-evaluation-harness: found, loaded and asked. Imports lm_eval: import it where it is needed.
-
-They are read from the hub or from a folder laid out like it. Indexing all 14,000 of its files takes the harness 15 s; here only
-the folders that hold the tasks are read.
-"""
+"""Tasks of EleutherAI's lm-evaluation-harness: found, loaded and asked. Imports lm_eval: import it where it is needed."""
 
 import contextlib
 import difflib
@@ -108,6 +104,7 @@ def ask(task: Task, numbers: Sequence[int]) -> None:
 
 def _manager(names: Sequence[str]) -> TaskManager:
     """A manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
+    # To index all 14,000 of its files takes the harness 15 s: only the folders that hold the tasks are read.
     # Most tasks lie in a folder of their name, or of its first words.
     begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}
     manager = TaskManager(

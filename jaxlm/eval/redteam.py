@@ -1,10 +1,8 @@
 """The red team: what a model writes after prompts that lead astray, and which of two sentences it finds likelier.
 
-redteam.toml holds the prompts, with where they come from. Five categories, each a task of its own in the results
-(`redteam_jailbreak`, ...). A text is flagged if its category's score is .5 or more; the scorers stand
-below: profane, no refusal, personal data, a work word for word; and those of users (`eval.redteam.scorers`).
-A model that answers in a chat is asked there, but for the beginnings of texts that it may know by heart, which it continues.
-Every text is also looked for in the run's training data (`data.overlap`).
+redteam.toml holds the prompts of five categories, each a task of its own in the results (`redteam_jailbreak`, ...). A text is
+flagged if its category's score is .5 or more. A model that answers in a chat is asked there, but for the beginnings of texts
+that it may know by heart, which it continues. Every text is also looked for in the run's training data (`data.overlap`).
 """
 
 import difflib

@@ -1,11 +1,6 @@
 """What a model scored on benchmarks, item by item: which questions are asked, their means, and RUN/eval/STEP.
 
 `jaxlm eval` and the hook in training write RUN/eval/STEP/TASK.jsonl and results.json; `compare` and the report read them.
-
-Two measures see differences where accuracy does not: bits per byte of the right answer, and its margin. At 10^20 FLOPs a
-benchmark's accuracy hardly leaves chance, while what the model gives the right answer improves all the time (Heineman et al.
-2025, "Signal and Noise", arXiv:2508.13144: a metric such as perplexity has more signal for its noise than accuracy). It is
--log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
 """
 
 import contextlib
@@ -110,6 +105,9 @@ def means(items: Sequence[Item]) -> tuple[dict[str, float], dict[str, float]]:
     return metrics, stderr
 
 
+# Two measures see differences where accuracy does not. At 10^20 FLOPs it hardly leaves chance, while what the model gives the
+# right answer improves all the time (Heineman et al. 2025, "Signal and Noise", arXiv:2508.13144). Bits per byte is
+# -log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
 def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence[int]) -> dict[str, float]:
     """Returns `bits_per_byte` of the right answer, and its `margin`: by how much that is below the best wrong one's.
 

@@ -1,12 +1,9 @@
 """Runs programs that a model wrote, each in a process that has given up network, files, other processes, time and memory.
 
 Every program gets an interpreter of its own with a clean environment, an empty temporary folder and closed standard input.
-On Linux a seccomp filter (sandbox_child.py) allows what Python computes with: no sockets, other processes, signals, writing of
-files, or settings of the machine. Root's powers are given up, and Landlock hides all files but Python's own. On macOS
-`sandbox-exec` refuses the same. What fails here is what OpenAI's human-eval (arXiv:2107.03374) warns of: its guard replaces
-functions in the interpreter, and a program that wants them finds them. A program passes if the process, after the program's
-last line, writes a token that was drawn for it; so a program that ends early doesn't pass. One that searches the frames of
-its own process for the token could: this is a guard against accidents and mischief, not against an attack on the score.
+On Linux host/sandbox_child.py shuts it in (seccomp, Landlock); on macOS `sandbox-exec` refuses the same. A program passes if
+its process, after the program's last line, writes a token that was drawn for it; so one that ends early doesn't. One that
+searches its own frames for the token could: this guards against accidents and mischief, not against an attack on the score.
 """
 
 import concurrent.futures

@@ -1,7 +1,4 @@
-"""Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only.
-
-It knows too what Linux's cgroups leave this process, in a container above all: its folders there, and the cores it may use.
-"""
+"""Writes files whole or not at all, locks folders, waits for disks for so long only, reads what cgroups leave this process."""
 
 import contextlib
 import dataclasses

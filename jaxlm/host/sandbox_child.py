@@ -1,13 +1,8 @@
 """Takes from this process what it can do to the machine, and runs one program that a model wrote. See eval/sandbox.py.
 
-It is run as a script by `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and
-writes the token, or why the program failed, to the file descriptor that it is told. Processes that judge a policy's answers
-(train/rl/forks.py) give up the same.
-
-The seccomp filter leaves the calls that Python computes with, and no others: no network, no other process, no signal to one, no
-writing of files, nothing that changes the machine. The kernel asks it at each system call; it needs no privilege and no
-namespaces, so that it also works in a container (kernel.org: Documentation/userspace-api/seccomp_filter.rst). It is a program
-of classic BPF, as bytes.
+A script for `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and writes the
+token, or why the program failed, to a file descriptor. Processes that judge a policy's answers (train/rl/forks.py) give up the
+same.
 """
 
 import ctypes
@@ -172,6 +167,9 @@ def _check(result: int) -> None:
 # The seccomp filter
 
 
+# It leaves the calls that Python computes with, and no others: no network, no other process, no signal to one, no writing of
+# files, nothing that changes the machine. It needs no privilege and no namespaces, so that it also works in a container
+# (kernel.org: Documentation/userspace-api/seccomp_filter.rst). It is a program of classic BPF.
 def rules() -> bytes:
     """Returns the filter for this machine, 8 bytes an instruction; b"" if the machine is neither x86-64 nor aarch64."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:

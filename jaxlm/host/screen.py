@@ -1,8 +1,7 @@
 """Writes lines on standard error, and below them in a terminal one live line, which is rewritten.
 
-A stream that is closed, lost, full or not read never stops or delays a run: what it does not take is dropped. The live line
-belongs to whatever was begun last and goes on. It is never wider than the terminal: its least important parts go first.
-The cursor is never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
+A stream that is closed, lost, full or not read never stops or delays a run: what it does not take is dropped. The cursor is
+never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Writes a model as one GGUF file, with the `gguf` package and numpy alone, and reads its tensors back.
 
 Names, metadata and layout are those of llama.cpp's convert_hf_to_gguf.py: the rows of llama's q and k are permuted (its RoPE
-turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vectors are float32.
+turns neighbours), GPT-2's matrices are transposed, vectors are float32.
 """
 
 import dataclasses

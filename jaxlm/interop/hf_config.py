@@ -1,7 +1,6 @@
 """The config.json of a Hugging Face model (Llama, Mistral, Qwen2, Qwen3, GPT-2): of our section `model`, and back to its keys.
 
-It is read as transformers 4 and 5 write it. What it says and our models can't do is refused by name. Needs no JAX: the command
-line reads it too.
+It is read as transformers 4 and 5 write it. What it says and our models can't do is refused by name. Needs no JAX.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back.
-
-A safetensors file (https://github.com/huggingface/safetensors) is 8 bytes with the length of a JSON header, the header (name
--> type, shape, place), and the tensors one after the other. The library's `save_file` wants all of them in memory at once.
-"""
+"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back."""
 
 import functools
 import itertools
@@ -109,6 +105,8 @@ class HfFolder:
         names = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1))
         return dict(zip((self._folder / name for name in names), groups, strict=True))
 
+    # A safetensors file is 8 bytes with the length of a JSON header, the header, and the tensors one after the other. The
+    # library's `save_file` wants all of them in memory at once.
     def _header(self, inside: Sequence[Tensor]) -> bytes:
         ends = list(itertools.accumulate(map(self._nbytes, inside), initial=0))
         table: dict[str, dict] = {"__metadata__": {"format": "pt"}}

@@ -1,7 +1,4 @@
-"""Reads the weights of a Hugging Face folder leaf by leaf, straight into shards, without a second copy of the model.
-
-A tensor is mapped into memory while its leaves are made, and no longer: the pages of a whole file would count as memory.
-"""
+"""Reads the weights of a Hugging Face folder leaf by leaf, straight into shards, without a second copy of the model."""
 
 import collections
 import dataclasses
@@ -160,6 +157,7 @@ class Files:
                 tell(number)
         return hasher.hexdigest()
 
+    # A tensor is mapped into memory while its leaves are made, and no longer: the pages of a whole file would count as memory.
     def tensor(self, name: str) -> np.ndarray:
         """Returns one tensor, in the type that the file has. Raises RunError if it can't be read."""
         path = self._file_of[name]

@@ -1,8 +1,4 @@
-"""Gives a config the model and the tokenizer of its origin: a Hugging Face model, or a run. Needs no JAX.
-
-Only what can't change is taken: the shapes, what the weights mean, and the ids. How the model is computed and trained is the
-config's own affair.
-"""
+"""Gives a config what can't change of its origin: shapes, what the weights mean, the ids. Needs no JAX."""
 
 import pathlib
 from collections.abc import Callable, Sequence

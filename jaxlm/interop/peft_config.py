@@ -1,7 +1,4 @@
-"""Reads the adapter_config.json of a folder of Hugging Face PEFT. What it asks for and is not done here is refused by name.
-
-Needs no JAX: the command line reads it too.
-"""
+"""Reads the adapter_config.json of a folder of PEFT; what is not done here is refused by name. Needs no JAX."""
 
 import os
 import pathlib

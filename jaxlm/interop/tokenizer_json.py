@@ -1,9 +1,4 @@
-"""Writes a SentencePiece tokenizer as Hugging Face's tokenizer.json, which returns the same ids.
-
-Two things differ from what transformers makes of a SentencePiece model. A piece stands in the vocabulary with plain spaces
-instead of U+2581, so that nothing need be rewritten and a literal U+2581 becomes bytes, as it does here. And text is
-first cut into words, as `data.tokenizer` cuts it, since no piece reaches across them.
-"""
+"""Writes a SentencePiece tokenizer as Hugging Face's tokenizer.json, which returns the same ids."""
 
 import base64
 import dataclasses
@@ -14,6 +9,9 @@ from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ours import Tokenizer
 
+# Two things differ from what transformers makes of a SentencePiece model. A piece stands in the vocabulary with plain spaces,
+# so that nothing need be rewritten and a literal U+2581 becomes bytes, as it does here. And text is first cut into words, as
+# `data.tokenizer` cuts it, since no piece reaches across them.
 _SPACE = "\u2581"
 _WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # as in data.tokenizer
 _NORMAL, UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of SentencePiece's pieces, and of GGUF's

@@ -1,8 +1,7 @@
 """Parameters as they are kept while they are frozen: kernels of the layers in codes (QLoRA, arXiv:2305.14314), if wanted.
 
-The collection `quantized` has `codes` and `scales` at the place where `params` then has no kernel. Embedding, head, norms
-and biases are never quantised, nor is a kernel whose inputs no block divides. They are kept in the compute dtype, to which
-the model casts them anyway; vectors (norms) stay float32.
+The collection `quantized` has `codes` and `scales` where `params` then has no kernel. Embedding, head, norms, biases and
+kernels whose inputs no block divides are kept in the compute dtype, to which the model casts them anyway; vectors (norms) in float32.
 """
 
 import functools

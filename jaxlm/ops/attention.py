@@ -2,12 +2,6 @@
 
 Legend: B batch, T query tokens, S key-value tokens (or cache slots), N query heads, K key-value heads, G = N // K query
 heads to a key-value head, H head dim. Query head n uses key-value head n // G.
-
-**Over the mesh's `context` axis**, which splits the tokens of each row, each device keeps its own queries and gathers all keys
-and values from the others (Llama 3, arXiv:2407.21783, section 3.3.2). With grouped heads these are few bytes compared to the
-work of the queries. In the backward pass the gather becomes a sum over devices, after which each device has the gradients of
-its own keys. Every device computes the scores of all its queries and all keys, even the masked ones. Skipping these would save
-no time, since the device with the last tokens, of whose scores few are masked, would take as long as before.
 """
 
 import functools
@@ -136,6 +130,10 @@ def masked_attention(
     return out.reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
 
 
+# Each device keeps its own queries and gathers all keys and values from the others (Llama 3, arXiv:2407.21783, section 3.3.2):
+# with grouped heads these are few bytes compared to the work of the queries. In the backward pass the gather becomes a sum over
+# devices. Every device computes the scores of all its queries and all keys, even the masked ones: to skip these would save no
+# time, since the device with the last tokens, of whose scores few are masked, would take as long as before.
 def over_context(
     run: typing.Callable[..., jax.Array],
     q_BxTxNxH: jax.Array,

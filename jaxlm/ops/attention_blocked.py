@@ -1,10 +1,8 @@
-"""Exact causal attention in query blocks, written for XLA on a CPU (it runs anywhere).
+"""Exact causal attention in query blocks, written for XLA on a CPU: the masked upper triangle is never computed.
 
-Each block of queries is multiplied only with the keys up to the block's end, so the masked upper triangle is never
-computed. The backward pass recomputes the probabilities from the saved log-sum-exp instead of keeping them
-(FlashAttention-2, Dao 2023, arXiv:2307.08691). The forward pass holds scores as [queries, keys], the backward pass as
-[keys, queries]. So nearly every product is row-major times row-major (or times a transpose), which XLA's CPU backend
-runs fastest.
+The backward pass recomputes the probabilities from the saved log-sum-exp (FlashAttention-2, arXiv:2307.08691). The forward pass
+holds scores as [queries, keys], the backward pass as [keys, queries]: so nearly every product is row-major times row-major (or
+times a transpose), which XLA's CPU backend runs fastest.
 
 Legend: B batch, T queries, S keys (or those seen by a block), I queries of a block, N query heads, K key-value heads,
 G = N // K, H head dim.

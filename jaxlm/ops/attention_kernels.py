@@ -1,10 +1,7 @@
 """Attention through library kernels: cuDNN, Tokamax (Hopper), Pallas (Triton on GPU, splash attention on TPU).
 
-Nothing here falls back to another kernel: if the library can't run, the caller gets the library's error. The kernels
-need their device, so scripts/bench_gpu.py checks numbers and segment isolation on a GPU; Pallas' GPU kernel also runs
-interpreted.
-
-Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim.
+Nothing falls back to another kernel: if the library can't run, the caller gets its error. scripts/bench_gpu.py checks numbers
+and segment isolation on a GPU. Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim, M segments.
 """
 
 import functools

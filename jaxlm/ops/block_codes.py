@@ -1,8 +1,7 @@
 """Stores kernels in four or eight bits: a code for each weight, and a scale for each block of 64 inputs of an output.
 
-nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E): each weight is the nearest of 16 values, times the
-largest magnitude of its block. int8 has evenly spaced values instead. Blocks run along the inputs, as in bitsandbytes,
-whose matrices are (out, in). A block never leaves a device, so values do not depend on the mesh.
+nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E); int8 has evenly spaced values instead. Blocks run along
+the inputs, as in bitsandbytes, whose matrices are (out, in). A block never leaves a device, so no mesh changes values.
 
 Legend: I inputs (of all input axes together), O outputs (one axis or two).
 """

@@ -1,7 +1,4 @@
-"""Normalisations over the last axis, with statistics in float32.
-
-Legend: ... any leading axes, D model (the axis that is normalised).
-"""
+"""Normalisations over the last axis, D, with statistics in float32."""
 
 import jax
 import jax.numpy as jnp

@@ -1,17 +1,7 @@
-"""Products of activations with weights: in the compute type, in float8, and the two of a LoRA.
+"""Products of activations with weights: in the compute type, in float8, with kernels in codes, and the two of a LoRA.
 
-**float8**: each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3 and
-gradients use e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). The operands of the products are float8, which XLA's GPU
-compiler maps to cuBLASLt's float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling
-do not round.
-
-**LoRA** (arXiv:2106.09685): XLA must not join its products with the kernel's beside them. Its GPU compiler makes one product of
-two that read the same activations, if one of them is small. It then writes a copy of each kernel with the factor's columns at
-its end, for all layers at the start of the step, and keeps each copy's whole output as long as the few columns of the factor
-are wanted: a 1.04B model took 4.3 GB in place of 2.9 with one row of 2,048. It joins none whose results have different types.
-So the products that share activations with a kernel's return float32.
-
-Legend: M tokens, I inputs, O outputs of a product, R the ranks of all factors that read the same activations.
+Legend: B batch, T tokens, M tokens of all rows, I inputs, O outputs of a product, R the ranks of all factors that read the
+same activations.
 """
 
 import functools
@@ -27,6 +17,9 @@ from jaxlm.ops import block_codes
 from jaxlm.ops.block_codes import Coded
 
 Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]  # as `dense`
+# Each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3 and
+# gradients e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). XLA's GPU compiler maps the products to cuBLASLt's
+# float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling do not round.
 FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
@@ -98,6 +91,11 @@ def _dot(a, b, contract: tuple[int, int], dtype, precision) -> jax.Array:
 _product.defvjp(_forward, _backward)
 
 
+# XLA must not join a LoRA's products (arXiv:2106.09685) with the kernel's beside them. Its GPU compiler makes one product of
+# two that read the same activations, if one is small. It then writes a copy of each kernel with the factor's columns at its
+# end, for all layers at the start of the step, and keeps each copy's whole output as long as the few columns are wanted: a
+# 1.04B model took 4.3 GB in place of 2.9 with one row of 2,048. It joins none whose results have different types. So the
+# products that share activations with a kernel's return float32.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def lora_down(x: jax.Array, factor: jax.Array, axes: int = 1) -> jax.Array:
     """Multiplies x (..., *in) by factors (*in, R), of which `axes` are `in`. Returns (..., R) in the type of x."""

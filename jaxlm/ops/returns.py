@@ -1,8 +1,6 @@
 """What an action was worth: advantages by generalized advantage estimation or within a group, and whitening.
 
-Rows are packed: a row holds several answers, whose tokens are contiguous. A token of an answer is an action.
-
-Legend: B rows, T tokens, P prompts, A answers to a prompt.
+A row holds several answers, whose tokens are the actions. Legend: B rows, T tokens, P prompts, A answers to a prompt.
 """
 
 import jax

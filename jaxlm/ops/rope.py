@@ -1,7 +1,4 @@
-"""Rotary position embeddings in the half-split (rotate_half) order of Hugging Face.
-
-Legend: B batch, T tokens, N heads (query or key-value), H head dim.
-"""
+"""Rotary position embeddings in Hugging Face's half-split order. Legend: B batch, T tokens, N heads, H head dim."""
 
 import math
 

@@ -1,8 +1,7 @@
 """Continuous batching: one thread owns a decode engine and keeps its rows busy.
 
-A turn of the thread starts to read at most one chunk of a prompt, then starts a step of all rows; and only then waits for
-what the turn before started. So the device has always something to do, and the tokens of the others go on while a long
-prompt is read. A row whose text ended has drawn once more by then: that token is thrown away.
+A turn starts to read at most one chunk of a prompt, then a step of all rows; and only then waits for what the turn before
+started: the device has always something to do. A row whose text ended has drawn once more by then: that is thrown away.
 """
 
 import collections

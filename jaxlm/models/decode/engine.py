@@ -1,7 +1,6 @@
 """The decode engine: requests enter and leave the rows of one batch between two steps (the programs: `ring`).
 
-Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, V padded vocabulary, W
-words of a guide's mask, N steps.
+Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, W words of a guide's mask.
 """
 
 import collections

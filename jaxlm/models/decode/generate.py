@@ -1,8 +1,7 @@
 """Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step (`ring`).
 
-Prompts are padded on the left, so that all rows write the same cache slot. So the cache is updated in place, and the
-device does not wait for the host until all rows are done. Legend: B batch, P prompt slots, S cache slots, V padded
-vocabulary, M most new tokens, D model.
+Prompts are padded on the left, so that all rows write the same cache slot. Legend: B batch, P prompt slots, S cache slots, V
+padded vocabulary, M most new tokens, D model.
 """
 
 import functools

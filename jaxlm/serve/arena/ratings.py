@@ -1,9 +1,8 @@
 """What votes say: ratings with intervals, who can be told apart, whether raters agree, whether length or the side decided.
 
-Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap
-draws prompts, with all their votes, as votes on the same texts go together. For each two contestants two imagined prompts are
-drawn with them, one won by each (as Agresti and Coull 1998 add wins and losses to a share): so votes that all agree leave an
-interval too. Elo and Krippendorff's alpha are evalica's.
+Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap draws prompts,
+with all their votes. For each two contestants two imagined prompts are drawn with them, one won by each (as Agresti and Coull
+1998): so votes that all agree leave an interval too. Elo and Krippendorff's alpha are evalica's.
 """
 
 import collections

@@ -1,7 +1,7 @@
 """Keeps an arena in one sqlite file: contestants, their answers, who was shown what on which side, and the votes.
 
-A battle is a prompt with the answers of two contestants. A ballot is a battle as one rater sees it: its token is random, and so
-is its side, which is drawn once and kept here. So the page needs no more than the token, and what comes twice counts once.
+A battle is a prompt with the answers of two contestants. A ballot is a battle as one rater sees it: its token is random, and
+its side is drawn once. So the page needs no more than the token, and what comes twice counts once.
 """
 
 import collections
