@@ -19,6 +19,7 @@ from jaxlm.data.batches.replay import Text
 from jaxlm.data.batches.rows import count_targets, validation_rows
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.devices import processes, sharding
+from jaxlm.host.console import told
 from jaxlm.models.transformer import Transformer
 from jaxlm.step.objectives import base, dpo
 from jaxlm.step.objectives.base import Batch, Objective, Variables
@@ -132,11 +133,10 @@ def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig,
         sums, tokens = [], np.zeros(len(_WEIGHTS))
         both = zip(data.held_out(size, examples), data.held_out(size, examples, ends=False), strict=True)
         with processes.working("held-out answers", data.held_out_batches(size, examples), "batches") as tell:
-            for number, (whole, without_ends) in enumerate(both, 1):
+            for whole, without_ends in told(both, tell):
                 batch = {**whole, "text_weights": without_ends["weights"]}
                 tokens += [batch[name].sum() for name in _WEIGHTS]
                 sums.append(jax.block_until_ready(sums_of(variables, _placed(batch, mesh))))
-                tell(number)
         summed = np.sum(np.reshape(jax.device_get(sums), (-1, len(_WEIGHTS))), axis=0, dtype=np.float64)
         return dict(zip(("val/loss", "val/text_loss"), (summed / np.maximum(tokens, 1)).tolist(), strict=True))
 
@@ -182,9 +182,8 @@ def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig,
     def evaluate(variables: Variables) -> dict[str, float]:
         total = np.zeros(2 + len(_FIGURES))
         with processes.working("held-out pairs") as tell:
-            for number, batch in enumerate(data.held_out(size, examples), 1):
+            for batch in told(data.held_out(size, examples), tell):
                 total += np.asarray(sums_of(variables, _placed(batch, mesh)), np.float64)
-                tell(number)
         names = ("val/loss", *(f"val/{name}" for name in _FIGURES))
         return dict(zip(names, (total[1:] / total[0]).tolist(), strict=True))
 

@@ -179,7 +179,7 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
         except ImportError as error:
             raise _lacks(name, error) from None
         except StopIteration:  # of `datasets`: no row
-            raise ConfigError(f"{name}: no question in {_empty(path, data_dir)} of {where}: lay it out again") from None
+            raise ConfigError(f"{name}: no question in {path} of {where}: lay it out again") from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
@@ -223,12 +223,6 @@ def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
         f"{name} reads {path or 'no dataset by name'}, which eval.data_dir={data_dir} does not have: lay its files there with "
         "scripts/hub_layout.py, or set eval.data_dir= to fetch it from the hub"
     )
-
-
-def _empty(path: str, data_dir: str) -> str:
-    root = pathlib.Path(data_dir).expanduser()
-    empty = [file for file in sorted((root / path).rglob("*.*")) if file.is_file() and not file.read_bytes().strip()]
-    return ", ".join(str(file.relative_to(root)) for file in empty) or path
 
 
 def _line(error: BaseException) -> str:

@@ -98,27 +98,6 @@ def is_model(folder: pathlib.Path) -> bool:
     return bool({"architectures", "model_type"} & config.keys()) and "train" not in config
 
 
-def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str]]:
-    """Returns (key of our section `model` -> value, lines to say) for a model's folder; `rope.theta` is such a key.
-
-    `scores` is True for a reward model, whose head gives one number. Raises ConfigError if config.json is damaged, or names
-    something that our models do not have.
-    """
-    return _settled(folder, scores)[:2]
-
-
-def remarks(folder: pathlib.Path) -> list[str]:
-    """Returns a line for each thing that contradicts itself in a model's folder: what is read of it, as transformers does."""
-    lines = _settled(folder, False)[2]
-    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        lines.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
-    if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
-        lines.append(
-            f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
-        )
-    return lines
-
-
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files with a model's weights: model.safetensors, as transformers, else those that an index names.
 
@@ -166,8 +145,13 @@ def _tables_differ(stamps: tuple[tuple[str, int, int], ...]) -> bool:
     return shapes[1:] != shapes[:-1] or not all(np.array_equal(*pair) for pair in pieces)
 
 
-def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], list[str], list[str]]:
-    """(keys, lines) of `read`, and lines about config.json and the head for `remarks`."""
+def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str], list[str]]:
+    """Returns (key of our section `model` -> value, lines to say, remarks) for a model's folder; `rope.theta` is such a key.
+
+    A remark is a line for what contradicts itself there: what is read of it, as transformers does. `scores` is True for a
+    reward model, whose head gives one number. Raises ConfigError if config.json is damaged, or names something that our
+    models do not have.
+    """
     saved = files.json_there(folder / "config.json")
     if not saved:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
@@ -186,6 +170,12 @@ def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], lis
     if keys["tie_embeddings"] and not scores and _has_own_head(folder):
         keys["tie_embeddings"] = False
         notes.append("lm_head.weight differs from the embedding: the head is used (untied), as transformers 5 does")
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        notes.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
+    if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
+        notes.append(
+            f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
+        )
     return keys, lines, notes
 
 

@@ -1,12 +1,10 @@
 """Reads the weights of a Hugging Face folder leaf by leaf, straight into shards, without a second copy of the model."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
 import itertools
 import pathlib
-import threading
 from collections.abc import Callable, Mapping
 
 import jax
@@ -143,8 +141,13 @@ class Files:
         """Returns a function that reads a parameter by its name, in the type that the file has. Raises as `params`."""
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
-        tensors, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
-        return lambda name: tensors.leaf(*of_leaf[name])
+        of_leaf = leaves.by_leaf(config, scores)
+
+        def read(leaf: str) -> np.ndarray:
+            tensor, place = of_leaf[leaf]
+            return tensor.to_leaf(self.tensor(theirs[tensor.name]), place)
+
+        return read
 
     def digest(self) -> str:
         """Returns a hash over all tensors, by name. How they are spread over files does not matter."""
@@ -189,23 +192,6 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, sc
     left = [n for n in shapes if n not in wanted and not n.endswith(_HARMLESS) and n not in tied]
     if left:
         raise ConfigError(f"Hugging Face checkpoint: {len(left)} tensors fit nowhere, first {left[0]}")
-
-
-class _Tensors:
-    """The leaves of tensors: one that holds several (q, k and v) is read once, and let go after the last."""
-
-    def __init__(self, read: Callable[[str], np.ndarray]):
-        self._read, self._kept, self._lock = read, collections.OrderedDict(), threading.Lock()
-
-    def leaf(self, tensor: leaves.Tensor, place: int) -> np.ndarray:
-        with self._lock:
-            parts = self._kept.pop(tensor.name, None)
-            if parts is None or place not in parts:
-                parts = dict(enumerate(tensor.to_leaves(self._read(tensor.name))))
-            part = parts.pop(place)
-            if parts:
-                self._kept[tensor.name] = parts
-            return part
 
 
 def _opened(path: pathlib.Path) -> safetensors.safe_open:

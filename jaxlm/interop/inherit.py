@@ -125,7 +125,7 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
 def _keys(folder: pathlib.Path) -> tuple[dict[str, object], list[str], list[str]]:
     """(the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
     if hf_config.is_model(folder):
-        return *hf_config.read(folder), hf_config.remarks(folder)
+        return hf_config.read(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no run or model to begin from in {folder}: it has no config.json")
     model = config_files.from_run(folder / "config.json").model

@@ -54,19 +54,15 @@ class Tensor:
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         return contiguous(joined.T if self.transposed else joined)
 
-    def to_leaves(self, value: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves, contiguous and of the tensor's type, in the order of `leaves`. Padded rows become zero."""
-        joined = value.T if self.transposed else value
-        parts, at = [], 0
-        for leaf, shape in zip(self.leaves, self.shapes, strict=True):
-            flat = _flat(leaf, shape)
-            cut = self._cut_shape(flat)
-            part = joined[..., at : at + cut[-1]]
-            at += cut[-1]
-            if cut != flat:
-                part = np.pad(part, [(0, size - have) for size, have in zip(flat, cut, strict=True)])
-            parts.append(contiguous(part).reshape(shape))
-        return parts
+    def to_leaf(self, value: np.ndarray, place: int) -> np.ndarray:
+        """Returns one of the leaves, contiguous and of the tensor's type. Padded rows become zero."""
+        flats = [_flat(leaf, shape) for leaf, shape in zip(self.leaves, self.shapes, strict=True)]
+        cuts = [self._cut_shape(flat) for flat in flats]
+        start = sum(cut[-1] for cut in cuts[:place])
+        part = (value.T if self.transposed else value)[..., start : start + cuts[place][-1]]
+        if cuts[place] != flats[place]:
+            part = np.pad(part, [(0, size - have) for size, have in zip(flats[place], cuts[place], strict=True)])
+        return contiguous(part).reshape(self.shapes[place])
 
     def _cut_shape(self, flat: Shape) -> Shape:
         """The shape without the vocabulary's padding: rows of an embedding, columns of the head."""

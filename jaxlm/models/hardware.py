@@ -23,10 +23,7 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
     dtype = model.dtype
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"
-    try:
-        backend = attention.resolve_backend(model.attention, platform)
-    except ValueError as error:
-        raise ConfigError(f"config.model.attention: {error}") from error
+    backend = attention.resolve_backend(model.attention, platform)
     capability = _cuda_capability(platform)
     if backend.startswith("cudnn") and (dtype == "float32" or model.head_dim % 8 or model.head_dim > 128):
         if model.attention != "auto":

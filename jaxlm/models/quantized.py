@@ -1,7 +1,8 @@
 """Parameters as they are kept while they are frozen: kernels of the layers in codes (QLoRA, arXiv:2305.14314), if wanted.
 
 The collection `quantized` has `codes` and `scales` where `params` then has no kernel. Embedding, head, norms, biases and
-kernels whose inputs no block divides are kept in the compute dtype, to which the model casts them anyway; vectors (norms) in float32.
+kernels whose inputs no block divides are kept in the compute dtype, to which the model casts them anyway; vectors (norms) in
+float32.
 """
 
 import functools

@@ -10,6 +10,7 @@ import typing
 import jax
 import jax.numpy as jnp
 
+from jaxlm.config import ConfigError
 from jaxlm.devices import sharding
 from jaxlm.ops import attention_blocked, attention_kernels
 
@@ -26,15 +27,15 @@ def resolve_backend(name: str, platform: str) -> str:
     Args:
       platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as `jax.default_backend()` or a device names it.
 
-    Raises ValueError if the name is unknown, or the backend does not run on the platform. No other takes its place.
+    Raises ConfigError if the backend does not run on the platform. No other takes its place.
     """
     platform = "gpu" if platform in ("cuda", "rocm") else platform
     if name == "auto":
         return _AUTO.get(platform, "xla")
-    if name not in BACKENDS:
-        raise ValueError(f"unknown attention backend {name!r}; one of auto, {', '.join(BACKENDS)}")
     if platform not in _PLATFORMS.get(name, (platform,)):
-        raise ValueError(f"attention backend {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}")
+        raise ConfigError(
+            f"config.model.attention: {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}"
+        )
     return name
 
 

@@ -1,9 +1,9 @@
 """Stores arrays in eight bits, as small floats that share an exponent within a block. Optimizers store moments in it.
 
 Each element is a float32 rounded to three bits of mantissa; its exponent is stored relative to the largest of its block
-(compare arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves; uint8 has 255 values over 32 octaves. So numbers far below a
-block's maximum keep their relative precision, which evenly spaced codes would lose (arXiv:2110.02861). All blocks round to the
-same grid of floats, so an unchanged value stays the same when it is read and written again.
+(compare arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves; uint8 has 255 values over 32 octaves. So numbers
+far below a block's maximum keep their relative precision, which evenly spaced codes would lose (arXiv:2110.02861). All blocks
+round to the same grid of floats, so an unchanged value stays the same when it is read and written again.
 """
 
 import typing

@@ -140,9 +140,9 @@ def with_head(folder, head: str, files: int = 1, **keys):
 def test_a_head_of_its_own_in_a_tied_model_is_used_and_said(tmp_path, monkeypatch, family, files, head):
     monkeypatch.setattr(hf_config, "_PIECE", 40)  # of 101 rows
     _, table = with_head(tmp_path, head, files, family=family)
-    keys, lines = hf_config.read(tmp_path)
+    keys, lines, _ = hf_config.read(tmp_path)
     assert (keys["tie_embeddings"], lines) == (head == "equal", [])
-    said = hf_config.remarks(tmp_path)
+    said = hf_config.read(tmp_path)[2]
     if head == "equal":
         assert said == []
         params_of(tmp_path, make_mesh())
@@ -159,10 +159,10 @@ def test_head_and_embedding_are_compared_once_until_the_file_is_another(tmp_path
     monkeypatch.setattr(np, "array_equal", lambda *pair: compared.append(1) or equal(*pair))
     with_head(tmp_path, "equal")
     for _ in range(2):
-        assert (hf_config.read(tmp_path)[0]["tie_embeddings"], hf_config.remarks(tmp_path)) == (True, [])
+        assert (hf_config.read(tmp_path)[0]["tie_embeddings"], hf_config.read(tmp_path)[2]) == (True, [])
     assert len(compared) == 1
     with_head(tmp_path, "differs")
-    assert (hf_config.read(tmp_path)[0]["tie_embeddings"], len(hf_config.remarks(tmp_path))) == (False, 1)
+    assert (hf_config.read(tmp_path)[0]["tie_embeddings"], len(hf_config.read(tmp_path)[2])) == (False, 1)
     assert len(compared) == 2
 
 
@@ -184,8 +184,8 @@ def test_of_one_file_and_an_index_the_one_file_is_read_and_it_is_said(tmp_path):
     for path in (tmp_path / "b").glob("model*"):
         state = path.read_bytes()
         (tmp_path / "a" / path.name).write_bytes(state)
-    assert hf_config.remarks(tmp_path / "b") == []
-    (said,) = hf_config.remarks(tmp_path / "a")
+    assert hf_config.read(tmp_path / "b")[2] == []
+    (said,) = hf_config.read(tmp_path / "a")[2]
     assert said.endswith(
         "has model.safetensors and model.safetensors.index.json: the first is read, as transformers does"
     )

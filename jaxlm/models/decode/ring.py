@@ -2,8 +2,8 @@
 
 The ring's write index, the clock, is the same in all rows, so that one update in place serves them all. A request enters a row
 with its prompt in the slots before the clock. Keys are rotated by their position in the row, never by slot, so a slot's
-position is the row's newest position less the slot's age (as MaxText, inference/kvcache.py). Prompts are read in chunks into a staging
-cache of their own, all but the last token, which the next step reads: so each token of a request is drawn by the step.
+position is the row's newest position less the slot's age (as MaxText, inference/kvcache.py). Prompts are read in chunks into a
+staging cache of their own, all but the last token, which the next step reads: so each token of a request is drawn by the step.
 
 Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, S cache slots, V padded
 vocabulary, W words of a guide's mask, N steps, K key-value heads, H head dim, D model.
