@@ -228,8 +228,8 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     config, verb = _config(name, word, overrides), VERBS[name]
     named = config_files.find(word) if word and verb.models != "only" else None
     file = named.path if named and named.kind == "config" else None
-    given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
-    if given and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
+    names_data = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
+    if names_data and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
         say(line)
     if file and config.origin:
         importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
@@ -321,8 +321,8 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
 
 def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
     """The overrides that the verb's short options stand for: --temperature=1 for sample.temperature=1."""
-    given = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
-    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in given.items()}
+    options = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
+    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in options.items()}
     return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 

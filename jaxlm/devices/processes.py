@@ -193,10 +193,10 @@ def together(
     kind = next((i for i, e in enumerate(errors) if isinstance(error, e)), len(errors) - 1)
     words = "" if error is None else f"{kind}{'!' * files.of_system(error)}:{error or type(error).__name__}"
     mine = np.frombuffer(words.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
-    said = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
+    messages = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
     if error is not None:
         raise error
-    for process, words in enumerate(said):
+    for process, words in enumerate(messages):
         kind, colon, message = words.partition(":")
         if colon:
             cause = OSError(message) if kind.endswith("!") else None
@@ -218,10 +218,10 @@ def from_first(make: Callable[[], T]) -> T:
     return json.loads(bytes(multihost_utils.broadcast_one_to_all(text)))
 
 
-def apply_xla_flags(asked: tuple[str, ...]) -> None:
+def apply_xla_flags(wanted: tuple[str, ...]) -> None:
     """Writes `hardware.xla_flags` in front of the flags in XLA_FLAGS, which win, and sets the memory fraction.
 
-    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one. Each of `asked`
+    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one. Each of `wanted`
     is NAME=VALUE, with or without leading dashes; VALUE may be empty.
 
     Raises ConfigError if XLA does not know a flag or can't read its value, or this process has started its devices.
@@ -229,11 +229,11 @@ def apply_xla_flags(asked: tuple[str, ...]) -> None:
     if not any(os.environ.get(key) for key in _MEMORY_KEYS):
         os.environ[_MEMORY_KEYS[0]] = str(MEMORY_FRACTION)
     theirs = os.environ.get("XLA_FLAGS", "").split()
-    new = [flag for flag in map(_flag, asked) if flag not in theirs]
+    new = [flag for flag in map(_flag, wanted) if flag not in theirs]
     if not new:
         return
     if xla_bridge.backends_are_initialized():
-        raise ConfigError(f"config.hardware.xla_flags={' '.join(asked)} comes too late: JAX has started its devices")
+        raise ConfigError(f"config.hardware.xla_flags={' '.join(wanted)} comes too late: JAX has started its devices")
     flags = " ".join(new + theirs)
     _check_flags(flags)
     os.environ["XLA_FLAGS"] = flags
@@ -253,6 +253,6 @@ def _check_flags(flags: str) -> None:
         [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True
     )
     if tried.returncode:
-        said = [line for line in tried.stderr.splitlines() if "flag" in line.lower()] or tried.stderr.splitlines()
-        reason = said[0].split("] ")[-1].strip() if said else f"exit code {tried.returncode}"
+        lines = [line for line in tried.stderr.splitlines() if "flag" in line.lower()] or tried.stderr.splitlines()
+        reason = lines[0].split("] ")[-1].strip() if lines else f"exit code {tried.returncode}"
         raise ConfigError(f"config.hardware.xla_flags: XLA does not take {flags}: {reason}")

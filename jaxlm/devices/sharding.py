@@ -48,8 +48,8 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
         if size == -1:
             sizes[axis] = max(n_devices // fixed, 1)
     if int(np.prod(list(sizes.values()))) != n_devices:
-        asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(f"mesh {asked} does not make {n_devices} devices, as the product must (-1: all that remain)")
+        axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise ConfigError(f"mesh {axes} does not make {n_devices} devices, as the product must (-1: all that remain)")
     return sizes
 
 
@@ -100,10 +100,10 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
     if len(set(granules)) > 1:
         raise ConfigError(f"hosts (or slices) of {', '.join(map(str, granules))} devices: all must have as many")
     if left > 1:
-        asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+        axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
         groups = f"{len(granules)} hosts (or slices) of {granules[0]} devices"
         raise ConfigError(
-            f"mesh {asked} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
+            f"mesh {axes} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
         )
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 

@@ -149,10 +149,10 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
 
 def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
     """Raises ConfigError if an item with the same id is another question: another version of the task, or other data."""
-    asked = {item.id: item.detail.get("question") for item in a.items}
+    questions = {item.id: item.detail.get("question") for item in a.items}
     for item in b.items:
         question = item.detail.get("question")
-        if question is not None and asked.get(item.id) not in (None, question):
+        if question is not None and questions.get(item.id) not in (None, question):
             raise ConfigError(f"{task}: item {item.id} is not the same question of A and of B: ask both anew")
 
 

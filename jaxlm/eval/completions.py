@@ -62,10 +62,10 @@ def continue_ids(
     with processes.working(what, len(prompts), "texts") as tell, jax.set_mesh(scorer.mesh):
         for start in range(0, len(order), size):
             taken = order[start : start + size]
-            given = [list(prompts[number][-limit:]) for number in taken]
+            batch = [list(prompts[number][-limit:]) for number in taken]
             # The last batch as long as the others: one program.
-            given += given[-1:] * (min(size, len(order)) - len(given))
-            new = _continue(scorer, given, stops, settings, seed + start)
+            batch += batch[-1:] * (min(size, len(order)) - len(batch))
+            new = _continue(scorer, batch, stops, settings, seed + start)
             rows |= zip(taken, new[: len(taken)], strict=True)
             tell(len(rows))
     return [rows[number] for number in range(len(prompts))]

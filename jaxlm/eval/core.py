@@ -108,8 +108,8 @@ def _single(path: pathlib.Path) -> Task | None:
         return None
     if not kind:
         return None
-    asked = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
-    delimiter = "\nAnswer: " if asked else " "
+    is_question = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
+    delimiter = "\nAnswer: " if is_question else " "
     return Task(path.stem, path, kind, 0, delimiter, 0.0 if kind == "language_modeling" else None)
 
 

@@ -117,7 +117,7 @@ def make(
     moment = from_first(lambda: results.moment(folder))
     tokenizer = chat.dated(data.tokenizer(), moment)
     first = Scorer(model, {}, tokenizer, mesh, *sizes, searched, config.sample.chat_template)
-    asked = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
+    how = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
 
     warned: set[str] = set()
 
@@ -127,7 +127,7 @@ def make(
         except NotFinite as error:
             say(f"no benchmark scores at step {step}: {error}")
             return {}
-        about = {"step": step, **asked, "training": True, "moment": moment}
+        about = {"step": step, **how, "training": True, "moment": moment}
         together(lambda: results.write(folder, scored, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
         for result in scored:

@@ -31,8 +31,8 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     problems = read(settings.data_dir)
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
-    asked, what = completions.greedy(_NEW_TOKENS), "writing programs"
-    texts = completions.complete(scorer, prompts, _STOPS, asked, 0, what, follows=True)
+    drawing, what = completions.greedy(_NEW_TOKENS), "writing programs"
+    texts = completions.complete(scorer, prompts, _STOPS, drawing, 0, what, follows=True)
     return [grade(problems, texts, settings)]
 
 

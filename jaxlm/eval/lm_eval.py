@@ -408,13 +408,13 @@ class ScorerLM(TemplateLM):
         return [texts[number] for number in range(len(requests))]
 
 
-def _settings(asked: dict) -> tuple[tuple[str, ...], SampleConfig]:
-    """Returns (stop strings, settings) of a task's `generation_kwargs`."""
-    until: str | Iterable[str] = asked.get("until") or ()
-    sampled = asked.get("do_sample", asked.get("temperature", 0) > 0) and asked.get("temperature", 1) > 0
-    limit = next((asked[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in asked), _NEW_TOKENS)
+def _settings(spec: dict) -> tuple[tuple[str, ...], SampleConfig]:
+    """Returns (stop strings, settings) of a task's `generation_spec`."""
+    until: str | Iterable[str] = spec.get("until") or ()
+    sampled = spec.get("do_sample", spec.get("temperature", 0) > 0) and spec.get("temperature", 1) > 0
+    limit = next((spec[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in spec), _NEW_TOKENS)
     settings = completions.greedy(int(limit))
     if sampled:
-        changed = {key: asked[key] for key in ("temperature", "top_k", "top_p") if key in asked}
+        changed = {key: spec[key] for key in ("temperature", "top_k", "top_p") if key in spec}
         settings = SampleConfig(**{**vars(settings), "temperature": 1.0, **changed})
     return (until,) if isinstance(until, str) else tuple(until), settings

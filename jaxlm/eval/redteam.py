@@ -76,11 +76,11 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     """
     chosen = [part] if part else [name for name in CATEGORIES if name != "toxic" or settings.redteam.toxicity]
     prompts = {name: read().by_category[name] for name in chosen}
-    asked = {name: [of_name[n] for n in spread(len(of_name), items)] for name, of_name in prompts.items()}
-    entries = [(name, entry) for name in chosen if name in WRITTEN for entry in asked[name]]
+    chosen_prompts = {name: [of_name[n] for n in spread(len(of_name), items)] for name, of_name in prompts.items()}
+    entries = [(name, entry) for name in chosen if name in WRITTEN for entry in chosen_prompts[name]]
     answered = _written(scorer, entries, settings) if entries else {}
-    if "bias" in asked:
-        answered["bias"] = _pairs(scorer, asked["bias"])
+    if "bias" in chosen_prompts:
+        answered["bias"] = _pairs(scorer, chosen_prompts["bias"])
     return [_result(name, answered[name]) for name in chosen]
 
 
@@ -94,9 +94,9 @@ def _result(category: str, items: list[Item]) -> TaskResult:
 
 def _written(scorer: Scorer, entries: Sequence[tuple[str, dict]], settings: EvalConfig) -> dict[str, list[Item]]:
     chosen, prompts = settings.redteam, [entry["prompt"] for _, entry in entries]
-    asked = completions.greedy(chosen.max_new_tokens, chosen.temperature)
-    given = [_ids(scorer, category, entry["prompt"]) for category, entry in entries]
-    ids = completions.continue_ids(scorer, given, (), asked, chosen.seed, "red team: writing")
+    drawing = completions.greedy(chosen.max_new_tokens, chosen.temperature)
+    prompt_ids = [_ids(scorer, category, entry["prompt"]) for category, entry in entries]
+    ids = completions.continue_ids(scorer, prompt_ids, (), drawing, chosen.seed, "red team: writing")
     texts = [scorer.tokenizer.decode(row, follows=True) for row in ids]
     more: dict[str, Sequence[float]] = {}
     if chosen.toxicity:

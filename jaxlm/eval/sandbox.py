@@ -164,10 +164,10 @@ def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
             )  # fmt: skip
         finally:
             os.close(write)
-        said, late = "", False
+        output, late = "", False
         try:
-            said = _until_ready(read, _START_S)
-            if sandbox_child.READY in said:
+            output = _until_ready(read, _START_S)
+            if sandbox_child.READY in output:
                 child.wait(_PATIENCE * seconds)
         except subprocess.TimeoutExpired:
             late = True
@@ -175,17 +175,17 @@ def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
             _end(child)
         os.set_blocking(read, False)
         with contextlib.suppress(BlockingIOError):
-            said += os.read(read, 2 * _MOST).decode(errors="replace")
-    return _outcome(said, token, child.returncode, late, seconds)
+            output += os.read(read, 2 * _MOST).decode(errors="replace")
+    return _outcome(output, token, child.returncode, late, seconds)
 
 
 def _until_ready(fd: int, seconds: float) -> str:
-    said, end = "", time.monotonic() + seconds
-    while sandbox_child.READY not in said and select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+    output, end = "", time.monotonic() + seconds
+    while sandbox_child.READY not in output and select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
         if not (more := os.read(fd, 2 * _MOST)):
             break
-        said += more.decode(errors="replace")
-    return said
+        output += more.decode(errors="replace")
+    return output
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -194,8 +194,8 @@ def _end(child: subprocess.Popen) -> None:
     child.wait()
 
 
-def _outcome(said: str, token: str, code: int, late: bool, seconds: float) -> Outcome:
-    started, ready, why = said.partition(sandbox_child.READY)
+def _outcome(output: str, token: str, code: int, late: bool, seconds: float) -> Outcome:
+    started, ready, why = output.partition(sandbox_child.READY)
     if not ready:
         early = f"ended before its first line (exit code {code}) {started}".rstrip()
         why = f"did not come to its first line in {_START_S:g} s" if code == -signal.SIGKILL else early

@@ -98,10 +98,10 @@ def _model(facts: Facts) -> str:
     kind = "reward model" if facts.rewards else "language model"
     if facts.base:
         step = "" if facts.base.step is None else f" (step {count(facts.base.step)} of its training)"
-        kept = "" if facts.base.codes == "none" else f", whose layers were kept in {facts.base.codes} in training"
+        codes = "" if facts.base.codes == "none" else f", whose layers were kept in {facts.base.codes} in training"
         return (
             f"An adapter of {human(facts.parameters)} numbers, from step {count(facts.step)} of its training, for the model "
-            f"{facts.base.name}{step}{kept}. Trained and exported with jaxlm."
+            f"{facts.base.name}{step}{codes}. Trained and exported with jaxlm."
         )
     return (
         f"A {kind} of {human(facts.parameters)} parameters, from step {count(facts.step)} of its training: {c.family}, "

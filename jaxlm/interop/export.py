@@ -59,11 +59,11 @@ class Done(typing.NamedTuple):
     checking_s: float
 
 
-def dtype_of(to: str, asked: str | None) -> str:
+def dtype_of(to: str, dtype: str | None) -> str:
     """Returns the type of the weights to write. Raises ConfigError if the format has no such type."""
-    if asked is not None and asked not in TARGETS[to]:
-        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}")
-    return asked or TARGETS[to][0]
+    if dtype is not None and dtype not in TARGETS[to]:
+        raise ConfigError(f"--dtype={dtype}: --to={to} writes {', '.join(TARGETS[to])}")
+    return dtype or TARGETS[to][0]
 
 
 def refuse(out: pathlib.Path, to: str) -> None:

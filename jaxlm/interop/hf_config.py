@@ -183,34 +183,34 @@ class _Unsupported(Exception):
     """What a model has and ours have not."""
 
 
-def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str], list[str]]:
-    kind = found.get("model_type", "")
+def _read(saved: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str], list[str]]:
+    kind = saved.get("model_type", "")
     if kind not in KINDS:
         raise _Unsupported(f"model_type {kind!r} is not supported, only {', '.join(KINDS)}")
-    other = [name for name in found.get("architectures") or () if not name.endswith(ends)]
+    other = [name for name in saved.get("architectures") or () if not name.endswith(ends)]
     if other:
         raise _Unsupported(f"the architecture {other[0]} is not supported, only models that {_KINDS[ends]}")
-    if found.get("quantization_config"):
+    if saved.get("quantization_config"):
         raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
-    return (_gpt2(found), [], []) if kind == "gpt2" else _llama(found, kind)
+    return (_gpt2(saved), [], []) if kind == "gpt2" else _llama(saved, kind)
 
 
-def _gpt2(found: dict) -> dict[str, object]:
-    activation = found.get("activation_function", "gelu_new")
+def _gpt2(saved: dict) -> dict[str, object]:
+    activation = saved.get("activation_function", "gelu_new")
     if activation not in _GELU:
         raise _Unsupported(f"activation_function={activation} is not supported, only {' and '.join(_GELU)}")
     plain = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     for key, wanted in plain.items():
-        if found.get(key, wanted) != wanted:
-            raise _Unsupported(f"{key}={found[key]} is not supported")
+        if saved.get(key, wanted) != wanted:
+            raise _Unsupported(f"{key}={saved[key]} is not supported")
     left_out = {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-    keys = _named(_GPT2, left_out | found)
+    keys = _named(_GPT2, left_out | saved)
     keys |= {"n_kv_heads": keys["n_heads"], "head_dim": keys["d_model"] // keys["n_heads"]}
     return keys | {"d_ff": keys["d_ff"] or 4 * keys["d_model"], "bias": False, "qkv_bias": False, "qk_norm": False}
 
 
-def _named(table: dict[str, str], found: dict) -> dict[str, object]:
-    keys = {ours: found[theirs] for ours, theirs in table.items()}
+def _named(table: dict[str, str], saved: dict) -> dict[str, object]:
+    keys = {ours: saved[theirs] for ours, theirs in table.items()}
     family = "gpt2" if table is _GPT2 else "llama"
     return keys | {
         "family": family,
@@ -219,63 +219,63 @@ def _named(table: dict[str, str], found: dict) -> dict[str, object]:
     }
 
 
-def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[str]]:
-    activation = found.get("hidden_act", "silu")
+def _llama(saved: dict, kind: str) -> tuple[dict[str, object], list[str], list[str]]:
+    activation = saved.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise _Unsupported(f"hidden_act={activation} is not supported, only silu")
     heads = {"mistral": 8, "qwen2": 32, "qwen3": 32}.get(kind)
     left_out = {"num_key_value_heads": heads, "head_dim": 0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-    keys, window, lines = _named(_LLAMA, left_out | found), _window(found, kind), []
+    keys, window, lines = _named(_LLAMA, left_out | saved), _window(saved, kind), []
     if window and window < keys["max_seq_len"]:
         lines = [f"sliding window of {window:,} tokens: within it attention is the same, so the context is {window:,}"]
         keys["max_seq_len"] = window
     keys["n_kv_heads"] = keys["n_kv_heads"] or keys["n_heads"]
     keys["head_dim"] = keys["head_dim"] or (128 if kind == "qwen3" else keys["d_model"] // keys["n_heads"])
-    keys |= {"bias": _bias(found, kind), "qkv_bias": kind == "qwen2", "qk_norm": kind == "qwen3"}
-    rope, notes = _rope(found)
+    keys |= {"bias": _bias(saved, kind), "qkv_bias": kind == "qwen2", "qk_norm": kind == "qwen3"}
+    rope, notes = _rope(saved)
     return keys | {f"rope.{key}": value for key, value in rope.items()}, lines, notes
 
 
-def _bias(found: dict, kind: str) -> bool:
-    attention, mlp = bool(found.get("attention_bias")), bool(found.get("mlp_bias")) and kind == "llama"
+def _bias(saved: dict, kind: str) -> bool:
+    attention, mlp = bool(saved.get("attention_bias")), bool(saved.get("mlp_bias")) and kind == "llama"
     if kind in ("llama", "qwen3") and (attention != mlp or (attention and kind == "qwen3")):
         raise _Unsupported(f"attention_bias={attention} with mlp_bias={mlp} in a {kind} is not supported")
     return attention and kind == "llama"
 
 
-def _window(found: dict, kind: str) -> int:
+def _window(saved: dict, kind: str) -> int:
     """The tokens that a layer's sliding window spans; 0 if no layer has one."""
     if kind == "mistral":
-        return found.get("sliding_window", 4096) or 0
+        return saved.get("sliding_window", 4096) or 0
     if kind == "llama":
         return 0
-    layers = found.get("layer_types")
+    layers = saved.get("layer_types")
     slides = (
-        "sliding_attention" in layers if layers else found.get("max_window_layers", 28) < found["num_hidden_layers"]
+        "sliding_attention" in layers if layers else saved.get("max_window_layers", 28) < saved["num_hidden_layers"]
     )
-    return (found.get("sliding_window", 4096) or 0) if found.get("use_sliding_window") and slides else 0
+    return (saved.get("sliding_window", 4096) or 0) if saved.get("use_sliding_window") and slides else 0
 
 
-def _rope(found: dict) -> tuple[dict[str, object], list[str]]:
+def _rope(saved: dict) -> tuple[dict[str, object], list[str]]:
     """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does."""
     # `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
-    said = {name: found[name] for name in ("rope_scaling", "rope_parameters") if found.get(name)}
-    for name, value in said.items():
+    sections = {name: saved[name] for name in ("rope_scaling", "rope_parameters") if saved.get(name)}
+    for name, value in sections.items():
         if not isinstance(value, dict):
             raise TypeError(f"{name}={value!r:.60}")
-        said[name] = {"rope_type": value.get("type", "default")} | value
-    outer = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if found.get(key) is not None}
-    given = {"rope_theta": 10000.0} | outer | next(iter(said.values()), {"rope_type": "default"})
-    kind = given["rope_type"]
+        sections[name] = {"rope_type": value.get("type", "default")} | value
+    outer = {key: saved[key] for key in ("rope_theta", "partial_rotary_factor") if saved.get(key) is not None}
+    rope = {"rope_theta": 10000.0} | outer | next(iter(sections.values()), {"rope_type": "default"})
+    kind = rope["rope_type"]
     if kind not in _ROPE:
         raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
     scaling, needed = _ROPE[kind]
-    numbers = {ours: given[theirs] for ours, theirs in needed.items()}
+    numbers = {ours: rope[theirs] for ours, theirs in needed.items()}
     floats = {ours: float(value) for ours, value in numbers.items() if ours != "original_max_len"}
-    keys = {"theta": float(given["rope_theta"]), "scaling": scaling} | numbers | floats
-    parts = (*said.values(), outer)
-    unread = [f"{key}={value}" for part in parts for key, value in part.items() if given.get(key, value) != value]
+    keys = {"theta": float(rope["rope_theta"]), "scaling": scaling} | numbers | floats
+    parts = (*sections.values(), outer)
+    unread = [f"{key}={value}" for part in parts for key, value in part.items() if rope.get(key, value) != value]
     line = f"its rotary settings disagree: {', '.join(unread)} is not read, {keys} is, as transformers does"
     return keys, [line] if unread else []

@@ -224,9 +224,9 @@ def _chat_tokens(config: config_dict.ConfigDict) -> int:
     tokenizer = coder.load(config.data.tokenizer)
     if coder.ours(tokenizer):
         return 0 if _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
-    kept = pathlib.Path(config.workdir) / config_files.TOKENIZER
-    begun = _begun(config) and kept.is_dir()  # then its template is what it was, whatever is asked for
-    grown = coder.load(kept) if begun else chat.grown(tokenizer, config.examples.template)
+    own = pathlib.Path(config.workdir) / config_files.TOKENIZER
+    begun = _begun(config) and own.is_dir()  # then its template is what it was, whatever is asked for
+    grown = coder.load(own) if begun else chat.grown(tokenizer, config.examples.template)
     return max(0, grown.vocab_size - config.model.vocab_size)
 
 

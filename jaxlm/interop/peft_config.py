@@ -97,8 +97,8 @@ def check(content: Mapping[str, typing.Any]) -> None:
 
 def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
     """Returns module -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]; "" for the embedding."""
-    given = content.get("trainable_token_indices") or {}
-    return {name: list(ids) for name, ids in given.items()} if isinstance(given, Mapping) else {"": list(given)}
+    indices = content.get("trainable_token_indices") or {}
+    return {name: list(ids) for name, ids in indices.items()} if isinstance(indices, Mapping) else {"": list(indices)}
 
 
 def model_folder(folder: pathlib.Path) -> pathlib.Path:

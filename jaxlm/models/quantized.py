@@ -28,11 +28,11 @@ def freeze(params: dict, kind: str, dtype: str) -> Frozen:
 
     `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` the compute dtype.
     """
-    kept = {}
+    leaves = {}
     for name, leaf in tree.named_leaves(params):
         own = _kind(name, leaf, kind)
-        kept |= zip(_places(name, own), _kept(leaf, input_axes(name), own, dtype), strict=True)
-    return tree.nested(kept.items())
+        leaves |= zip(_places(name, own), _kept(leaf, input_axes(name), own, dtype), strict=True)
+    return tree.nested(leaves.items())
 
 
 def whole_kernels(frozen: Frozen) -> dict[str, jax.ShapeDtypeStruct]:
@@ -44,12 +44,12 @@ def frozen_axes(model: Transformer, kind: str) -> Frozen:
     """Returns the logical axes of what `freeze` returns, as tuples. Codes and scales are split as their kernel is."""
     abstract = abstract_params(model)
     axes = jax.tree.structure(abstract).flatten_up_to(logical_axes(model))
-    found = {}
+    axes_of_place = {}
     for (name, leaf), names in zip(tree.named_leaves(abstract), axes, strict=True):
         own = _kind(name, leaf, kind)
         split = names if own == "none" else (names[0], *names[input_axes(name) :])
-        found |= dict.fromkeys(_places(name, own), split)
-    return tree.nested(found.items())
+        axes_of_place |= dict.fromkeys(_places(name, own), split)
+    return tree.nested(axes_of_place.items())
 
 
 def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardings: Frozen) -> Frozen:
@@ -59,14 +59,14 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
       params: the name of each parameter and its array in its shards, which is made when it is asked for.
       shardings: of what `freeze` returns.
     """
-    wanted, kept = dict(tree.named_leaves(shardings)), {}
+    wanted, leaves = dict(tree.named_leaves(shardings)), {}
     for name, leaf in params:
         own = _kind(name, leaf, kind)
         places = _places(name, own)
         program = _program(input_axes(name), own, dtype, tuple(wanted[place] for place in places))
         # Not waiting would let the reading run ahead, and keep what was read.
-        kept |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
-    return tree.nested(kept.items())
+        leaves |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
+    return tree.nested(leaves.items())
 
 
 def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:

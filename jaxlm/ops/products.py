@@ -106,8 +106,8 @@ def _lora_down_fwd(x: jax.Array, factor: jax.Array, axes: int) -> tuple[jax.Arra
     return lora_down(x, factor, axes), (x, factor)
 
 
-def _lora_down_bwd(axes: int, kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.vjp(lambda x, factor: dense(x, factor, axes), *kept)[1](slope)
+def _lora_down_bwd(axes: int, residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.vjp(lambda x, factor: dense(x, factor, axes), *residuals)[1](slope)
 
 
 lora_down.defvjp(_lora_down_fwd, _lora_down_bwd)
@@ -123,8 +123,8 @@ def _lora_up_fwd(low: jax.Array, factor: jax.Array) -> tuple[jax.Array, tuple]:
     return lora_up(low, factor), (low, factor)
 
 
-def _lora_up_bwd(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-    low, factor = kept
+def _lora_up_bwd(residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    low, factor = residuals
     (d_factor,) = jax.vjp(lambda factor: dense(low, factor), factor)[1](slope)
     back = dense(slope, jnp.moveaxis(factor, 0, -1), factor.ndim - 1, jnp.float32)
     return back.astype(low.dtype), d_factor
@@ -165,8 +165,10 @@ def _forward_of_codes(
     return _of_codes(x, kernels, product, fuse), (x, kernels)
 
 
-def _backward_of_codes(product: Product, fuse: bool, kept: tuple, grads: list[jax.Array]) -> tuple[jax.Array, None]:
-    x, kernels = kept
+def _backward_of_codes(
+    product: Product, fuse: bool, residuals: tuple, grads: list[jax.Array]
+) -> tuple[jax.Array, None]:
+    x, kernels = residuals
     kernels = block_codes.after(grads[0], kernels)
     _, transposed = jax.vjp(lambda x: _decode_and_multiply(x, kernels, product, fuse), x)
     return *transposed(grads), None

@@ -87,7 +87,7 @@ def group_advantages(rewards_PxA: np.ndarray, scale: bool) -> np.ndarray:
     `scale` divides by the group's standard deviation (ddof = 1), to which 1e-4 is added as in TRL.
     """
     rewards_PxA = np.asarray(rewards_PxA, np.float64)
-    found_PxA = rewards_PxA - rewards_PxA.mean(axis=1, keepdims=True)
+    advantages_PxA = rewards_PxA - rewards_PxA.mean(axis=1, keepdims=True)
     if scale:
-        found_PxA = found_PxA / (rewards_PxA.std(axis=1, ddof=1, keepdims=True) + 1e-4)
-    return found_PxA.astype(np.float32)
+        advantages_PxA = advantages_PxA / (rewards_PxA.std(axis=1, ddof=1, keepdims=True) + 1e-4)
+    return advantages_PxA.astype(np.float32)

@@ -31,8 +31,8 @@ def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
     def on_device(table_VxD, ids_BxT):
         ids_BxT = jax.lax.all_gather(ids_BxT, "fsdp", axis=0, tiled=True)
-        found_BxTxD = table_VxD[ids_BxT].astype(dtype)
-        return jax.lax.all_to_all(found_BxTxD, "fsdp", split_axis=0, concat_axis=2, tiled=True)
+        rows_BxTxD = table_VxD[ids_BxT].astype(dtype)
+        return jax.lax.all_to_all(rows_BxTxD, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
     specs = {"in_specs": (table, tokens), "out_specs": tokens}
     return jax.shard_map(on_device, **specs, axis_names=set(axes), check_vma=False)(table_VxD, ids_BxT)

@@ -83,10 +83,10 @@ class Answer:
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
         """The text of the prompt, which is placed; of what the client gave the first token has no log-probability."""
-        given = list(prompt[self._prompt.hidden :])
-        text = self._tokenizer.decode([token.id for token in given if token.id < len(self._names.pieces)])
-        self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in given).decode("utf-8", "replace"))
-        for number, token in enumerate(given):
+        shown = list(prompt[self._prompt.hidden :])
+        text = self._tokenizer.decode([token.id for token in shown if token.id < len(self._names.pieces)])
+        self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in shown).decode("utf-8", "replace"))
+        for number, token in enumerate(shown):
             self._place(token if number else Token(token.id, None, ()))
         self._at = len(text)
         return text
@@ -140,12 +140,12 @@ class Writer:
         logprobs = None
         if self._request.logprobs is not None:
             logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
-        said: dict[str, typing.Any] = {"text": delta.text}
+        content: dict[str, typing.Any] = {"text": delta.text}
         if self._request.chat and key == "message":
-            said = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
+            content = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
         elif self._request.chat:
-            said = {key: {"content": delta.text} if delta.text or delta.placed else {}}
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": delta.ended}
+            content = {key: {"content": delta.text} if delta.text or delta.placed else {}}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": delta.ended}
 
     def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
         tops = []

@@ -33,11 +33,11 @@ class Guides:
             grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_FORM)
             with self._lock:
                 tokens = self._tokens
-            wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)
+            wrong, reasons = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)
         except ValueError as error:
-            wrong, said = True, [str(error)]
+            wrong, reasons = True, [str(error)]
         if wrong:
-            raise Refused(f"this JSON schema can't be followed: {_first(said)}", param="response_format")
+            raise Refused(f"this JSON schema can't be followed: {_first(reasons)}", param="response_format")
         whole = llguidance.LLMatcher(tokens, grammar)
         words = -(-self._made_of[1] // 32)
         return lambda: Guide(whole.deep_copy(), words)
@@ -103,5 +103,5 @@ def _library() -> typing.Any:
     return llguidance
 
 
-def _first(said: Sequence[str]) -> str:
-    return (" ".join(said).strip().splitlines() or ["no reason given"])[0][:300]
+def _first(reasons: Sequence[str]) -> str:
+    return (" ".join(reasons).strip().splitlines() or ["no reason given"])[0][:300]

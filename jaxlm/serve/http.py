@@ -291,8 +291,8 @@ class Server:
         tokenizer = self._reader.tokenizer
         named = {i: piece for piece, i in tokenizer.controls.items()}
         bos = named.get(tokenizer.opening[-1]) if tokenizer.opening else None
-        said = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
-        return JSONResponse(said)
+        info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
+        return JSONResponse(info)
 
     def _template(self) -> str | None:
         try:
@@ -422,8 +422,8 @@ def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:
 
 async def _no_route(request: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    said = f"no {request.url.path} here" if status == 404 else f"{request.url.path} takes no {request.method}"
-    return _refusal(Refused(f"{said}: see /v1/models, /v1/completions, /v1/chat/completions", status))
+    message = f"no {request.url.path} here" if status == 404 else f"{request.url.path} takes no {request.method}"
+    return _refusal(Refused(f"{message}: see /v1/models, /v1/completions, /v1/chat/completions", status))
 
 
 def _event(content: dict[str, typing.Any]) -> dict[str, str]:

@@ -201,8 +201,8 @@ class Conversation:
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         """Returns the messages of some of the turns, `role` and `content` of each, the system's in front."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        for asked, answer, _ in turns:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        for message, answer, _ in turns:
+            messages += [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]
         return messages
 
     def _ids(self, first: int, message: str) -> list[int]:
@@ -439,14 +439,14 @@ class Talk:
             voice.talk.system = "" if voice.talk.plain else _sound(text)
         self._terminal.note("the system says this from the next message on" if text else "the system says nothing")
 
-    def temperature(self, given: str) -> None:
-        if given:
+    def temperature(self, text: str) -> None:
+        if text:
             try:
-                value = float(given)
+                value = float(text)
             except ValueError:
                 value = math.nan
             if not 0 <= value < math.inf:
-                raise ConfigError(f"a temperature is a number, 0 or more, not {given!r}")
+                raise ConfigError(f"a temperature is a number, 0 or more, not {text!r}")
             self._settings = dataclasses.replace(self._settings, temperature=value)
         self._terminal.note(f"temperature {self._settings.temperature:g}")
 

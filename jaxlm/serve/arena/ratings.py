@@ -195,10 +195,10 @@ def _agreement(votes: Sequence[Vote]) -> Agreement | None:
     import evalica
     import pandas as pd
 
-    said: dict[tuple, dict[str, int]] = collections.defaultdict(dict)
+    outcomes: dict[tuple, dict[str, int]] = collections.defaultdict(dict)
     for vote in votes:
-        said[vote.prompt, vote.first, vote.second][vote.rater] = ("first", "second", "tie").index(vote.winner)
-    shared = [by_rater for by_rater in said.values() if len(by_rater) > 1]
+        outcomes[vote.prompt, vote.first, vote.second][vote.rater] = ("first", "second", "tie").index(vote.winner)
+    shared = [by_rater for by_rater in outcomes.values() if len(by_rater) > 1]
     pairs = [pair for by_rater in shared for pair in itertools.combinations(by_rater.values(), 2)]
     if not pairs:
         return None
