@@ -248,7 +248,7 @@ class Scorer:
         ways = sharding.batch_ways(self.mesh)
         batches = -(-len(rows) // max(1, self.tokens // length))
         count = -(-len(rows) // batches // ways) * ways
-        scored = _round(max(len(row.targets) for row in rows))
+        scored = -(-max(len(row.targets) for row in rows) // 64) * 64
         waiting: collections.deque = collections.deque()
         mine = sharding.local_rows(self.mesh, count)
         for start in range(0, len(rows), count):
@@ -325,10 +325,6 @@ def _windows(number: int, context: Sequence[int], scored: Sequence[int], limit: 
     for start in range(first, len(whole), limit):
         end = min(start + limit, len(whole))
         yield number, (whole[max(0, end - limit - 1) : start], whole[start:end])
-
-
-def _round(n: int) -> int:
-    return -(-n // 64) * 64
 
 
 def _bucket(n: int) -> int:

@@ -109,7 +109,8 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
             written = gguf.GgufFile(folder / file, source.config, dtype, source.name)
         else:
             written = hf_folder.HfFolder(folder, source.config, dtype, source.scores)
-        _check_room(out, written.bytes)
+        if written.bytes > (free := shutil.disk_usage(out.parent).free):
+            raise RunError(f"--out={out} needs {size(written.bytes)}, and {size(free)} are free there: free some room")
         began = time.perf_counter()
         with working(f"writing {size(written.bytes)}", written.count, "tensors") as tell:
             written.write(source.read, source.tokenizer, tell)
@@ -166,12 +167,6 @@ def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
     for text in _PROBES:
         if written.encode(text).ids != ids.document(tokenizer, text):
             raise RunError(f"the written tokenizer.json has other ids than the run's tokenizer for {text!r}")
-
-
-def _check_room(out: pathlib.Path, needed: int) -> None:
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise RunError(f"--out={out} needs {size(needed)}, and {size(free)} are free there: free some room")
 
 
 @contextlib.contextmanager

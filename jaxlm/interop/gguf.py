@@ -58,7 +58,7 @@ class GgufFile:
         writer = package().GGUFWriter(self._path, architecture(self._config))
         try:
             _add_model(writer, self._config, self._dtype, self._name)
-            _add_tokenizer(writer, _ours(tokenizer))
+            _add_tokenizer(writer, tokenizer)
             for tensor in self._tensors:
                 shape = self._byte_shape(tensor)
                 writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._kind(tensor))
@@ -139,15 +139,6 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
 
 
-def _ours(tokenizer: Coder) -> Tokenizer:
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError(
-            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
-            "with llama.cpp's convert_hf_to_gguf.py"
-        )
-    return tokenizer
-
-
 def _rope_factors(config: ModelConfig) -> np.ndarray | None:
     """By what each rotary frequency is divided (llama 3's scaling); None without it."""
     if config.family == "gpt2" or config.rope.scaling != "llama3":
@@ -182,7 +173,12 @@ def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> Non
         writer.add_rope_scaling_factor(c.rope.factor)
 
 
-def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
+def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError(
+            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
+            "with llama.cpp's convert_hf_to_gguf.py"
+        )
     pieces = tokenizer_json.pieces(tokenizer)
     writer.add_tokenizer_model("llama" if pieces.is_bpe else "t5")
     writer.add_tokenizer_pre("default")

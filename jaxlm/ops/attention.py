@@ -93,15 +93,15 @@ def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset=None, *, backend: str, sca
     if backend == "xla":
         mask_BxTxS = attention_blocked.visible(ids, offset, 0, q_BxTxNxH.shape[1], k_BxSxKxH.shape[1])
         return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask_BxTxS, scale)
+    if backend in sharding.CONTEXT_ATTENTION:
+        function = attention_blocked.blocked_attention if backend == "blocked" else attention_kernels.cudnn_attention
+        return function(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, scale, offset)
     function = {
-        "blocked": attention_blocked.blocked_attention,
-        "cudnn": attention_kernels.cudnn_attention,
         "cudnn_packed": attention_kernels.cudnn_packed_attention,
         "tokamax": attention_kernels.tokamax_attention,
         "pallas": attention_kernels.pallas_attention,
     }[backend]
-    more = {} if offset is None else {"offset": offset}
-    return function(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *ids, scale=scale, **more)
+    return function(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids[0], scale)
 
 
 def masked_attention(

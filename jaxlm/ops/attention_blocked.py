@@ -24,18 +24,15 @@ def blocked_attention(
     q_BxTxNxH: jax.Array,
     k_BxSxKxH: jax.Array,
     v_BxSxKxH: jax.Array,
-    q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxS: jax.Array | None,
-    *,
+    ids: tuple[jax.Array | None, jax.Array | None],
     scale: float,
-    block: int | None = None,
     offset: jax.Array | None = None,
+    block: int | None = None,
 ) -> jax.Array:
     """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T).
 
     Args:
-      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row. If only the first is None, the
-        second is `until_BxT` of `ops.attention.attention`.
+      ids: as `visible` takes them.
       block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
       offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
         Each block is multiplied with all keys, since the block's place is known only when it runs.
@@ -45,9 +42,7 @@ def blocked_attention(
     """
     length = q_BxTxNxH.shape[1]
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block
-    return _blocked(
-        q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, (q_segment_ids_BxT, kv_segment_ids_BxS), offset, float(scale), block
-    )
+    return _blocked(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, float(scale), block)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))

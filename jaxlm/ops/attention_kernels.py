@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.devices import sharding
+from jaxlm.ops.attention_blocked import visible
 
 # Tokens of a row to one segment that it has room for: rows of 2,048 tokens have 16 on average over the batch.
 TOKENS_PER_SEGMENT = 128
@@ -32,9 +33,7 @@ def cudnn_attention(
     q_BxTxNxH: jax.Array,
     k_BxSxKxH: jax.Array,
     v_BxSxKxH: jax.Array,
-    q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxS: jax.Array | None,
-    *,
+    ids: tuple[jax.Array | None, jax.Array | None],
     scale: float,
     offset: jax.Array | None = None,
 ) -> jax.Array:
@@ -47,6 +46,7 @@ def cudnn_attention(
     Args:
       q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: bfloat16 or float16; H is a multiple of 8 and at most 128 (256 on Hopper); T is
         even if there are segments.
+      ids: the segment ids of queries and keys.
       offset: the index of the first query among the keys, an integer scalar. S may then be larger than T, and the mask
         includes causality. None if S = T.
 
@@ -54,58 +54,44 @@ def cudnn_attention(
       ValueError, RuntimeError, NotImplementedError: cuDNN does not support the dtype or shape, or is missing.
     """
     mask = None
-    if q_segment_ids_BxT is not None:
-        mask = (q_segment_ids_BxT[:, :, None] == kv_segment_ids_BxS[:, None, :])[:, None]
     if offset is not None:
-        past_TxS = jnp.arange(k_BxSxKxH.shape[1])[None] <= offset + jnp.arange(q_BxTxNxH.shape[1])[:, None]
-        mask = past_TxS[None, None] if mask is None else mask & past_TxS
+        mask = visible(ids, offset, 0, q_BxTxNxH.shape[1], k_BxSxKxH.shape[1])[:, None]
+    elif ids[0] is not None:
+        mask = (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
     return jax.nn.dot_product_attention(
         q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask=mask, is_causal=offset is None, scale=scale, implementation="cudnn"
     )
 
 
 def cudnn_packed_attention(
-    q_BxTxNxH: jax.Array,
-    k_BxTxKxH: jax.Array,
-    v_BxTxKxH: jax.Array,
-    q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxT: jax.Array | None,
-    *,
-    scale: float,
+    q_BxTxNxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, ids_BxT: jax.Array | None, scale: float
 ) -> jax.Array:
-    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer). T = S, and ids increase.
+    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer). Ids must increase.
 
     There is room for one document per TOKENS_PER_SEGMENT tokens, on average over the rows of a device. If a batch has
     more documents, the device runs the masked kernel of `cudnn_attention` instead.
     """
-    if q_segment_ids_BxT is None:
-        return cudnn_attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, None, None, scale=scale)
-    del kv_segment_ids_BxT
+    if ids_BxT is None:
+        return cudnn_attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, (None, None), scale)
     per_row = max(2, q_BxTxNxH.shape[1] // TOKENS_PER_SEGMENT)
 
     def masked(q, k, v, ids):
-        return cudnn_attention(q, k, v, ids, ids, scale=scale)
+        return cudnn_attention(q, k, v, (ids, ids), scale)
 
     def run(q, k, v, ids):
         return packed_attention(q, k, v, ids, scale, per_row, masked)
 
-    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT)
+    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT)
 
 
 def tokamax_attention(
-    q_BxTxNxH: jax.Array,
-    k_BxTxKxH: jax.Array,
-    v_BxTxKxH: jax.Array,
-    q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxT: jax.Array | None,
-    *,
-    scale: float,
+    q_BxTxNxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, ids_BxT: jax.Array | None, scale: float
 ) -> jax.Array:
     """Returns Tokamax's flash attention, a Mosaic kernel for Hopper and newer (github.com/openxla/tokamax).
 
     Each query gets the index of the first key that it may see, which is the start of its segment. This is exact for any
-    number of segments and needs no mask in memory, if T = S and ids increase along a row. Tokamax needs Python 3.12 and
-    jax 0.11.1; its public function does not take the range of keys.
+    number of segments and needs no mask in memory, if ids increase along a row. Tokamax needs Python 3.12 and jax 0.11.1;
+    its public function does not take the range of keys.
 
     Raises ValueError if tokamax is not installed.
     """
@@ -113,15 +99,13 @@ def tokamax_attention(
         from tokamax._src.ops.attention import base, pallas_mosaic_gpu
     except ImportError as error:
         raise ValueError(f"attention backend 'tokamax' needs the package: pip install tokamax ({error})") from error
-    del kv_segment_ids_BxT
     kernel = pallas_mosaic_gpu.PallasMosaicGpuFlashAttention()
 
     def run(q, k, v, ids=None):
         first = None if ids is None else segment_starts(ids)[:, None]
         return kernel(q, k, v, mask=base.Mask(k_start=first, is_causal=True), logits_scale=scale)
 
-    ids = () if q_segment_ids_BxT is None else (q_segment_ids_BxT,)
-    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, *ids)
+    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT)
 
 
 def segment_starts(segment_ids_BxT: jax.Array) -> jax.Array:
@@ -133,77 +117,61 @@ def segment_starts(segment_ids_BxT: jax.Array) -> jax.Array:
 
 
 def pallas_attention(
-    q_BxTxNxH: jax.Array,
-    k_BxTxKxH: jax.Array,
-    v_BxTxKxH: jax.Array,
-    q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxT: jax.Array | None,
-    *,
-    scale: float,
+    q_BxTxNxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, ids_BxT: jax.Array | None, scale: float
 ) -> jax.Array:
     """Returns attention by a kernel of jax.experimental.pallas: splash on TPU, else Triton flash (interpreted on CPU).
 
     Rows are padded at their end to the kernel's block. The padding comes after every token, so no token attends to it.
     """
-    arrays = [q_BxTxNxH, k_BxTxKxH, v_BxTxKxH]
-    if q_segment_ids_BxT is not None:
-        arrays += [q_segment_ids_BxT, kv_segment_ids_BxT]
-    return _on_each_device(functools.partial(_pallas, scale=scale), *arrays)
+    run = functools.partial(_pallas, scale=scale)
+    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT)
 
 
-def _on_each_device(run, *arrays):
-    """`run(q, k, v, *ids)` with each device's own rows and heads: the compiler can't split a kernel over a mesh."""
+def _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT):
+    """`run(q, k, v[, ids])` with each device's own rows and heads: the compiler can't split a kernel over a mesh."""
+    arrays = [q_BxTxNxH, k_BxTxKxH, v_BxTxKxH] + ([] if ids_BxT is None else [ids_BxT])
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(*arrays)
-    heads = ("batch", None, "heads", None)
-    kv = sharding.spec(heads, arrays[1].shape, mesh)  # queries follow the key-value heads, which may not divide
+    # Queries follow the key-value heads, which may not divide.
+    kv = sharding.spec(("batch", None, "heads", None), k_BxTxKxH.shape, mesh)
     specs = [kv, kv, kv] + [sharding.spec(("batch", None), x.shape, mesh) for x in arrays[3:]]
     return jax.shard_map(run, in_specs=tuple(specs), out_specs=kv, check_vma=False)(*arrays)
 
 
-def _pallas(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT=None, kv_segment_ids_BxT=None, *, scale):
-    length = q_BxTxNxH.shape[1]
+def _pallas(*arrays, scale):
+    length = arrays[0].shape[1]
     block = 128 if length >= 128 else max(16, 1 << (length - 1).bit_length())
     platform = jax.default_backend()
     if platform == "tpu":
         block = 128  # the splash kernel's least block, for short rows too
-    pad = -length % block
-    padded = [jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2)) for x in (q_BxTxNxH, k_BxTxKxH, v_BxTxKxH)]
-    ids = q_segment_ids_BxT, kv_segment_ids_BxT
-    if q_segment_ids_BxT is not None:
-        ids = tuple(jnp.pad(x, [(0, 0), (0, pad)]) for x in ids)
+    padded = [jnp.pad(x, [(0, 0), (0, -length % block)] + [(0, 0)] * (x.ndim - 2)) for x in arrays]
     function = _splash if platform == "tpu" else functools.partial(_triton, interpret=platform == "cpu")
-    return function(*padded, *ids, scale=scale)[:, :length]
+    return function(*padded, scale=scale)[:, :length]
 
 
-def _triton(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_ids_BxT, kv_ids_BxT, *, scale, interpret):
+def _triton(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT=None, *, scale, interpret):
     from jax.experimental.pallas.ops.gpu import attention as gpu  # imports Triton's lowering: only where it is used
 
-    del kv_ids_BxT  # the kernel has one array of ids: self-attention
     # The kernel wants a key-value head for each query head. The repeat's transpose adds their gradients up.
     repeats = q_BxTxNxH.shape[2] // k_BxTxKxH.shape[2]
     k_BxTxNxH, v_BxTxNxH = (jnp.repeat(x, repeats, axis=2) for x in (k_BxTxKxH, v_BxTxKxH))
-    return gpu.mha(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, q_ids_BxT, sm_scale=scale, causal=True, interpret=interpret)
+    return gpu.mha(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, ids_BxT, sm_scale=scale, causal=True, interpret=interpret)
 
 
-def _splash(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_ids_BxT, kv_ids_BxT, *, scale, interpret=False):
+def _splash(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT=None, *, scale, interpret=False):
     from jax.experimental.pallas.ops.tpu import splash_attention as tpu
 
     length, heads = q_BxTxNxH.shape[1:3]
     size = int(np.gcd(length, 512))  # a block must divide the row, which is padded to a multiple of 128
-    sizes = tpu.BlockSizes(
-        block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size
-    )
+    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    sizes = tpu.BlockSizes(**dict.fromkeys(names, size))
     mask = tpu.MultiHeadMask([tpu.CausalMask((length, length)) for _ in range(heads)])
     kernel = tpu.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes, interpret=interpret)
     q_BxNxTxH, k_BxKxTxH, v_BxKxTxH = (jnp.swapaxes(x, 1, 2) for x in (q_BxTxNxH, k_BxTxKxH, v_BxTxKxH))
     q_BxNxTxH = q_BxNxTxH * jnp.asarray(scale, q_BxNxTxH.dtype)  # the kernel does not scale
-    if q_ids_BxT is None:
-        out = jax.vmap(kernel)(q_BxNxTxH, k_BxKxTxH, v_BxKxTxH)
-    else:
-        out = jax.vmap(kernel)(q_BxNxTxH, k_BxKxTxH, v_BxKxTxH, tpu.SegmentIds(q_ids_BxT, kv_ids_BxT))
-    return jnp.swapaxes(out, 1, 2)
+    segments = () if ids_BxT is None else (tpu.SegmentIds(ids_BxT, ids_BxT),)
+    return jnp.swapaxes(jax.vmap(kernel)(q_BxNxTxH, k_BxKxTxH, v_BxKxTxH, *segments), 1, 2)
 
 
 class Segments(typing.NamedTuple):

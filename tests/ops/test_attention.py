@@ -69,7 +69,7 @@ def test_blocked_equals_xla_forward_and_backward(length, packed):
     ids = _segments(length, 3, 20) if packed else None
     want = _value_and_gradients(lambda *a: attention(*a, backend="xla", segment_ids_BxT=ids, scale=0.3), *qkv, d_out)
     got = _value_and_gradients(
-        lambda *a: attention_blocked.blocked_attention(*a, ids, ids, scale=0.3, block=16), *qkv, d_out
+        lambda *a: attention_blocked.blocked_attention(*a, (ids, ids), 0.3, block=16), *qkv, d_out
     )
     _assert_close(got, want, rtol=2e-5, atol=2e-6)
 
@@ -89,7 +89,7 @@ def test_splash_kernel_interpreted_equals_xla():
     *qkv, d_out = _qkv(128, batch=2)
     ids = _segments(128, 50)
     splash = functools.partial(attention_kernels._splash, scale=H**-0.5, interpret=True)
-    got = _value_and_gradients(lambda *a: splash(*a, ids, ids), *qkv, d_out)
+    got = _value_and_gradients(lambda *a: splash(*a, ids), *qkv, d_out)
     want = _value_and_gradients(lambda *a: attention(*a, backend="xla", segment_ids_BxT=ids), *qkv, d_out)
     _assert_close(got, want, rtol=2e-5, atol=5e-6)
 
