@@ -122,9 +122,9 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
     if seq_len % ways:
         raise ConfigError(f"train.seq_len={seq_len} is not divisible by the mesh's context={ways} devices")
     if ways > 1 and model.attention not in ("auto", *CONTEXT_ATTENTION):
+        others = ", ".join(CONTEXT_ATTENTION)
         raise ConfigError(
-            f"model.attention={model.attention} does not split rows over mesh.context={ways}; set model.attention to one of "
-            f"{', '.join(CONTEXT_ATTENTION)}"
+            f"model.attention={model.attention} does not split rows over mesh.context={ways}; take {others}"
         )
     if ways > 1 and model.fp8:
         raise ConfigError(f"model.fp8 does not split rows over mesh.context={ways}; leave one of them out")

@@ -133,11 +133,9 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
         sides = (a[task], b[task])
         if not all(side.items for side in sides):  # `core` is a mean over tasks, and these are compared
             continue
-        if a[task].fewshot != b[task].fewshot:
-            raise ConfigError(
-                f"{task} was asked with {a[task].fewshot} worked examples of A and {b[task].fewshot} of B: run jaxlm eval with "
-                "the same --fewshot"
-            )
+        ours, theirs = (side.fewshot for side in sides)
+        if ours != theirs:
+            raise ConfigError(f"{task} has {ours} worked examples of A and {theirs} of B: ask both with one --fewshot")
         _check_questions(task, *sides)
         for metric in _metrics(*sides):
             of_items = [{i.id: i.metrics[metric] for i in side.items if has(i.metrics, metric)} for side in sides]

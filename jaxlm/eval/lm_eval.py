@@ -172,8 +172,7 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             lacking = [key for key in _SPLITS if fields.get(key) == error.args[0] and key not in override]
             if shots or not lacking:
                 raise ConfigError(
-                    f"{name}: no {error.args[0]} in {path} of {where}, from where its {shots} worked examples come: "
-                    "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
+                    f"{name}: no {error.args[0]} in {path} of {where} for its {shots} worked examples: --fewshot=0"
                 ) from None
             override |= dict.fromkeys(lacking)
         except ImportError as error:
@@ -219,10 +218,7 @@ def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
         raise ConfigError(f"eval.data_dir={data_dir} is no folder")
     if path and (root / path).is_dir():
         return root / path
-    raise ConfigError(
-        f"{name} reads {path or 'no dataset by name'}, which eval.data_dir={data_dir} does not have: lay its files there with "
-        "scripts/hub_layout.py, or set eval.data_dir= to fetch it from the hub"
-    )
+    raise ConfigError(f"eval.data_dir={data_dir} lacks {path or name}: lay its files there with scripts/hub_layout.py")
 
 
 def _line(error: BaseException) -> str:

@@ -73,10 +73,7 @@ def content(config: ModelConfig) -> dict[str, object]:
         head = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new"}
         return head | shared | dropout
     if c.qk_norm and (c.bias or c.qkv_bias):
-        raise ConfigError(
-            "no Hugging Face architecture has both QK-norm and these biases: export needs model.bias=False and "
-            "model.qkv_bias=False"
-        )
+        raise ConfigError("export with QK-norm needs model.bias=False and model.qkv_bias=False, as Hugging Face has it")
     kind = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias and not c.bias else "llama"
     rope_type, needed = next((name, keys) for name, (ours, keys) in _ROPE.items() if ours == c.rope.scaling)
     rope = {"rope_type": rope_type} | {theirs: getattr(c.rope, ours) for ours, theirs in needed.items()}

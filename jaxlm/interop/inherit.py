@@ -166,8 +166,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
     tokenizer = coder.load(place)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
-            f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.model.vocab_size:,} rows: "
-            "they do not belong together"
+            f"{place}: {tokenizer.vocab_size:,} ids for {config.model.vocab_size:,} rows do not belong together"
         )
     if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
         raise ConfigError(f"config.data.tokenizer={config.data.tokenizer} is not the model's own: leave it out")

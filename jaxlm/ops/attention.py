@@ -76,9 +76,7 @@ def attention(
     run, ids = functools.partial(_run, backend=backend, scale=scale), (segment_ids_BxT, segment_ids_BxT)
     if until_BxT is not None:
         if backend not in TREES:
-            raise ValueError(
-                f"attention backend {backend!r} can't share the beginnings of texts: use 'blocked' or 'xla'"
-            )
+            raise ValueError(f"attention backend {backend!r} can't share beginnings of texts: 'blocked' or 'xla' can")
         ids = (None, until_BxT)
     ways = sharding.axis_size("context")
     if ways == 1 or q_BxTxNxH.shape[1] % ways:

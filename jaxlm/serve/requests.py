@@ -178,7 +178,7 @@ class Reader:
         most = self.most_prompt or self.context
         size = sum(len(text.encode()) for text in texts)
         if size > most * min(self._longest, _MOST_BYTES) or len(texts) > most:
-            raise _too_long(f"{param} has {size:,} bytes, more than {most:,} tokens can hold: shorten it")
+            raise _too_long(f"{param} has {size:,} bytes, more than the {most:,} tokens can hold: shorten it")
 
     @functools.cached_property
     def _longest(self) -> int:
