@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import time
-import typing
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm.config import SampleConfig
@@ -135,28 +134,22 @@ def make(
         for way in ways:
             with working("sampling"):
                 texts = _continued(model, variables, tokenizer, prompts, way, seed)
-            written += [_Written(prompt, way.temperature, *text) for prompt, text in zip(prompts, texts, strict=True)]
+            for prompt, (text, ended) in zip(prompts, texts, strict=True):
+                written.append({"prompt": prompt, "temperature": way.temperature, "text": text, "ended": ended})
         lines = together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
-        ended = sum(one.ended for one in written) / len(written)
+        ended = sum(entry["ended"] for entry in written) / len(written)
         return lines, {"samples/ended": ended} if settings.chat_template else {}
 
     return sample
 
 
-class _Written(typing.NamedTuple):
-    prompt: str
-    temperature: float
-    text: str
-    ended: bool  # by itself
-
-
-def _write(folder: pathlib.Path, step: int, written: list[_Written]) -> list[str]:
+def _write(folder: pathlib.Path, step: int, written: list[dict]) -> list[str]:
     """Writes the samples of a step, with how each degenerates; returns the lines to show."""
     folder.mkdir(exist_ok=True)
-    lines = [{"step": step} | one._asdict() | degeneration(one.text) for one in written]
+    lines = [{"step": step} | entry | degeneration(entry["text"]) for entry in written]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     files.write_atomically(folder / f"{step}.jsonl", content.encode())  # a whole file: this step has its samples
-    return [f"step {step}  [{one.prompt}]{one.text}" for one in written]
+    return [f"step {step}  [{entry['prompt']}]{entry['text']}" for entry in written]
 
 
 def degeneration(text: str) -> dict[str, float | int | None]:
