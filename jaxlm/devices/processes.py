@@ -90,7 +90,10 @@ def join_cluster(config: DistributedConfig) -> None:
         return
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
-            raise ConfigError("distributed.coordinator needs num_processes, and a process_id from 0 up to below it")
+            raise ConfigError(
+                f"distributed.coordinator: set num_processes, and process_id (now {config.process_id}) to a number from 0 up to "
+                "below it"
+            )
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
         here = f"process {config.process_id} of {config.num_processes}"

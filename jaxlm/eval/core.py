@@ -64,7 +64,9 @@ def _tasks(part: str, data_dir: str) -> list[Task]:
     tasks = read(data_dir)
     chosen = [task for task in tasks if part in ("", task.name)]
     if not chosen:
-        raise ConfigError(f"no task {part} in eval.data_dir={data_dir}: {', '.join(task.name for task in tasks)}")
+        raise ConfigError(
+            f"no task {part} in eval.data_dir={data_dir}: it has {', '.join(task.name for task in tasks)}"
+        )
     return chosen
 
 

@@ -27,7 +27,9 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
     capability = _cuda_capability(platform)
     if backend.startswith("cudnn") and (dtype == "float32" or model.head_dim % 8 or model.head_dim > 128):
         if model.attention != "auto":
-            raise ConfigError(f"model.attention={model.attention} needs bfloat16, and model.head_dim=8, 16, ... 128")
+            raise ConfigError(
+                f"model.attention={model.attention} needs model.dtype=bfloat16, and head_dim=8, 16, ... 128"
+            )
         backend = "xla"
     if model.attention == "auto" and backend == "cudnn" and context == 1 and capability and capability >= (9, 0):
         backend = "cudnn_packed"

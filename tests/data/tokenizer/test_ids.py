@@ -19,7 +19,7 @@ from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
-from jaxlm.serve import conversation, fields, guide, requests
+from jaxlm.serve import fields, guide, requests, talk
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 HOME = "jaxlm/data/tokenizer/ids.py"
@@ -281,8 +281,8 @@ def from_the_tokens_that_the_server_gives(coder, data, tmp_path, monkeypatch):
 
 
 def _asked(coder, plain):
-    talk = conversation.Conversation(coder, (), 4096, plain)
-    return [talk.ids(text, 8) for text in TEXTS]
+    made = talk.Conversation(coder, (), 4096, plain)
+    return [made.ids(text, 8) for text in TEXTS]
 
 
 def from_a_talk(coder, data, tmp_path, monkeypatch):
