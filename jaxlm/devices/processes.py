@@ -91,8 +91,7 @@ def join_cluster(config: DistributedConfig) -> None:
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
             raise ConfigError(
-                f"distributed.coordinator: set num_processes, and process_id (now {config.process_id}) to a number from 0 up to "
-                "below it"
+                f"distributed.coordinator: set num_processes, and process_id (now {config.process_id}) to a number from 0 on"
             )
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
