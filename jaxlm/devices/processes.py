@@ -168,16 +168,13 @@ def together(
     """Returns what `action` returns, called on every process; None where it was not called. If one raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
-    not communicate with other processes.
+    not communicate with other processes. A process where it did not raise gets the class and the message of the first that
+    failed.
 
     Args:
       first_only: True to run it only on the first process.
       errors: the classes as which an error may be raised on the other processes. The last one stands for all other
         classes.
-
-    Raises:
-      The error of this process, if `action` raised here. Else that of the first process that failed: its class (see
-        `errors`) and its message.
     """
     result, error = None, None
     try:

@@ -198,7 +198,6 @@ def size(number: float) -> str:
 
 
 def megabytes(number: float) -> str:
-    """Returns bytes in units of 10^6: 1234567 -> '1.2 MB'."""
     return f"{number / 1e6:.1f} MB"
 
 

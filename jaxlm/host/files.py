@@ -209,7 +209,6 @@ def of_system(error: BaseException) -> bool:
 
 
 def is_step(name: str) -> bool:
-    """True if a folder or file of this name is that of a step: 0 or more, in plain digits, as we write it."""
     return re.fullmatch("0|[1-9][0-9]{0,14}", name) is not None
 
 

@@ -249,7 +249,6 @@ def _split(tensor: Tensor, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, 
 
 
 def _base_rows(read: Read, table: Tensor, ids: tuple[int, ...]) -> np.ndarray:
-    """Returns the base's rows (n, D) of some ids; the head holds them as columns."""
     value = np.asarray(read(table.leaves[0]))
     return np.asarray(value[:, list(ids)].T if table.transposed else value[list(ids)], np.float32)
 

@@ -52,8 +52,8 @@ def attention(
 ) -> jax.Array:
     """Returns softmax(scale * q k^T) v over the keys that a query may see: those not after it and in its own segment.
 
-    If the mesh (`jax.set_mesh`) splits the tokens over its `context` axis, keys and values are gathered over that axis
-    (see `over_context`). Backends that are not in CONTEXT_ATTENTION then raise an error.
+    The result is [B, T, N, H] in q's dtype; scores and softmax are float32. If the mesh (`jax.set_mesh`) splits the tokens over
+    its `context` axis, keys and values are gathered over that axis (see `over_context`).
 
     Args:
       q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values; N is a multiple of K.
@@ -65,12 +65,8 @@ def attention(
         TREES take it.
       scale: the scale of the scores; None for H ** -0.5.
 
-    Returns:
-      [B, T, N, H] in q's dtype; scores and softmax are float32.
-
-    Raises:
-      ValueError: the backend does not take `until_BxT`, or does not split rows.
-      Errors of cuDNN or Pallas: they do not support the machine, dtype or shape.
+    Raises ValueError if the backend does not take `until_BxT`, or does not split rows (it is not in CONTEXT_ATTENTION), and
+    errors of cuDNN or Pallas.
     """
     scale = q_BxTxNxH.shape[-1] ** -0.5 if scale is None else scale
     run, ids = functools.partial(_run, backend=backend, scale=scale), (segment_ids_BxT, segment_ids_BxT)
@@ -105,13 +101,10 @@ def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset=None, *, backend: str, sca
 def masked_attention(
     q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array, mask_BxTxS: jax.Array, scale: float
 ) -> jax.Array:
-    """Returns attention under any mask, with all scores in memory: the reference for the other backends.
+    """Returns attention under any mask, [B, T, N, H] in q's dtype: the reference for the other backends.
 
-    Args:
-      mask_BxTxS: booleans [B or 1, T, S]; True if the query may see the key.
-
-    Returns:
-      [B, T, N, H] in q's dtype; zeros for a query that may see no key.
+    All scores are in memory. `mask_BxTxS` (or [1, T, S]) is True if the query may see the key; one that may see none gets
+    zeros.
     """
     batch, length, heads, head_dim = q_BxTxNxH.shape
     kv_heads = k_BxSxKxH.shape[2]
@@ -140,15 +133,12 @@ def over_context(
     v_BxTxKxH: jax.Array,
     ids: tuple[jax.Array | None, jax.Array | None],
 ) -> jax.Array:
-    """Runs `run` on every device, with the device's own queries and all keys. The context axis must divide T.
+    """Returns what `run` returns, split as the queries are. The context axis must divide T.
 
     Args:
       run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset) -> out_BxTxNxH`. Query t of the device is token
         offset + t of its row.
       ids: arrays [B, T] for queries and for keys; None for none.
-
-    Returns:
-      [B, T, N, H], split as the queries are.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens = sharding.spec(("batch", "seq"), q_BxTxNxH.shape[:2], mesh, ones=True)

@@ -29,16 +29,15 @@ def blocked_attention(
     offset: jax.Array | None = None,
     block: int | None = None,
 ) -> jax.Array:
-    """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T).
+    """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T): [B, T, N, H] in q's dtype.
+
+    Scores, softmax and gradients' sums are float32.
 
     Args:
       ids: as `visible` takes them.
-      block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
       offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
         Each block is multiplied with all keys, since the block's place is known only when it runs.
-
-    Returns:
-      [B, T, N, H] in q's dtype; scores, softmax and gradients' sums are float32.
+      block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
     """
     length = q_BxTxNxH.shape[1]
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block

@@ -36,7 +36,6 @@ def block_size(n: int) -> int:
 
 
 def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
-    """Returns an array of zeros in eight bits, equal to `encode` of zeros. `dtype` is int8 or uint8."""
     lead, n = tuple(shape[:-1]), shape[-1]
     return Blocked(jnp.zeros(shape, dtype), jnp.zeros((*lead, n // block_size(n)), jnp.uint8))
 

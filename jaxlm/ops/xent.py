@@ -33,23 +33,19 @@ def cross_entropy(
     row_ids: tuple[int, ...] = (),
     rows_NxD: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and a dict of sums for metrics.
+    """Returns (the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, a dict of sums for metrics).
 
-    Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) have no probability
-    and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile and keeps nothing else
-    (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989). z_loss: PaLM,
-    arXiv:2204.02311, section 5.
+    The sum is a float32 scalar, differentiable in hidden, head and rows. The dict has float32 scalars without gradient: nll_sum
+    (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target). Columns >= vocab_size
+    (padding) have no probability and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile
+    and keeps nothing else (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989).
 
     Args:
       head_DxV: the output embedding; pass `embedding_VxD.T` if embeddings are tied (no copy is made).
       targets_M: integer ids < vocab_size. A token of weight 0 may have any id in [0, V).
-      z_loss: the coefficient of the squared log-normaliser (1e-4 in PaLM); that term is weighted too.
+      z_loss: the coefficient of the squared log-normaliser (PaLM: 1e-4, arXiv:2204.02311, section 5), weighted too.
       tile: the number of tokens in a tile, which need not divide M; 0 for all logits at once.
       row_ids, rows_NxD: the ids of N tokens, and what is added to their columns of the head; None for nothing.
-
-    Returns:
-      (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden, head and rows. aux holds float32 scalars without
-      gradient: nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
     """
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
     if tile == 0 or tile >= hidden_MxD.shape[0]:

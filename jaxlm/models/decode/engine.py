@@ -309,5 +309,4 @@ def _bytes(tree: typing.Any) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """Returns the least power of two that is at least n, and 1 or more."""
     return 1 << max(n - 1, 0).bit_length()
