@@ -37,7 +37,7 @@ def cross_entropy(
 
     The sum is a float32 scalar, differentiable in hidden, head and rows. The dict has float32 scalars without gradient: nll_sum
     (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target). Columns >= vocab_size
-    (padding) have no probability and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile
+    (padding) have no probability and get exactly zero gradient. With a tile, the forward pass computes the gradients of each
     and keeps nothing else (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989).
 
     Args:
