@@ -218,7 +218,9 @@ def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
         raise ConfigError(f"eval.data_dir={data_dir} is no folder")
     if path and (root / path).is_dir():
         return root / path
-    raise ConfigError(f"eval.data_dir={data_dir} lacks {path or name}: lay its files there with scripts/hub_layout.py")
+    raise ConfigError(
+        f"{name} reads {path or 'no dataset'}, not in eval.data_dir={data_dir}: see scripts/hub_layout.py"
+    )
 
 
 def _line(error: BaseException) -> str:

@@ -45,7 +45,7 @@ def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[i
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
         if len(prompt) >= config.max_seq_len:
             raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens and leaves no room in a context of {config.max_seq_len}"
+                f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of {config.max_seq_len}"
             )
         if min(prompt) < 0 or max(prompt) >= ids:
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {ids}")
