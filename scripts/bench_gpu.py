@@ -59,7 +59,7 @@ SECONDS = dict.fromkeys(ORDER, 100.0) | {
 }
 SLACK = 60.0
 EACH = 60.0  # of a section with several parts
-# Candidates for jaxlm.devices.xla_flags.FLAGS: measured here, set there once they win.
+# Candidates for hardware.xla_flags.
 FLAG_CANDIDATES = (
     "xla_gpu_enable_triton_gemm=false",
     "xla_gpu_enable_command_buffer=",

@@ -25,9 +25,9 @@ import numpy as np
 
 from jaxlm.config import Config, config_files, resolve
 from jaxlm.data.batches import loader, rows
-from jaxlm.devices import xla_flags
+from jaxlm.devices import processes
 from jaxlm.models import hardware
-from jaxlm.ops import attention_packed
+from jaxlm.ops import attention_kernels
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops, lower
 
@@ -259,9 +259,9 @@ def attention_rows(work: dict) -> typing.Iterator[dict]:
                 found["ms"] = round(time_attention(backend, timed), 3)
             if backend == "cudnn_packed":
                 for tokens in (64, 256):
-                    attention_packed.TOKENS_PER_SEGMENT = tokens
+                    attention_kernels.TOKENS_PER_SEGMENT = tokens
                     found[f"ms at {tokens} tokens a segment"] = round(time_attention(backend, timed), 3)
-                attention_packed.TOKENS_PER_SEGMENT = 128
+                attention_kernels.TOKENS_PER_SEGMENT = 128
         except Exception as error:  # a backend that is not installed or can't must not cost the others
             found |= {"ok": None, "not run": str(error).splitlines()[0][:160]}
         yield found
@@ -279,7 +279,7 @@ def both_ways(backend: str, ids: np.ndarray) -> typing.Callable:
     """(q, k, v, d_out) -> (out, d_q, d_k, d_v), compiled."""
 
     def run(q, k, v, d_out, ids):
-        out, vjp = jax.vjp(lambda *a: attention(*a, backend=backend, q_segment_ids_BxT=ids), q, k, v)
+        out, vjp = jax.vjp(lambda *a: attention(*a, backend=backend, segment_ids_BxT=ids), q, k, v)
         return (out, *vjp(d_out))
 
     compiled = jax.jit(run)
@@ -331,7 +331,7 @@ def main() -> None:
         sys.exit("the script that began this part was killed")
     kind = work["kind"]
     work["seconds"] = max(work["until"] - time.monotonic(), 3.0)  # the imports took some
-    xla_flags.apply(())  # the product's own; what stands in the environment wins
+    processes.apply_xla_flags(())  # the product's own; what stands in the environment wins
     if work["tiny"]:
         work["steps"] = min(work["steps"], 4)
     if kind in ("attention", "sweep"):

@@ -105,6 +105,6 @@ def params_of(state: dict, config) -> dict:
     hf_weights.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
     params: list[tuple[str, np.ndarray]] = []
     for tensor in leaves.tensors(config):
-        values = tensor.to_leaves(np.asarray(state[tensor.name], np.float32))
-        params += zip(tensor.leaves, values, strict=True)
+        value = np.asarray(state[tensor.name], np.float32)
+        params += [(leaf, tensor.to_leaf(value, place)) for place, leaf in enumerate(tensor.leaves)]
     return tree.nested(params)

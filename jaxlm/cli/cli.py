@@ -1,6 +1,7 @@
 """The console script `jaxlm VERB ...`: parses the flags and calls the program."""
 
 import argparse
+import ast
 import contextlib
 import difflib
 import errno
@@ -10,6 +11,7 @@ import os
 import pathlib
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -17,7 +19,6 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm.cli import usage
 from jaxlm.cli.verbs import TRAINING, VERBS, Verb
 from jaxlm.config import ConfigError, RunError, branch, config_files, shrink
 from jaxlm.config import help as config_help
@@ -102,7 +103,7 @@ def _mark_fault(error: BaseException) -> None:
 
 def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage.overview())
+        print(_overview())
         return 0
     if argv[0] in ("-V", "--version"):
         print(f"jaxlm {importlib.import_module('jaxlm').__version__}")
@@ -110,15 +111,13 @@ def _run(argv: list[str], script: bool) -> int:
     name = argv[0]
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
-        raise ConfigError(
-            f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}")
-        )
+        raise ConfigError(f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(VERBS)))
     _check_utf8(argv)
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)
     if asked == "screen":
-        print(usage.screen(name))
+        print(_verb_help(name))
         return 0
     words = [word for word in rest if not word.startswith("--help=")]
     args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
@@ -170,7 +169,6 @@ def _check_utf8(paths: list[str]) -> None:
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
-    """The config for a folder of documents, if the verb takes such and one is named."""
     if not verb.folder:
         return None
     return importlib.import_module(f"jaxlm.commands.{verb.folder}").config(args, overrides)
@@ -184,7 +182,6 @@ def _one_of(option: str | None, target: str | None) -> str | None:
 
 
 def _stand_in(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> str | None:
-    """The config that an option takes where the command line names none."""
     option, config = verb.stands_in
     return config if option and getattr(args, option) and not _holds_run(_workdir(overrides)) else None
 
@@ -231,8 +228,8 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     config, verb = _config(name, word, overrides), VERBS[name]
     named = config_files.find(word) if word and verb.models != "only" else None
     file = named.path if named and named.kind == "config" else None
-    given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
-    if given and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
+    names_data = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
+    if names_data and (line := importlib.import_module("jaxlm.data.batches.which_data").take(config, file, overrides)):
         say(line)
     if file and config.origin:
         importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
@@ -298,10 +295,7 @@ def _is_something(word: str) -> bool:
 
 
 def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
-    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`.
-
-    Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
-    """
+    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     for plain, taken in (("target", not verb.others), ("other", verb.second)):
         if taken:
@@ -317,7 +311,7 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
     if verb.at_step:
         args.target, args.step = config_files.at_step(args.target or "")
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
-        args.target, args.words = None, [args.target, *args.words]  # the run is named already
+        args.target, args.words = None, [args.target, *args.words]  # the run is named already: this is a prompt
     if args.target and "=" in args.target and not os.path.exists(args.target):
         unknown = [args.target, *unknown]
     if unknown:
@@ -327,8 +321,8 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
 
 def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
     """The overrides that the verb's short options stand for: --temperature=1 for sample.temperature=1."""
-    given = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
-    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in given.items()}
+    options = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
+    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in options.items()}
     return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
@@ -346,6 +340,68 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
         return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
     near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
     return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
+
+
+def _verb_help(name: str) -> str:
+    verb = VERBS[name]
+    if verb.others:
+        target = f"{verb.others} {verb.others} ..."
+        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"}
+    elif verb.models == "only":
+        target, arguments = "HF_DIR", {"HF_DIR": "the folder of a Hugging Face model"}
+    else:
+        takes = f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{'|HF_DIR' * bool(verb.models)}"
+        target = f"RUN_A {verb.second}" if verb.second else takes
+        documents = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"}
+        also = "HF_DIR: that of a Hugging Face model" if verb.models else "also --config.workdir=RUN"
+        arguments = (documents if verb.folder else {}) | {
+            "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
+            "RUN": f"the folder of a run: its own config; {also}",
+        }
+    if verb.rest:
+        target, arguments[verb.rest] = f"{target} [{verb.rest} ...]", verb.rest_help
+    arguments["--config.KEY=VALUE"] = "set a key of the config"
+    if verb.second:
+        arguments[verb.second] = "the folder of another run"
+    for option, given in verb.options.items():
+        metavar = given.get("metavar")
+        arguments[f"{option}={metavar}" if metavar else option] = given["help"]
+    arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
+    width = max(map(len, arguments))
+    return "\n".join(
+        [
+            f"usage: jaxlm {name} {target} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
+            *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
+            "",
+            *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
+            "sections of keys:",
+            *config_help.overview(config_help.read(), verb.keys),
+        ]
+    )
+
+
+def _overview() -> str:
+    lines = ["usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]", "", "verbs (jaxlm VERB --help for each):"]
+    for name, verb in VERBS.items():
+        lines += _entry(f"  {name:<10}", verb.summary)
+    lines += ["", "shipped configs:"]
+    for name in config_files.shipped_configs():
+        lines += _entry(f"  {name:<20}", _config_summary(name))
+    lines += [
+        "",
+        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
+        "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
+    ]
+    return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    return textwrap.wrap(text, config_help.WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
+
+
+def _config_summary(name: str) -> str:
+    text = (config_files.CONFIG_PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)).splitlines()[0]
 
 
 if __name__ == "__main__":

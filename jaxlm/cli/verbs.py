@@ -20,18 +20,16 @@ class Verb:
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
-      resumes: what the same command does after an interruption, for the line that says so: "goes on"; "" if it begins
-        anew. It decides the exit code, 4 or 1.
-      folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; "" if
-        the command takes none.
-      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
-      rest_help: what these are, for the help.
+      resumes: what the same command does after an interruption, "goes on"; "" if it begins anew. It decides the exit code,
+        4 or 1.
+      rest, rest_help: any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      others: what its plain arguments are where these name no config, "CONTESTANT"; all come as `args.words`, and the config
+        is that of defaults.
       at_step: True if a run may be named as RUN@STEP; the first one's step comes as `args.step`.
-      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
-      others: what its plain arguments are where these name no config, for the help, "CONTESTANT"; all come as `args.words`, and
-        the config is that of defaults.
-      stands_in: an option, and the config that it takes where the command line names none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
+      folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
+      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
+      stands_in: an option, and the config that it takes where the command line names none.
     """
 
     module: str | None
@@ -63,15 +61,19 @@ def _flag(words: str) -> dict:
     return {"action": "store_true", "help": words}
 
 
+def _option(words: str, metavar: str, **more: object) -> dict:
+    return {"metavar": metavar, "help": words, **more}
+
+
 # config.program -> the module of jaxlm.commands that trains so.
 TRAINING = {"pretrain": "train.text"}
 TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "train.chats") | dict.fromkeys(("ppo", "grpo"), "train.rewards")
 _JSON = {"--json": _flag("print JSON instead of a table")}
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
 _DRAWING = {
-    "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
-    "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
-    "--top-p": {"key": "sample.top_p", "metavar": "P", "help": "draw from what has probability P together; 1 = off"},
+    "--temperature": _option("0 = the likeliest token", "T", key="sample.temperature"),
+    "--top-k": _option("draw from the likeliest K tokens; 0 = off", "K", key="sample.top_k"),
+    "--top-p": _option("draw from what has probability P together; 1 = off", "P", key="sample.top_p"),
 }
 VERBS = {
     "train": Verb(
@@ -128,11 +130,7 @@ VERBS = {
         "ladder",
         "small runs of a config's family on its data, which foretell its held-out loss before it is run",
         {
-            "--hours": {
-                "type": float,
-                "metavar": "H",
-                "help": "for all runs (default: .5, or .03 of the config's own)",
-            },
+            "--hours": _option("for all runs (default: .5, or .03 of the config's own)", "H", type=float),
             "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
             "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what the hours hold)"),
             "--plan": _flag("only print the runs and their hours"),
@@ -153,14 +151,10 @@ VERBS = {
         "sample",
         "continue prompts with the model of a run",
         {
-            "--prompt": {
-                "action": "append",
-                "metavar": "TEXT",
-                "help": "the same for a text that begins with -; may be repeated",
-            },
+            "--prompt": _option("the same for a text that begins with -; may be repeated", "TEXT", action="append"),
             "--draws": _number("continue each prompt so often (default: 1)", 1),
             **_DRAWING,
-            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each text, at most"},
+            "--max-new-tokens": _option("of each text, at most", "N", key="sample.max_new_tokens"),
             **_CHECKPOINT,
             **_JSON,
         },
@@ -174,10 +168,10 @@ VERBS = {
         "talk to the model of a run in the terminal, or to several at once",
         {
             "--system": _text("TEXT", "what the system says in front of the conversation"),
-            "--message": {"action": "append", "metavar": "TEXT", "help": "say this and leave; may be repeated"},
+            "--message": _option("say this and leave; may be repeated", "TEXT", action="append"),
             "--plain": _flag("continue plain text, though the model has a chat template"),
             **_DRAWING,
-            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each answer, at most"},
+            "--max-new-tokens": _option("of each answer, at most", "N", key="sample.max_new_tokens"),
             **_CHECKPOINT,
         },
         reads_run=True,
@@ -205,7 +199,7 @@ VERBS = {
     "import": Verb(
         "import_hf",
         "make a run of a Hugging Face model: its weights, its tokenizer, its config",
-        {"--out": {"required": True, "metavar": "RUN", "help": "the folder for the run"}},
+        {"--out": _option("the folder for the run", "RUN", required=True)},
         models="only",
         keys=("model",),
     ),
@@ -218,7 +212,7 @@ VERBS = {
                 "choices": ("hf", "gguf", "peft"),
                 "help": "hf: a folder of transformers; gguf: one file; peft: the adapter alone",
             },
-            "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
+            "--out": _option("the folder to write; an earlier export is replaced", "DIR", required=True),
             **_CHECKPOINT,
             "--dtype": {"help": "hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0; peft: f32"},
             **_JSON,
@@ -232,7 +226,7 @@ VERBS = {
             "--tasks": _text("TASK,TASK,...", "benchmarks, arc_easy,mmlu,... (default: eval.tasks)", None),
             "--text": _text("PATH", "bits per byte of any text: a file, folder or glob"),
             "--limit": _number("questions of each task; 0 = all"),
-            "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
+            "--fewshot": _option("worked examples; -1 = as each task says", "N", key="eval.fewshot"),
             **_CHECKPOINT,
             **_JSON,
         },
@@ -255,7 +249,7 @@ VERBS = {
     "trace": Verb(
         "trace",
         "which documents were in the batch of a step",
-        {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
+        {"--step": _option("the step, counted from 1", "N", type=int, required=True), **_JSON},
         reads_run=True,
     ),
     "report": Verb(

@@ -11,11 +11,11 @@ from jaxlm import config as config_lib
 from jaxlm.config import Config, ConfigError
 from jaxlm.eval import model, samples
 from jaxlm.host.console import say, table, working
-from jaxlm.interop import inherit, readers
+from jaxlm.interop import inherit, peft
 from jaxlm.serve import address
-from jaxlm.serve.arena import contestants, export, page, ratings
+from jaxlm.serve.arena import contestants, page, ratings
 from jaxlm.serve.arena.contestants import Contestant
-from jaxlm.serve.arena.store import Store
+from jaxlm.serve.arena.store import Store, write_pairs, write_votes
 from jaxlm.train import origin
 
 
@@ -56,7 +56,7 @@ def _settled(one: Contestant) -> Contestant:
         return one
     if not model.is_there(one.where):
         raise ConfigError(f"{one.where} is no run, no model, no file of samples and no URL: who should take part?")
-    step = origin.open(one.where, one.which, readers.READERS).provenance.get("step")
+    step = origin.open(one.where, one.which, peft.READERS).provenance.get("step")
     return dataclasses.replace(one, which="" if step is None else str(step))
 
 
@@ -95,7 +95,7 @@ def _config(one: Contestant, overrides: list[str]) -> Config:
 
 def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
     """The answers of a run's checkpoint, as `jaxlm sample` gives them."""
-    run = model.restore(config, one.which or "latest", readers.READERS)
+    run = model.restore(config, one.which or "latest", peft.READERS)
     with jax.set_mesh(run.mesh), working(f"{one.name} answers {len(prompts):,} prompts"):
         texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
     return dict(zip(prompts, texts, strict=True))
@@ -105,9 +105,9 @@ def _read(store: Store, args: argparse.Namespace) -> int:
     """Writes votes and prints results, as asked."""
     votes, names = store.votes(), store.names()
     if args.export_votes:
-        say(f"{export.votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
+        say(f"{write_votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
     if args.export_pairs:
-        say(f"{export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
+        say(f"{write_pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
     if not args.results:
         return 0
     results = ratings.results(votes, names)

@@ -14,10 +14,9 @@ from jaxlm.data.tokenizer.coder import ours
 from jaxlm.devices.processes import say
 from jaxlm.eval import model
 from jaxlm.host.console import working
-from jaxlm.interop import inherit, readers
+from jaxlm.interop import inherit, peft
 from jaxlm.serve.batcher import Batcher
-from jaxlm.serve.conversation import Conversation, Voice
-from jaxlm.serve.talk import Talk, Terminal
+from jaxlm.serve.talk import Conversation, Talk, Terminal, Voice
 from jaxlm.train import origin
 
 
@@ -63,7 +62,7 @@ def _names(given: list[tuple[str, str]]) -> list[str]:
 
 
 def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
-    run = model.restore(config, checkpoint, readers.READERS)
+    run = model.restore(config, checkpoint, peft.READERS)
     for line in filter(None, (run.name, origin.better(config, checkpoint))):
         say(line)
     of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)

@@ -20,7 +20,7 @@ from jaxlm.eval import held_out as loss
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.host import console
-from jaxlm.interop import readers
+from jaxlm.interop import peft
 from jaxlm.run import held_out_texts
 
 
@@ -39,7 +39,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     documents = together(lambda: text.read(args.text, config.data.text_key)) if args.text else ()
-    run = model.restore(config, args.checkpoint, readers.READERS)
+    run = model.restore(config, args.checkpoint, peft.READERS)
     say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))

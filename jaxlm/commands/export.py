@@ -13,7 +13,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import tree
 from jaxlm.host.console import duration, say
-from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft, readers
+from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft
 from jaxlm.train import origin
 
 
@@ -28,7 +28,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         gguf.package()
     hf_config.content(config.model)
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    model = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
+    model = origin.open(config.workdir, args.checkpoint, peft.READERS, merge=args.to != "peft")
     _check_kind(config, model, args.to)
     if line := origin.better(config, args.checkpoint):
         say(line)

@@ -20,7 +20,7 @@ from jaxlm.devices import processes, sharding, tree
 from jaxlm.devices.processes import say, together
 from jaxlm.host.console import megabytes, size
 from jaxlm.host.redact import redact
-from jaxlm.interop import hf_weights, peft_config, readers
+from jaxlm.interop import hf_weights, peft, peft_config
 from jaxlm.plan import settle
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints import weights
@@ -37,7 +37,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if peft_config.is_adapter(folder):
         raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
     together(lambda: _check(folder, out), first_only=True)
-    began, found = time.perf_counter(), origin.open(folder, readers=readers.READERS)
+    began, found = time.perf_counter(), origin.open(folder, readers=peft.READERS)
     tokenizer = found.tokenizer()
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(

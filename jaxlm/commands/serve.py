@@ -15,7 +15,7 @@ from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
 from jaxlm.eval import model
 from jaxlm.host.console import working
-from jaxlm.interop import readers
+from jaxlm.interop import peft
 from jaxlm.serve import address
 
 _NEEDS = ("starlette", "uvicorn", "sse_starlette")
@@ -36,7 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     with address.listen(args.host, args.port) as listening:
         if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
-        restored = model.restore(config, args.checkpoint, readers.READERS)
+        restored = model.restore(config, args.checkpoint, peft.READERS)
         with jax.set_mesh(restored.mesh):
             with working("laying out the model"):
                 batcher = Batcher(restored.model, restored.variables, rows=args.rows, queue=args.queue)

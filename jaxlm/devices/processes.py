@@ -5,6 +5,8 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import typing
@@ -12,14 +14,19 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshConfig, RunError
-from jaxlm.devices import sharding, xla_flags
+from jaxlm.devices import sharding
 from jaxlm.host import console, files
 
 T = typing.TypeVar("T")
+# Share of a GPU's memory that JAX's allocator takes at the start. With JAX's own default, 0.75, runs that fit would run
+# out of memory. The rest is for CUDA, cuBLAS, cuDNN and NCCL, which allocate for themselves.
+MEMORY_FRACTION = 0.92
+_MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
 left_behind = False  # True if threads wait for storage that hangs: then this process must not wait for them
 _FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
@@ -30,16 +37,11 @@ _RETRY_S = 1.0
 def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
     """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile cache.
 
-    Every program that runs on devices calls this first, before anything touches a device.
+    Every program that runs on devices calls this first, before anything touches a device. `dtype` is that of the model.
 
-    Args:
-      hardware, distributed, mesh: the sections of the config with these names.
-      dtype: the value of `model.dtype`.
-
-    Raises:
-      ConfigError: this machine can't have the flag, cluster or mesh that the config asks for.
+    Raises ConfigError if this machine can't have the flag, cluster or mesh that the config asks for.
     """
-    xla_flags.apply(hardware.xla_flags)
+    apply_xla_flags(hardware.xla_flags)
     join_cluster(distributed)
     if dtype == "float32" and jax.default_backend() != "cpu":
         jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
@@ -49,10 +51,7 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
 
 
 def _turn_cache_on(folder: str) -> None:
-    """Keeps every program whose compilation takes half a second or more in this folder.
-
-    If it can't be made, as in some containers' home, programs are compiled at each start, and a line says so.
-    """
+    """Keeps every program whose compilation takes half a second or more in this folder, if it can be made."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -86,17 +85,13 @@ def join_cluster(config: DistributedConfig) -> None:
     A run that waits for its other processes says so after 15 seconds and each minute. If they do not come within
     `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a stack of
     C++, which no handler can prevent.
-
-    Raises:
-      ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
     """
     if jax.distributed.is_initialized():
         return
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
             raise ConfigError(
-                f"distributed.coordinator is set: set distributed.num_processes (now {config.num_processes}), and "
-                f"distributed.process_id (now {config.process_id}) to a number from 0 up to below it"
+                f"distributed.coordinator: set num_processes, and process_id (now {config.process_id}) to a number from 0 on"
             )
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
@@ -106,9 +101,7 @@ def join_cluster(config: DistributedConfig) -> None:
                 _reach(config)
             jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id, **_timeouts(config))
     elif config.num_processes > 1:
-        raise ConfigError(
-            f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT of process 0"
-        )
+        raise ConfigError(f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT")
     elif config.auto or _in_cluster():
         with _waiting(config, "this process waits for the others of its cluster"):
             jax.distributed.initialize(**_timeouts(config))
@@ -172,23 +165,16 @@ def _in_cluster() -> bool:
 def together(
     action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
 ) -> T | None:
-    """Runs `action` on every process and returns its result. If it raises on one process, raises on all.
+    """Returns what `action` returns, called on every process; None where it was not called. If one raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
-    not communicate with other processes.
+    not communicate with other processes. A process where it did not raise gets the class and the message of the first that
+    failed.
 
     Args:
-      action: the function to run.
       first_only: True to run it only on the first process.
       errors: the classes as which an error may be raised on the other processes. The last one stands for all other
         classes.
-
-    Returns:
-      The result of `action`, or None on a process that did not run it.
-
-    Raises:
-      If `action` raised on this process, that error. Else the error of the first process that failed: its class (see
-        `errors`) and its message.
     """
     result, error = None, None
     try:
@@ -203,10 +189,10 @@ def together(
     kind = next((i for i, e in enumerate(errors) if isinstance(error, e)), len(errors) - 1)
     words = "" if error is None else f"{kind}{'!' * files.of_system(error)}:{error or type(error).__name__}"
     mine = np.frombuffer(words.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
-    said = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
+    messages = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
     if error is not None:
         raise error
-    for process, words in enumerate(said):
+    for process, words in enumerate(messages):
         kind, colon, message = words.partition(":")
         if colon:
             cause = OSError(message) if kind.endswith("!") else None
@@ -226,3 +212,43 @@ def from_first(make: Callable[[], T]) -> T:
     size = int(multihost_utils.broadcast_one_to_all(np.int64(text.size)))
     text = text if jax.process_index() == 0 else np.zeros(size, np.uint8)
     return json.loads(bytes(multihost_utils.broadcast_one_to_all(text)))
+
+
+def apply_xla_flags(wanted: tuple[str, ...]) -> None:
+    """Writes `hardware.xla_flags` in front of the flags in XLA_FLAGS, which win, and sets the memory fraction.
+
+    XLA reads its flags once, when the first backend starts, and ends the process if it does not know one. Each of `wanted`
+    is NAME=VALUE, with or without leading dashes; VALUE may be empty.
+
+    Raises ConfigError if XLA does not know a flag or can't read its value, or this process has started its devices.
+    """
+    if not any(os.environ.get(key) for key in _MEMORY_KEYS):
+        os.environ[_MEMORY_KEYS[0]] = str(MEMORY_FRACTION)
+    theirs = os.environ.get("XLA_FLAGS", "").split()
+    new = [flag for flag in map(_flag, wanted) if flag not in theirs]
+    if not new:
+        return
+    if xla_bridge.backends_are_initialized():
+        raise ConfigError(f"config.hardware.xla_flags={' '.join(wanted)} comes too late: JAX has started its devices")
+    flags = " ".join(new + theirs)
+    _check_flags(flags)
+    os.environ["XLA_FLAGS"] = flags
+
+
+def _flag(text: str) -> str:
+    name, equals, value = text.strip().lstrip("-").partition("=")
+    if not name.startswith("xla_") or not equals or " " in text.strip():
+        raise ConfigError(f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE")
+    return f"--{name}={value}"
+
+
+def _check_flags(flags: str) -> None:
+    """Tries the flags in a process of its own, since XLA ends the process on a bad one."""
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    tried = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True
+    )
+    if tried.returncode:
+        lines = [line for line in tried.stderr.splitlines() if "flag" in line.lower()] or tried.stderr.splitlines()
+        reason = lines[0].split("] ")[-1].strip() if lines else f"exit code {tried.returncode}"
+        raise ConfigError(f"config.hardware.xla_flags: XLA does not take {flags}: {reason}")

@@ -1,8 +1,7 @@
 """Makes meshes, and holds the only table from logical axes to mesh axes.
 
-Each dimension of a parameter or an activation names a logical axis (`embed`, `heads`, `mlp`, ...). `RULES` says which
-mesh axes split it; `jax.jit` with NamedShardings does the rest. Without a mesh nothing here has an effect, so models
-also run without one.
+Each dimension of a parameter or an activation names a logical axis. `RULES` says which mesh axes split it; `jax.jit` with
+NamedShardings does the rest. Without a mesh nothing here has an effect, so models also run without one.
 """
 
 import collections
@@ -10,6 +9,7 @@ import math
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -48,10 +48,8 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
         if size == -1:
             sizes[axis] = max(n_devices // fixed, 1)
     if int(np.prod(list(sizes.values()))) != n_devices:
-        asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(
-            f"mesh {asked} does not make {n_devices} devices; the product must be their number (-1: all that remain)"
-        )
+        axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise ConfigError(f"mesh {axes} does not make {n_devices} devices, as the product must (-1: all that remain)")
     return sizes
 
 
@@ -77,8 +75,7 @@ def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = 
 def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
     """Returns "slice_index" or "process_index", the attribute that devices with fast links share; None if all links are fast.
 
-    It is `slice_index` if there are several slices, else `process_index` if there are several hosts. The hosts of one TPU
-    slice share its network, so all its devices have fast links.
+    The hosts of one TPU slice share its network, so all its devices have fast links.
     """
     if len({getattr(device, "slice_index", None) for device in devices}) > 1:
         return "slice_index"
@@ -88,17 +85,13 @@ def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
 
 
 def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits each mesh axis into its size within a group of devices with fast links, and its size over the groups.
+    """Splits each mesh axis into (its size within a group of devices with fast links, its size over the groups).
 
     Args:
       sizes: axis -> the number of devices on it, outermost axis first. The last axis (tensor) stays within a group.
       granules: the number of devices in each of these groups.
 
-    Returns:
-      (sizes within a group, sizes over groups), in the order of the axes.
-
-    Raises:
-      ConfigError: the groups differ in size, or the axes before tensor can't be split over the number of groups.
+    Raises ConfigError if the groups differ in size, or the axes before tensor can't be split over the number of groups.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():
@@ -107,10 +100,10 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
     if len(set(granules)) > 1:
         raise ConfigError(f"hosts (or slices) of {', '.join(map(str, granules))} devices: all must have as many")
     if left > 1:
-        asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+        axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
         groups = f"{len(granules)} hosts (or slices) of {granules[0]} devices"
         raise ConfigError(
-            f"mesh {asked} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
+            f"mesh {axes} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
         )
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 
@@ -129,9 +122,9 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
     if seq_len % ways:
         raise ConfigError(f"train.seq_len={seq_len} is not divisible by the mesh's context={ways} devices")
     if ways > 1 and model.attention not in ("auto", *CONTEXT_ATTENTION):
+        others = ", ".join(CONTEXT_ATTENTION)
         raise ConfigError(
-            f"model.attention={model.attention} does not split rows over mesh.context={ways}; set model.attention to one of "
-            f"{', '.join(CONTEXT_ATTENTION)}"
+            f"model.attention={model.attention} does not split rows over mesh.context={ways}; take {others}"
         )
     if ways > 1 and model.fp8:
         raise ConfigError(f"model.fp8 does not split rows over mesh.context={ways}; leave one of them out")
@@ -163,16 +156,10 @@ def axis_size(axis: str) -> int:
 def spec(
     logical: typing.Sequence[str | None], shape: typing.Sequence[int], mesh: Mesh | AbstractMesh, *, ones: bool = False
 ) -> PartitionSpec:
-    """Returns the PartitionSpec of an array, by RULES.
+    """Returns the PartitionSpec of an array, by RULES, given the logical axis of each dimension.
 
     A dimension stays whole if its mesh axes do not divide it. A mesh axis splits only one dimension, the first that
-    names the axis.
-
-    Args:
-      logical: the logical axis of each dimension; None for a dimension that is never split.
-      shape: the shape of the array.
-      mesh: the mesh that holds the array.
-      ones: True to name mesh axes of size 1 too, which kernels in a `shard_map` need.
+    names the axis. `ones` names mesh axes of size 1 too, which kernels in a `shard_map` need.
     """
     used, entries = set(), []
     for name, size in zip(logical, shape, strict=True):
@@ -209,13 +196,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch's arrays that have values by segment or pair: rows over data x fsdp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def from_host(value: np.ndarray, dtype: jnp.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns an array of the host in its shards, cast piece by piece: it is never copied as a whole."""
+    return jax.make_array_from_callback(
+        value.shape, sharding, lambda index: np.ascontiguousarray(value[index], dtype=dtype)
+    )
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:

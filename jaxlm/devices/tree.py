@@ -8,7 +8,6 @@ import numpy as np
 
 
 def path_name(path: tuple) -> str:
-    """Returns one of JAX's key paths as `a/b/c`."""
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
@@ -35,15 +34,13 @@ def map_named(fn: typing.Callable, tree: typing.Any, *rest: typing.Any) -> typin
 
 
 def count(tree: typing.Any) -> int:
-    """Returns the number of elements in all leaves together (arrays or ShapeDtypeStructs)."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
 def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[str]) -> typing.Any:
     """Returns a tree of booleans: True if a leaf's whole name matches a pattern in `yes`, False if it matches one in `no`.
 
-    Raises:
-      ValueError: a name matches neither list or both. So no new parameter gets a default by accident.
+    Raises ValueError if a name matches neither list or both, so that no new parameter gets a default by accident.
     """
 
     def decide(name: str, _) -> bool:
@@ -58,7 +55,6 @@ def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[
 
 
 def layer_name(i: int) -> str:
-    """Returns the name of layer i (from 0) in the tree of parameters."""
     return f"layers_{i}"
 
 
@@ -80,8 +76,7 @@ def merge(collections: dict[str, dict]) -> dict:
     {"params": {"layers_0": {"q": a}}, "lora": {"layers_0": {"q_a": b}}} becomes {"layers_0": {"q": a, "q_a": b}}. So
     patterns of names (decay, groups, Muon's matrices) match in every collection. `split` undoes the merge.
 
-    Raises:
-      ValueError: two collections have a leaf of the same name.
+    Raises ValueError if two collections have a leaf of the same name.
     """
     merged: dict = {}
     for collection in collections.values():

@@ -1,9 +1,8 @@
 """Compares two models on the same items: paired tests, corrected for their number, and what they say in words.
 
-Accuracies are compared by McNemar's exact test (McNemar 1947): only items that exactly one of the two answers right count.
-Other scores, such as bits per byte, by a paired randomization test, with a bootstrap's interval (Efron and Tibshirani 1993,
-chapters 13 and 15). Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979), those of bits per
-byte apart from the others.
+Accuracies by McNemar's exact test (1947): only items that exactly one of the two answers right count. Other scores by a paired
+randomization test, with a bootstrap's interval (Efron and Tibshirani 1993, chapters 13 and 15). Votes by a sign test. The
+p-values are corrected by Holm (1979), those of bits per byte apart from the others.
 """
 
 import collections
@@ -37,8 +36,7 @@ class Comparison:
       n: the number of items that both have.
       a, b: the mean scores.
       difference: b - a, with `low` and `high`, the ends of its 95% interval.
-      p: the p-value of "no difference", of this test alone.
-      adjusted: the p-value corrected for the number of comparisons; see `adjust`.
+      p: the p-value of "no difference", of this test alone; `adjusted` is corrected for the number of comparisons.
       a_only, b_only: items that only A, only B has; they are left out.
       better: "a" or "b", the side with the better mean; "" if neither is better.
       direction: what `better` rests on, in words, where the metric's name does not say it: "if higher is better".
@@ -66,10 +64,7 @@ class Comparison:
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """Returns (p-value, low, high) of two arrays of right (1) and wrong (0) answers to the same items, as `paired` does.
-
-    The p-value is that of McNemar's exact test.
-    """
+    """Returns (p-value, low, high) of right (1) and wrong (0) answers to the same items, as `paired`; p by McNemar's test."""
     lost, won, n = int(np.sum(a > b)), int(np.sum(b > a)), len(a)
     if not lost + won:
         return 1.0, 0.0, 0.0
@@ -132,19 +127,15 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
     """
     common = [task for task in a if task in b]
     if not common:
-        raise ConfigError(
-            f"A and B have no task in common: A has {', '.join(a) or 'none'}, B has {', '.join(b) or 'none'}"
-        )
+        raise ConfigError(f"no task in common: A has {', '.join(a) or 'none'}, B has {', '.join(b) or 'none'}")
     comparisons = []
     for task in common:
         sides = (a[task], b[task])
         if not all(side.items for side in sides):  # `core` is a mean over tasks, and these are compared
             continue
-        if a[task].fewshot != b[task].fewshot:
-            raise ConfigError(
-                f"{task} was asked with {a[task].fewshot} worked examples of A and {b[task].fewshot} of B: run jaxlm eval with "
-                "the same --fewshot"
-            )
+        ours, theirs = (side.fewshot for side in sides)
+        if ours != theirs:
+            raise ConfigError(f"{task} has {ours} worked examples of A and {theirs} of B: ask both with one --fewshot")
         _check_questions(task, *sides)
         for metric in _metrics(*sides):
             of_items = [{i.id: i.metrics[metric] for i in side.items if has(i.metrics, metric)} for side in sides]
@@ -156,13 +147,11 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
 
 def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
     """Raises ConfigError if an item with the same id is another question: another version of the task, or other data."""
-    asked = {item.id: item.detail.get("question") for item in a.items}
+    questions = {item.id: item.detail.get("question") for item in a.items}
     for item in b.items:
         question = item.detail.get("question")
-        if question is not None and asked.get(item.id) not in (None, question):
-            raise ConfigError(
-                f"{task}: item {item.id} is not the same question of A and of B: run jaxlm eval again on both"
-            )
+        if question is not None and questions.get(item.id) not in (None, question):
+            raise ConfigError(f"{task}: item {item.id} is not the same question of A and of B: ask both anew")
 
 
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
@@ -216,7 +205,6 @@ def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
-    """Returns the indices of the scores, then of the bits per byte."""
     return [[index for index, one in enumerate(comparisons) if (one.metric == BITS) == bits] for bits in (False, True)]
 
 
@@ -266,7 +254,6 @@ def _clause(one: Comparison, a: str, b: str) -> str:
 
 
 def _short(value: float) -> str:
-    """A number with three decimals and no zero before the point, as statistics are written: .021, 1.93, -.004."""
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
 
 

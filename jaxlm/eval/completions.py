@@ -15,7 +15,6 @@ _ROWS = 32  # prompts of a batch, at most
 
 
 def greedy(max_new_tokens: int) -> SampleConfig:
-    """Returns the settings that take the likeliest token, up to so many."""
     never = {"prompts": (), "every_steps": 0, "at_steps": (), "also_greedy": False, "chat_template": False}
     return SampleConfig(**never, max_new_tokens=max_new_tokens, temperature=0.0, top_k=0, top_p=1.0)
 
@@ -32,13 +31,9 @@ def complete(
     """Returns the text that follows each prompt, up to the first of `stops`, which may lie across tokens, or to EOS.
 
     A prompt that leaves no room for `max_new_tokens` is cut on the left, as lm-evaluation-harness does; new tokens take
-    half of the context at most. What was cut is said.
-
-    Args:
-      prompts: ids, with what a document begins with.
-      settings: see `models.generate.generate`.
-      follows: as `Coder.decode` has it: True keeps a space at the beginning of a text, which is indentation in a program.
-        lm-evaluation-harness's `hf` takes it away from tokenizers such as Llama 2's.
+    half of the context at most. What was cut is said. `follows` is that of `Coder.decode`: True keeps a space at the
+    beginning of a text, which is indentation in a program. lm-evaluation-harness's `hf` takes it away from tokenizers such
+    as Llama 2's.
     """
     stops = [stop for stop in stops if stop]
     rows = continue_ids(scorer, prompts, stops, settings, seed, what)
@@ -67,10 +62,10 @@ def continue_ids(
     with processes.working(what, len(prompts), "texts") as tell, jax.set_mesh(scorer.mesh):
         for start in range(0, len(order), size):
             taken = order[start : start + size]
-            given = [list(prompts[number][-limit:]) for number in taken]
+            batch = [list(prompts[number][-limit:]) for number in taken]
             # The last batch as long as the others: one program.
-            given += given[-1:] * (min(size, len(order)) - len(given))
-            new = _continue(scorer, given, stops, settings, seed + start)
+            batch += batch[-1:] * (min(size, len(order)) - len(batch))
+            new = _continue(scorer, batch, stops, settings, seed + start)
             rows |= zip(taken, new[: len(taken)], strict=True)
             tell(len(rows))
     return [rows[number] for number in range(len(prompts))]

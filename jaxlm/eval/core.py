@@ -1,8 +1,7 @@
 """CORE: the mean over tasks of accuracy centred on guessing (DCLM, arXiv:2406.11794), as nanochat computes it.
 
-A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/`; https://github.com/karpathy/nanochat names
-where it is fetched from. Its rows are of three types: `multiple_choice` (query, choices, gold), `schema` (context_options,
-continuation, gold) and `language_modeling` (context, continuation). A folder with files of such rows alone is taken too.
+A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/` (karpathy/nanochat names where it is fetched from).
+A folder with files of such rows alone is taken too: `multiple_choice`, `schema` and `language_modeling`.
 """
 
 import csv
@@ -18,8 +17,7 @@ import numpy as np
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.tokenizer.ids import document
-from jaxlm.eval.branches import Request
-from jaxlm.eval.likelihood import Score, Scorer
+from jaxlm.eval.likelihood import Request, Score, Scorer
 from jaxlm.eval.results import Item, TaskResult, means
 from jaxlm.host import console, files
 
@@ -39,7 +37,6 @@ class Task(typing.NamedTuple):
 
 
 def check(part: str, settings: EvalConfig) -> None:
-    """Raises ConfigError if there is no bundle in `eval.data_dir`, or no such task in it."""
     _tasks(part, settings.data_dir)
 
 
@@ -48,7 +45,7 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
 
     Args:
       part: the name of one task; "" for all.
-      settings: the section `eval` of the config: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
+      settings: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
       items: of each task, the first in nanochat's order; 0 for all.
     """
     results = []
@@ -82,9 +79,7 @@ def read(data_dir: str) -> list[Task]:
         return _bundle(root)
     tasks = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
     if not tasks:
-        raise ConfigError(
-            f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows (query, choices, gold)"
-        )
+        raise ConfigError(f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows")
     return tasks
 
 
@@ -115,8 +110,8 @@ def _single(path: pathlib.Path) -> Task | None:
         return None
     if not kind:
         return None
-    asked = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
-    delimiter = "\nAnswer: " if asked else " "
+    is_question = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
+    delimiter = "\nAnswer: " if is_question else " "
     return Task(path.stem, path, kind, 0, delimiter, 0.0 if kind == "language_modeling" else None)
 
 
@@ -153,7 +148,7 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
 
 
 def _item(task: Task, row: dict, number: int, scores: Sequence[Score], sizes: Sequence[int]) -> Item:
-    """Returns one question with its scores. `scores` and `sizes`, in bytes, are those of its requests."""
+    """One question with its scores. `scores` and `sizes`, in bytes, are those of its requests."""
     choices = _choices(task, row)
     own, shared = scores[: len(choices)], scores[len(choices) :]
     if task.kind == "language_modeling":
@@ -215,7 +210,6 @@ def _alike(ids: Sequence[Sequence[int]]) -> int:
 
 
 def line(results: Sequence[TaskResult]) -> str:
-    """Returns the line that sets CORE beside GPT-2's; "" if it was not computed."""
     core = [result.metrics["centred"] for result in results if result.task == "core"]
     count = sum("centred" in result.metrics for result in results) - 1
     return f"CORE {core[0]:.4f} over {console.count(count)} tasks; GPT-2 (1.5B): {GPT2:.4f} over 22" if core else ""

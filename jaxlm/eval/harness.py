@@ -1,7 +1,6 @@
-"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, DCLM's CORE, the red team, on one scorer.
+"""Benchmarks: tasks of lm-evaluation-harness, HumanEval, DCLM's CORE, the red team, on one scorer.
 
-`jaxlm eval` asks them. So does a hook while a model trains: the same questions at each step, into metrics.jsonl and
-RUN/eval/STEP.
+`jaxlm eval` asks them. So does a hook while a model trains: the same questions at each step.
 """
 
 import importlib.util
@@ -34,7 +33,6 @@ class Benchmarks:
     Args:
       tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
         `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as its results are named) for a part.
-      settings: the section `eval` of the config.
 
     Raises:
       ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra is missing, or no code may run.
@@ -57,7 +55,6 @@ class Benchmarks:
 
     @property
     def chats(self) -> bool:
-        """True if the model needs a chat template for these tasks."""
         return self._settings.chat_template and bool(self._loaded)
 
     def __call__(self, scorer: Scorer, items: int) -> Iterator[TaskResult]:
@@ -66,10 +63,7 @@ class Benchmarks:
         A multiple-choice item's `detail` has `question`, `choices`, `logp` (nats) and `bytes` of each choice as it was
         scored, and `gold`, the index of the right one (a list if several are right). Another's has `question` and `answer`,
         what the model wrote. Of several ways to read one answer (gsm8k) the first gives a metric its plain name, the others
-        `name,way`.
-
-        Args:
-          items: of each task, spread over all its questions, always the same ones; 0 for all.
+        `name,way`. `items` of each task are asked, spread over all its questions, always the same ones; 0 for all.
         """
         for name in self.names:
             own, _, part = name.partition(":")
@@ -99,27 +93,19 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
 
 
 def find(settings: EvalConfig) -> Benchmarks | None:
-    """Returns the benchmarks of `eval.tasks`; None if there are none. Called on all processes.
-
-    Raises:
-      ConfigError: a task does not exist, its data is missing, or an extra.
-    """
+    """Returns the benchmarks of `eval.tasks`; None if there are none. Called on all processes. Raises as `Benchmarks`."""
     return together(lambda: Benchmarks(settings.tasks, settings)) if settings.tasks else None
 
 
 def make(
     ask: Benchmarks | None, config: Config, model: Transformer, data: Encoded, mesh: Mesh, folder: pathlib.Path
 ) -> Callable[[Variables, int], dict[str, float]] | None:
-    """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task.
+    """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task; None if `ask` is.
 
     The metrics are called `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. A model whose log p is not finite
-    has none, and a line says so: whether a diverged run ends is for its watches to say. None if there are no tasks.
+    has none, and a line says so: whether a diverged run ends is for its watches to say.
 
-    Args:
-      ask: what `find` returned.
-
-    Raises:
-      ConfigError: `eval.chat_template` is asked for, and the model has none.
+    Raises ConfigError if `eval.chat_template` is asked for, and the model has none.
     """
     if ask is None:
         return None
@@ -131,7 +117,7 @@ def make(
     moment = from_first(lambda: results.moment(folder))
     tokenizer = chat.dated(data.tokenizer(), moment)
     first = Scorer(model, {}, tokenizer, mesh, *sizes, searched, config.sample.chat_template)
-    asked = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
+    how = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
 
     warned: set[str] = set()
 
@@ -141,7 +127,7 @@ def make(
         except NotFinite as error:
             say(f"no benchmark scores at step {step}: {error}")
             return {}
-        about = {"step": step, **asked, "training": True, "moment": moment}
+        about = {"step": step, **how, "training": True, "moment": moment}
         together(lambda: results.write(folder, scored, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
         for result in scored:

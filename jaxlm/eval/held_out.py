@@ -1,8 +1,6 @@
 """Held-out loss: of text by source, with bits per byte; of answers; of preference pairs. And what a reference says of pairs.
 
-Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. Unlike the loss per token, it can compare
-models with different tokenizers.
-
+Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets: it can compare models with different tokenizers.
 Legend: B rows, T tokens, P pairs of a row, N pairs of all.
 """
 
@@ -21,6 +19,7 @@ from jaxlm.data.batches.replay import Text
 from jaxlm.data.batches.rows import count_targets, validation_rows
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.devices import processes, sharding
+from jaxlm.host.console import told
 from jaxlm.models.transformer import Transformer
 from jaxlm.step.objectives import base, dpo
 from jaxlm.step.objectives.base import Batch, Objective, Variables
@@ -43,18 +42,12 @@ def sum_axis(config: EvalConfig) -> int | None:
 
 
 def token_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
-    """Returns a function `(variables, batch) -> nll`, the cross-entropy of each token in nats, float32 [B, T].
-
-    Args:
-      model: the model to evaluate.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
-    """
+    """Returns a function `(variables, batch) -> nll`, the cross-entropy of each token in nats, float32 [B, T]."""
     dtype = jnp.dtype(model.config.dtype)
     return lambda variables, batch: -base.token_logp(model, cast(variables, dtype), batch, None, tile)
 
 
 def summed_nll(model: Transformer, tile: int, axis: int | None = None) -> Callable[[Variables, Batch], jax.Array]:
-    """Returns a function `(variables, batch) -> nll`: that of `token_nll` times `batch["weights"]`, summed over `axis`."""
     nll = token_nll(model, tile)
     return lambda variables, batch: jnp.sum(nll(variables, batch) * batch["weights"], axis=axis)
 
@@ -140,11 +133,10 @@ def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig,
         sums, tokens = [], np.zeros(len(_WEIGHTS))
         both = zip(data.held_out(size, examples), data.held_out(size, examples, ends=False), strict=True)
         with processes.working("held-out answers", data.held_out_batches(size, examples), "batches") as tell:
-            for number, (whole, without_ends) in enumerate(both, 1):
+            for whole, without_ends in told(both, tell):
                 batch = {**whole, "text_weights": without_ends["weights"]}
                 tokens += [batch[name].sum() for name in _WEIGHTS]
                 sums.append(jax.block_until_ready(sums_of(variables, _placed(batch, mesh))))
-                tell(number)
         summed = np.sum(np.reshape(jax.device_get(sums), (-1, len(_WEIGHTS))), axis=0, dtype=np.float64)
         return dict(zip(("val/loss", "val/text_loss"), (summed / np.maximum(tokens, 1)).tolist(), strict=True))
 
@@ -172,14 +164,10 @@ def of_base(
 
 
 def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dtype: str) -> Evaluator | None:
-    """Returns a function `variables -> metrics`; None if no pair is held out.
+    """Returns a function `variables -> metrics`, of the objective of `dpo` or `reward`; None if no pair is held out.
 
     The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: the objective's, means over pairs. Every call
     uses the same pairs: the first `eval.max_examples`.
-
-    Args:
-      objective: that of `dpo` or `reward`.
-      dtype: the compute type of the model.
     """
     if not len(data.val):
         return None
@@ -194,9 +182,8 @@ def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig,
     def evaluate(variables: Variables) -> dict[str, float]:
         total = np.zeros(2 + len(_FIGURES))
         with processes.working("held-out pairs") as tell:
-            for number, batch in enumerate(data.held_out(size, examples), 1):
+            for batch in told(data.held_out(size, examples), tell):
                 total += np.asarray(sums_of(variables, _placed(batch, mesh)), np.float64)
-                tell(number)
         names = ("val/loss", *(f"val/{name}" for name in _FIGURES))
         return dict(zip(names, (total[1:] / total[0]).tolist(), strict=True))
 
@@ -208,10 +195,8 @@ def judge(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns log p of the (chosen, rejected) answers of each pair to train on, and of each held out; nats, float32 [N, 2].
 
-    Args:
-      variables: those of the reference, in the types in which the step computes.
-      batch_size: the rows that are judged at one time, rounded up to the mesh.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    `variables` are those of the reference, in the types in which the step computes. `batch_size` rows are judged at one
+    time, rounded up to the mesh.
     """
     size = sharding.padded_rows(mesh, batch_size)
     logp_of = jax.jit(lambda v, b: dpo.answer_logp(model, v, b, tile), out_shardings=sharding.replicated(mesh))

@@ -1,9 +1,27 @@
-"""HumanEval (arXiv:2107.03374): the model completes Python functions, and their tests run in a process of their own.
+"""HumanEval (arXiv:2107.03374): the model completes Python functions, and their tests run in a sandbox.
 
-lm-evaluation-harness's own task fetches its judge from the hub when it is imported.
+Every program gets an interpreter of its own with a clean environment, an empty temporary folder and closed standard input.
+On Linux host/sandbox_child.py shuts it in (seccomp, Landlock); on macOS `sandbox-exec` refuses the same. A program passes if
+its process, after the program's last line, writes a token that was drawn for it; so one that ends early doesn't. One that
+searches its own frames for the token could: this guards against accidents and mischief, not against an attack on the score.
 """
 
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import json
+import os
 import pathlib
+import platform
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 
 from jaxlm.config import ConfigError, EvalConfig, RunError
@@ -12,21 +30,33 @@ from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import completions
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult, means, spread
+from jaxlm.host import console, files, sandbox_child
 
+# lm-evaluation-harness's own task fetches its judge from the hub when it is imported.
 DATASET = "openai/openai_humaneval"
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # those of lm-evaluation-harness
 _NEW_TOKENS = 1024
+_MOST = 300  # bytes kept of what a program failed with
+_START_S = 60.0  # for an interpreter to start: this machine may be busy
+_PATIENCE = 4  # a program may take so many times its seconds by the clock: it is its time on the cores that is judged
+_MAC = "(version 1)(allow default)(deny network*)(deny process-fork)(deny file-write*)"
+_PROBE = """
+import socket
+try:
+    socket.create_connection(("127.0.0.1", {port}), 2)
+except OSError:
+    pass
+else:
+    raise SystemExit(1)
+"""
 
 
 def check(part: str, settings: EvalConfig) -> None:
-    """Raises ConfigError unless code may run here and the problems are there."""
-    from jaxlm.eval import sandbox
-
     if part:
         raise ConfigError(f"humaneval has no parts: --tasks=humaneval, not humaneval:{part}")
     if settings.data_dir:
         read(settings.data_dir)
-    sandbox.run("pass", settings)
+    run("pass", settings)
 
 
 def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
@@ -34,18 +64,16 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     problems = read(settings.data_dir)
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
-    asked, what = completions.greedy(_NEW_TOKENS), "writing programs"
-    texts = completions.complete(scorer, prompts, _STOPS, asked, 0, what, follows=True)
+    drawing, what = completions.greedy(_NEW_TOKENS), "writing programs"
+    texts = completions.complete(scorer, prompts, _STOPS, drawing, 0, what, follows=True)
     return [grade(problems, texts, settings)]
 
 
 def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) -> TaskResult:
     """Returns which problems' tests pass with these completions. Raises ConfigError if no code may run (`eval.run_code`)."""
-    from jaxlm.eval import sandbox
-
-    programs = [sandbox.humaneval_program(problem, text) for problem, text in zip(problems, texts, strict=True)]
+    programs = [program_of(problem, text) for problem, text in zip(problems, texts, strict=True)]
     items = []
-    for problem, text, outcome in zip(problems, texts, sandbox.run_all(programs, settings), strict=True):
+    for problem, text, outcome in zip(problems, texts, run_all(programs, settings), strict=True):
         detail = {"question": problem["prompt"], "answer": text, "why": outcome.why}
         items.append(Item(problem["task_id"], {"pass_at_1": float(outcome.passed)}, detail))
     metrics, stderr = means(items)
@@ -63,10 +91,7 @@ def read(data_dir: str) -> list[dict]:
         if rows and {"task_id", "prompt", "test", "entry_point"} <= rows[0].keys():
             return rows
         raise ConfigError(f"{path} does not hold HumanEval: no task_id, prompt, test and entry_point")
-    raise ConfigError(
-        f"humaneval reads {DATASET}, which eval.data_dir={data_dir} does not have: lay its file there "
-        "with scripts/hub_layout.py"
-    )
+    raise ConfigError(f"humaneval reads {DATASET}, not in eval.data_dir={data_dir}: see scripts/hub_layout.py")
 
 
 def _from_hub() -> list[dict]:
@@ -78,3 +103,174 @@ def _from_hub() -> list[dict]:
         return list(datasets.load_dataset(DATASET, split="test"))
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"humaneval: can't fetch {DATASET} from https://huggingface.co: {error}") from error
+
+
+# The sandbox
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Whether a program ran to its end; if not, why: its exception, "took over 10 s", ... `started`: False if it never ran."""
+
+    passed: bool
+    why: str
+    started: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """How the network is cut off: its name, a command to put in front, a seccomp filter."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    rules: bytes = b""
+
+
+def run(program: str, config: EvalConfig) -> Outcome:
+    """Returns whether a Python program ran to its end within its limits. See `run_all`. Raises RunError if it did not start."""
+    (outcome,) = run_all([program], config)
+    if not outcome.started:
+        raise RunError(f"a program {outcome.why}")
+    return outcome
+
+
+def run_all(programs: Sequence[str], config: EvalConfig) -> list[Outcome]:
+    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`files.cores`).
+
+    A program whose process does not start is tried once more. Then it counts as failed, and a line says so.
+
+    Raises ConfigError if `eval.run_code` is False, or the network can't be cut off here and `eval.run_code_with_network` is
+    False.
+    """
+    if not config.run_code:
+        raise ConfigError("this runs programs that a model wrote: --config.eval.run_code=True consents")
+    chosen = way()
+    if chosen is None and not config.run_code_with_network:
+        raise ConfigError(
+            f"eval.run_code: the network can't be cut off from programs here ({platform.system()} {platform.machine()}); "
+            "eval.run_code_with_network=True runs them nevertheless: do so in a virtual machine only"
+        )
+    limits = (config.code_seconds, config.code_memory_mb)
+    _announce(chosen, *limits)
+    with (
+        console.working("running what the model wrote", len(programs), "programs", end=False) as tell,
+        concurrent.futures.ThreadPoolExecutor(files.cores()) as pool,
+    ):
+        futures = [pool.submit(_try, program, chosen or _Way(""), *limits) for program in programs]
+        try:
+            outcomes = list(console.told((f.result() for f in futures), tell))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    if late := [outcome.why for outcome in outcomes if not outcome.started]:
+        console.say(f"{len(late):,} of {len(programs):,} programs never ran and count as failed; the first {late[0]}")
+    return outcomes
+
+
+def program_of(problem: dict[str, str], completion: str) -> str:
+    return f"{problem['prompt']}{completion}\n{problem['test']}\ncheck({problem['entry_point']})"
+
+
+@functools.cache
+def way() -> _Way | None:
+    """Returns how the network is cut off from programs here, shown by trying; None if it can't be."""
+    tried = _Way("seccomp", rules=sandbox_child.rules())
+    if platform.system() == "Darwin":
+        tried = _Way("sandbox-exec", ("sandbox-exec", "-p", _MAC))
+    if not (tried.rules or tried.command):
+        return None
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.suppress(OSError):
+        if _try(_PROBE.format(port=server.getsockname()[1]), tried, 60.0, 1024.0).passed:
+            return tried
+    return None
+
+
+@functools.cache
+def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
+    network = f"without network ({way.name})" if way else "WITH network"
+    if way and way.rules and not sandbox_child.has_landlock():
+        network += " but WITH all files to read (this kernel has no Landlock)"
+    console.say(
+        f"what the model writes runs {network}, each program for {seconds:g} s of a core and {memory_mb:,.0f} MB at most"
+    )
+
+
+def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
+    for _ in range(2):
+        try:
+            outcome = _run(program, way, seconds, memory_mb)
+        except OSError as error:  # no process, or no temporary folder
+            outcome = Outcome(False, f"did not start: {error}", started=False)
+        if outcome.started:
+            break
+    return outcome
+
+
+def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
+    """Runs one program in a process of its own, and ends that process's whole group."""
+    token, (read, write) = secrets.token_hex(16), os.pipe()
+    order = {
+        "program": program, "token": token, "fd": write, "most": _MOST, "seconds": seconds,
+        "memory": int(memory_mb * 2**20), "filter": way.rules.hex(),
+        "readable": [".", *sandbox_child.readable()],
+    }  # fmt: skip
+    script = str(pathlib.Path(sandbox_child.__file__).resolve())
+    # -X utf8 and no locale: the same text everywhere. -S: the standard library alone.
+    command = [*way.command, sys.executable, "-I", "-S", "-B", "-X", "utf8", script]
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, read)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxlm-program-", ignore_cleanup_errors=True))
+        orders = stack.enter_context(tempfile.TemporaryFile())
+        orders.write(json.dumps(order).encode())
+        orders.seek(0)
+        try:
+            child = subprocess.Popen(
+                command, cwd=folder, env={"OMP_NUM_THREADS": "1"}, stdin=orders, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, pass_fds=(write,), start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(write)
+        output, late = "", False
+        try:
+            output = _until_ready(read, _START_S)
+            if sandbox_child.READY in output:
+                child.wait(_PATIENCE * seconds)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            _end(child)
+        os.set_blocking(read, False)
+        with contextlib.suppress(BlockingIOError):
+            output += os.read(read, 2 * _MOST).decode(errors="replace")
+    return _outcome(output, token, child.returncode, late, seconds)
+
+
+def _until_ready(fd: int, seconds: float) -> str:
+    output, end = "", time.monotonic() + seconds
+    while sandbox_child.READY not in output and select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not (more := os.read(fd, 2 * _MOST)):
+            break
+        output += more.decode(errors="replace")
+    return output
+
+
+def _end(child: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the group has ended
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _outcome(output: str, token: str, code: int, late: bool, seconds: float) -> Outcome:
+    started, ready, why = output.partition(sandbox_child.READY)
+    if not ready:
+        early = f"ended before its first line (exit code {code}) {started}".rstrip()
+        why = f"did not come to its first line in {_START_S:g} s" if code == -signal.SIGKILL else early
+        return Outcome(False, why, started=False)
+    if code == -signal.SIGXCPU:
+        return Outcome(False, f"took over {seconds:g} s")
+    if late:
+        return Outcome(False, f"took over {_PATIENCE * seconds:g} s by the clock")
+    if why == token and code == 0:
+        return Outcome(True, "")
+    if code < 0:
+        return Outcome(False, f"was ended by signal {-code}")
+    return Outcome(False, why or "ended before its last line")

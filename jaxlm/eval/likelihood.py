@@ -1,7 +1,10 @@
 """Scores texts: log p of a continuation after a context, the one way for benchmarks, perplexity and the red team.
 
-Texts that begin alike share that beginning (`eval.branches`): the choices of a question stand behind one context, and questions
-behind the same worked examples.
+Texts that begin alike share that beginning: the choices of a question stand behind one context, and questions behind the
+same worked examples. They are sorted, so that those which begin alike are neighbours, and laid into a row as one walks a
+tree: each text adds only what it does not share with the one before it. A token is seen by the tokens that follow it in the
+row up to the last one of its branch; `until` says where that ends (`until_BxT` of `ops.attention.attention`). So the
+result is that of each text alone, and the work is that of the tree.
 
 Legend: B rows, T tokens of a row, M scored tokens of a row, D model.
 """
@@ -22,8 +25,6 @@ from jaxlm.config import Config, RunError
 from jaxlm.data.shards.shards import DataDir
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import processes, sharding
-from jaxlm.eval import branches
-from jaxlm.eval.branches import Request
 from jaxlm.eval.model import Restored
 from jaxlm.models.decode.generate import Generator
 from jaxlm.models.transformer import Transformer
@@ -32,8 +33,110 @@ from jaxlm.step.objectives import base
 from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.step import cast
 
+Request = tuple[Sequence[int], Sequence[int]]  # (ids of the context, at least one; ids to score)
 _SHORT, _LONG = 256, 4096  # tokens of a row: at least, and at most where no text is longer
 _AHEAD = 2  # batches that the host is ahead of the device
+
+
+@dataclasses.dataclass
+class Row:
+    """One row: a tree of texts.
+
+    Attributes:
+      tokens, positions, until: of each token; see the module.
+      sources: of each scored token, the index in the row of the token before it.
+      targets: the scored tokens.
+      spans: (number of the request, its first scored token among `targets`, one past its last).
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    until: list[int]
+    sources: list[int]
+    targets: list[int]
+    spans: list[tuple[int, int, int]]
+    _path: list[int] = dataclasses.field(default_factory=list)  # index in the row of each token of the newest text
+
+    @classmethod
+    def empty(cls) -> "Row":
+        return cls([], [], [], [], [], [])
+
+    def add(self, number: int, ids: Sequence[int], shared: int, targets: Sequence[int]) -> None:
+        """Adds a text, of which the first `shared` tokens are those of the text before it."""
+        for index in self._path[shared:]:
+            self.until[index] = len(self.tokens)
+        del self._path[shared:]
+        for position in range(shared, len(ids)):
+            self._path.append(len(self.tokens))
+            self.tokens.append(ids[position])
+            self.positions.append(position)
+            self.until.append(-1)
+        first = len(self.targets)
+        self.sources += self._path[len(ids) - len(targets) :] if targets else []
+        self.targets += targets
+        self.spans.append((number, first, len(self.targets)))
+
+    def close(self) -> "Row":
+        self.until = [len(self.tokens) if end < 0 else end for end in self.until]
+        return self
+
+
+def pack(requests: Sequence[Request], length: int) -> list[Row]:
+    """Returns rows of at most `length` tokens that hold all requests.
+
+    A request's inputs are its ids but the last, at most `length` of them. Requests with one context stay in one row where
+    they fit.
+    """
+    inputs = [(*context, *scored[:-1]) for context, scored in requests]
+    order = sorted(range(len(requests)), key=inputs.__getitem__)
+    rows, row, before = [], Row.empty(), ()
+    for place, number in enumerate(order):
+        ids = inputs[number]
+        shared = _shared(before, ids) if row.tokens else 0
+        room = length - len(row.tokens)
+        first_of_context = not place or requests[order[place - 1]][0] != requests[number][0]
+        need = _size(requests, inputs, order, place, length) if first_of_context else len(ids)
+        if len(ids) - shared > room or (first_of_context and room < need - shared and need <= length):
+            rows.append(row.close())
+            row, shared = Row.empty(), 0
+        row.add(number, ids, shared, list(requests[number][1]))
+        before = ids
+    return [*rows, row.close()] if row.spans else rows
+
+
+def _size(requests: Sequence[Request], inputs: list[tuple], order: list[int], place: int, length: int) -> int:
+    """The tokens of the tree of the requests from `place` on that have its context; past `length`, some above it."""
+    context, before, size = requests[order[place]][0], (), 0
+    for number in order[place:]:
+        if requests[number][0] != context or size > length:
+            break
+        size += len(inputs[number]) - _shared(before, inputs[number])
+        before = inputs[number]
+    return size
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Returns with how many equal tokens two texts begin."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+def batch(rows: Sequence[Row], count: int, length: int, scored: int) -> dict[str, np.ndarray]:
+    """Returns rows as arrays: `tokens`, `positions` and `until` [B, T], `sources` and `targets` [B, M].
+
+    B = `count`, T = `length`, M = `scored`. What fills them up sees itself alone.
+    """
+    arrays = {name: np.zeros((count, length), np.int32) for name in ("tokens", "positions")}
+    arrays["until"] = np.tile(np.arange(1, length + 1, dtype=np.int32), (count, 1))
+    arrays |= {name: np.zeros((count, scored), np.int32) for name in ("sources", "targets")}
+    for place, row in enumerate(rows):
+        for name, array in arrays.items():
+            values = getattr(row, name)
+            array[place, : len(values)] = values
+    return arrays
 
 
 class NotFinite(RunError):
@@ -41,13 +144,7 @@ class NotFinite(RunError):
 
 
 class Score(typing.NamedTuple):
-    """What a model says of a continuation.
-
-    Attributes:
-      logp: log p of it after its context, in nats.
-      greedy: True if each of its tokens is the likeliest one.
-      tokens: how many tokens it has.
-    """
+    """What a model says of a continuation: log p after its context, in nats; True if each token is the likeliest; how many."""
 
     logp: float
     greedy: bool
@@ -59,9 +156,8 @@ class Scorer:
     """Scores texts with a model.
 
     Attributes:
-      model, variables: the model and its variables, on the mesh.
-      tokenizer: the model's tokenizer.
-      mesh: the mesh; rows are split over data x fsdp.
+      variables: on the mesh.
+      mesh: rows are split over data x fsdp.
       tokens: about how many tokens are in one batch.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
       data: what the model was trained on; None if that is not known.
@@ -79,7 +175,6 @@ class Scorer:
 
     @property
     def context(self) -> int:
-        """Returns the longest text that the model reads, in tokens."""
         return self.model.config.max_seq_len
 
     @property
@@ -96,7 +191,6 @@ class Scorer:
 
     @functools.cached_property
     def generator(self) -> Generator:
-        """Returns the generator, which holds a second copy of the kernels."""
         with jax.set_mesh(self.mesh):
             return Generator(self.model, self.variables)
 
@@ -154,12 +248,12 @@ class Scorer:
         ways = sharding.batch_ways(self.mesh)
         batches = -(-len(rows) // max(1, self.tokens // length))
         count = -(-len(rows) // batches // ways) * ways
-        scored = _round(max(len(row.targets) for row in rows))
+        scored = -(-max(len(row.targets) for row in rows) // 64) * 64
         waiting: collections.deque = collections.deque()
         mine = sharding.local_rows(self.mesh, count)
         for start in range(0, len(rows), count):
             taken = rows[start : start + count]
-            arrays = branches.batch(taken, count, length, scored)
+            arrays = batch(taken, count, length, scored)
             with jax.set_mesh(self.mesh):
                 placed = sharding.to_global({name: x[mine] for name, x in arrays.items()}, self.mesh, count)
                 waiting.append((taken, self._program(self.variables, placed)))
@@ -168,14 +262,12 @@ class Scorer:
         while waiting:
             yield from _results(parts, *waiting.popleft())
 
-    def _layout(self, requests: list[Request], longest: int) -> tuple[int, list[branches.Row]]:
-        """Returns (tokens of a row, rows), for the length that costs least.
-
-        In long rows more questions share their worked examples, but each query meets more keys.
-        """
+    def _layout(self, requests: list[Request], longest: int) -> tuple[int, list[Row]]:
+        """(tokens of a row, rows), for the length that costs least."""
+        # In long rows more questions share their worked examples, but each query meets more keys.
         width, length, best = self.model.config.d_model, max(_SHORT, longest), None
         while best is None or length <= _LONG:
-            rows = branches.pack(requests, length)
+            rows = pack(requests, length)
             # Multiplications of a token in one layer: with the weights, about 12 D^2, and with half of the row's keys, T D.
             cost = len(rows) * length * (12 * width + length)
             if best and cost > best[0]:
@@ -202,9 +294,7 @@ def of_restored(restored: Restored, config: Config) -> Scorer:
 def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
     """Returns a function `(variables, batch) -> (log p of each scored token, whether it is the likeliest one)`, [B, M] each.
 
-    Args:
-      model: the model, with an attention backend of `ops.attention.TREES`.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    The model must have an attention backend of `ops.attention.TREES`.
     """
     config = model.config
 
@@ -221,7 +311,7 @@ def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], 
 
 
 def _results(
-    parts: list[tuple[int, Request]], rows: list[branches.Row], scores: tuple[jax.Array, jax.Array]
+    parts: list[tuple[int, Request]], rows: list[Row], scores: tuple[jax.Array, jax.Array]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     logp_BxM, hits_BxM = jax.device_get(scores)
     for place, row in enumerate(rows):
@@ -235,10 +325,6 @@ def _windows(number: int, context: Sequence[int], scored: Sequence[int], limit: 
     for start in range(first, len(whole), limit):
         end = min(start + limit, len(whole))
         yield number, (whole[max(0, end - limit - 1) : start], whole[start:end])
-
-
-def _round(n: int) -> int:
-    return -(-n // 64) * 64
 
 
 def _bucket(n: int) -> int:

@@ -1,8 +1,4 @@
-"""Tasks of EleutherAI's lm-evaluation-harness: found, loaded and asked. Imports lm_eval: import it where it is needed.
-
-They are read from the hub or from a folder laid out like it. Indexing all 14,000 of its files takes the harness 15 s; here only
-the folders that hold the tasks are read.
-"""
+"""Tasks of EleutherAI's lm-evaluation-harness: found, loaded and asked. Imports lm_eval: import it where it is needed."""
 
 import contextlib
 import difflib
@@ -28,8 +24,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ids import conversation, document
 from jaxlm.devices.processes import say
 from jaxlm.eval import completions
-from jaxlm.eval.branches import Request
-from jaxlm.eval.likelihood import Scorer
+from jaxlm.eval.likelihood import Request, Scorer
 from jaxlm.eval.results import Item, TaskResult, means, shares, spread
 from jaxlm.host.console import working
 
@@ -88,7 +83,6 @@ class Examples(ContextSampler):
         self.ask(itertools.count())
 
     def ask(self, numbers: Iterable[int]) -> None:
-        """Says the numbers of the questions whose examples are drawn next, in order."""
         self._numbers, self._walk, self._at = iter(numbers), random.Random(_SEED), 0
 
     def sample(self, n: int, eval_doc=None, df=None, **kwargs) -> Sequence[dict]:
@@ -109,7 +103,8 @@ def ask(task: Task, numbers: Sequence[int]) -> None:
 
 
 def _manager(names: Sequence[str]) -> TaskManager:
-    """Returns a manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
+    """A manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
+    # To index all 14,000 of its files takes the harness 15 s: only the folders that hold the tasks are read.
     # Most tasks lie in a folder of their name, or of its first words.
     begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}
     manager = TaskManager(
@@ -177,14 +172,13 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             lacking = [key for key in _SPLITS if fields.get(key) == error.args[0] and key not in override]
             if shots or not lacking:
                 raise ConfigError(
-                    f"{name}: no {error.args[0]} in {path} of {where}, from where its {shots} worked examples come: "
-                    "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
+                    f"{name}: no {error.args[0]} in {path} of {where} for its {shots} worked examples: --fewshot=0"
                 ) from None
             override |= dict.fromkeys(lacking)
         except ImportError as error:
             raise _lacks(name, error) from None
         except StopIteration:  # of `datasets`: no row
-            raise ConfigError(f"{name}: no question in {_empty(path, data_dir)} of {where}: lay it out again") from None
+            raise ConfigError(f"{name}: no question in {path} of {where}: lay it out again") from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
@@ -219,23 +213,14 @@ def _check_examples(name: str, task: Task, shots: int, where: str) -> None:
 
 
 def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
-    """Returns the folder of a task's dataset. Raises ConfigError if there is none, or the task has no dataset of its own."""
     root = pathlib.Path(data_dir).expanduser().resolve()
     if not root.is_dir():
         raise ConfigError(f"eval.data_dir={data_dir} is no folder")
     if path and (root / path).is_dir():
         return root / path
     raise ConfigError(
-        f"{name} reads {path or 'no dataset by name'}, which eval.data_dir={data_dir} does not have: lay its files there with "
-        "scripts/hub_layout.py, or set eval.data_dir= to fetch it from the hub"
+        f"{name} reads {path or 'no dataset'}, not in eval.data_dir={data_dir}: see scripts/hub_layout.py"
     )
-
-
-def _empty(path: str, data_dir: str) -> str:
-    """Returns the names of a dataset's files that hold no rows."""
-    root = pathlib.Path(data_dir).expanduser()
-    empty = [file for file in sorted((root / path).rglob("*.*")) if file.is_file() and not file.read_bytes().strip()]
-    return ", ".join(str(file.relative_to(root)) for file in empty) or path
 
 
 def _line(error: BaseException) -> str:
@@ -248,12 +233,7 @@ def _line(error: BaseException) -> str:
 
 
 def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, settings: EvalConfig) -> TaskResult:
-    """Returns the result of one task, or of the members of a group, whose questions then count alike.
-
-    Args:
-      tasks: what `load` returns for the name.
-      items: how many questions to ask; 0 for all.
-    """
+    """Returns the result of one task, or of the members of a group, whose questions then count alike; `items` 0 asks all."""
     sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
     chosen = {leaf: spread(sizes[leaf], count) for leaf, count in shares(sizes, items).items() if count}
     tasks = {leaf: tasks[leaf] for leaf in chosen}
@@ -278,7 +258,6 @@ def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, sett
 
 
 def _scores(by_metric: dict, task: Task) -> dict[str, float]:
-    """Returns the harness's `acc,none`, `exact_match,strict-match`, ... by our names."""
     scores = {}
     for key, score in by_metric.items():
         metric, _, way = key.partition(",")
@@ -288,16 +267,13 @@ def _scores(by_metric: dict, task: Task) -> dict[str, float]:
 
 
 def _named(task: Task, metric: str, way: str) -> str:
-    """Returns what we call a metric: its plain name for the task's first way of reading an answer."""
     ways = [entry["name"] for entry in task.get_config("filter_list") or ()] or ["none"]
     return metric if way == ways[0] else f"{metric},{way}"
 
 
 def _items(task: Task, samples: list[dict], prefix: str) -> list[Item]:
-    """Returns the questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores.
-
-    A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
-    """
+    """The questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores."""
+    # A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
     aggregation, items = task.aggregation(), {}
     for sample in samples:
         number = sample["doc_id"]
@@ -360,9 +336,7 @@ class ScorerLM(TemplateLM):
     A text gets the ids that lm_eval's `hf` model gives it with the exported tokenizer: what documents begin with, once, then
     the text. Unlike there a rolling likelihood has it once too: `hf` puts it in front of a text that already begins with it.
 
-    Args:
-      chats: True if contexts are conversations, as `apply_chat_template` writes them. Raises ConfigError if the model has no
-        template.
+    `chats` is True if contexts are conversations, as `apply_chat_template` writes them.
     """
 
     def __init__(self, scorer: Scorer, what: str, chats: bool = False):
@@ -409,21 +383,18 @@ class ScorerLM(TemplateLM):
         return super()._encode_pair(context, continuation)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Returns (log p in nats, whether it is what greedy decoding writes) of each continuation after its context."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: list[tuple], **kwargs) -> list[tuple[float, bool]]:
         return [(s.logp, s.greedy) for s in self.scorer.score([(c, ids) for _, c, ids in requests], self._what)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Returns log p of each whole text, in windows if it is longer than the model's context."""
         return [score.logp for score in self.scorer.score([self._whole(*r.args) for r in requests], self._what)]
 
     def _whole(self, text: str) -> Request:
         return (self.prefix_token_id,), self.scorer.tokenizer.encode(text)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Returns what the model writes after each context, up to the task's stop strings."""
         by_settings: dict[tuple[tuple[str, ...], SampleConfig], list[int]] = {}
         for number, request in enumerate(requests):
             by_settings.setdefault(_settings(request.args[1]), []).append(number)
@@ -435,13 +406,13 @@ class ScorerLM(TemplateLM):
         return [texts[number] for number in range(len(requests))]
 
 
-def _settings(asked: dict) -> tuple[tuple[str, ...], SampleConfig]:
-    """Returns (stop strings, settings) of a task's `generation_kwargs`."""
-    until: str | Iterable[str] = asked.get("until") or ()
-    sampled = asked.get("do_sample", asked.get("temperature", 0) > 0) and asked.get("temperature", 1) > 0
-    limit = next((asked[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in asked), _NEW_TOKENS)
+def _settings(spec: dict) -> tuple[tuple[str, ...], SampleConfig]:
+    """Returns (stop strings, settings) of a task's `generation_spec`."""
+    until: str | Iterable[str] = spec.get("until") or ()
+    sampled = spec.get("do_sample", spec.get("temperature", 0) > 0) and spec.get("temperature", 1) > 0
+    limit = next((spec[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in spec), _NEW_TOKENS)
     settings = completions.greedy(int(limit))
     if sampled:
-        changed = {key: asked[key] for key in ("temperature", "top_k", "top_p") if key in asked}
+        changed = {key: spec[key] for key in ("temperature", "top_k", "top_p") if key in spec}
         settings = SampleConfig(**{**vars(settings), "temperature": 1.0, **changed})
     return (until,) if isinstance(until, str) else tuple(until), settings

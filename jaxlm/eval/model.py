@@ -25,10 +25,8 @@ class Restored:
     """A run's model, restored from a checkpoint onto this machine's devices.
 
     Attributes:
-      mesh: the mesh, with all devices on the axis fsdp.
-      model, variables: the model and its variables: the parameters with an adapter added to them, and the vectors of a prompt,
-        which can't be.
-      tokenizer: the model's tokenizer.
+      mesh: with all devices on the axis fsdp.
+      variables: the parameters with an adapter added to them, and the vectors of a prompt, which can't be.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
       name: what it is called in a line: "checkpoint 100 of RUN", "the model of FOLDER".
@@ -44,7 +42,6 @@ class Restored:
 
 
 def is_there(workdir: str) -> bool:
-    """True if a folder holds a run, a model from elsewhere, or an adapter of PEFT for one."""
     return any((pathlib.Path(workdir) / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
@@ -57,10 +54,7 @@ def check_run(config: Config, word: str) -> None:
 def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> Restored:
     """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or from a format of a reader.
 
-    What is "auto" in the config of the model is replaced by what suits this machine.
-
-    Args:
-      readers: of formats from elsewhere, as `origin.open` takes them.
+    What is "auto" in the config of the model is replaced by what suits this machine. `readers` are those of `origin.open`.
 
     Raises:
       ConfigError: there is no such checkpoint.
@@ -83,9 +77,7 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
         model = source.adapter.attach(model)
     if data is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
         name = bad[0].removeprefix("params/")
-        raise RunError(
-            f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
-        )
+        raise RunError(f"the model of {workdir}: {name} has a number that is not finite; copy its files again")
     step = source.provenance.get("step")
     name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
     return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name)

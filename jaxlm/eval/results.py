@@ -1,11 +1,6 @@
 """What a model scored on benchmarks, item by item: which questions are asked, their means, and RUN/eval/STEP.
 
 `jaxlm eval` and the hook in training write RUN/eval/STEP/TASK.jsonl and results.json; `compare` and the report read them.
-
-Two measures see differences where accuracy does not: bits per byte of the right answer, and its margin. At 10^20 FLOPs a
-benchmark's accuracy hardly leaves chance, while what the model gives the right answer improves all the time (Heineman et al.
-2025, "Signal and Noise", arXiv:2508.13144: a metric such as perplexity has more signal for its noise than accuracy). It is
--log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
 """
 
 import contextlib
@@ -52,12 +47,10 @@ class TaskResult:
     """What a model scored on one task.
 
     Attributes:
-      task: its name.
       metrics: name -> the task's score, as the harness computes it; those of the items are means over them.
       stderr: name -> the standard error of that score, where there is one.
       chance: the accuracy of guessing; None if the task has no choices.
       fewshot: how many worked examples stood before each question; None for a mean over tasks that differ in it.
-      items: the questions, in the task's order.
     """
 
     task: str
@@ -112,16 +105,15 @@ def means(items: Sequence[Item]) -> tuple[dict[str, float], dict[str, float]]:
     return metrics, stderr
 
 
+# Two measures see differences where accuracy does not. At 10^20 FLOPs it hardly leaves chance, while what the model gives the
+# right answer improves all the time (Heineman et al. 2025, "Signal and Noise", arXiv:2508.13144). Bits per byte is
+# -log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
 def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence[int]) -> dict[str, float]:
     """Returns `bits_per_byte` of the right answer, and its `margin`: by how much that is below the best wrong one's.
 
     Of several right answers `bits_per_byte` is the mean, and the margin that of the best. Without wrong answers there is
-    no margin; without a right one, or one of no length, there is nothing.
-
-    Args:
-      logp: log p of each choice after the question, in nats.
-      sizes: the UTF-8 bytes of each choice.
-      gold: the index of the right choice; several if several are right.
+    no margin; without a right one, or one of no length, there is nothing. `logp` is of each choice, in nats, `sizes` its
+    UTF-8 bytes.
     """
     right = [gold] if isinstance(gold, int) else list(gold)
     if not right or not all(0 <= choice < len(logp) for choice in right) or min(sizes, default=0) < 1:
@@ -153,12 +145,10 @@ def measured(result: TaskResult) -> TaskResult:
 
 
 def has(metrics: dict[str, float], name: str) -> bool:
-    """True if there is such a score, and it is a finite number."""
     return math.isfinite(metrics.get(name, math.nan))
 
 
 def alarm(result: TaskResult, flops: float) -> str:
-    """Returns a line if a score is so low that the evaluation is more likely wrong than the model; see `benchmarks.alarm`."""
     return benchmarks.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
 
 
@@ -169,9 +159,7 @@ def alarm(result: TaskResult, flops: float) -> str:
 def unwritable(folder: pathlib.Path, step: int) -> str:
     """Returns why no results can be written for a step, such as "Read-only file system"; "" if they can. It tries it.
 
-    Raises:
-      ConfigError: what is there is damaged.
-      RunError: the disk is full.
+    Raises ConfigError if what is there is damaged, RunError if the disk is full.
     """
     place = folder / FOLDER / str(step)
     try:
@@ -193,9 +181,7 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
 def write(folder: pathlib.Path, results: Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
     """Writes results below `folder`/eval/STEP, beside those of other tasks there; returns that folder.
 
-    Args:
-      folder: a run, or any folder for a model that is no run.
-      about: `step`, and what else says how the results came about (fewshot, limit, packages, `moment`).
+    `about` has `step`, and what else says how the results came about (fewshot, limit, packages, `moment`).
     """
     place = folder / FOLDER / str(about["step"])
     place.mkdir(parents=True, exist_ok=True)
@@ -283,7 +269,6 @@ def read(place: pathlib.Path) -> dict[str, TaskResult]:
 
 
 def _tasks(place: pathlib.Path) -> dict:
-    """Task -> its entry in results.json."""
     tasks = files.json_there(place / SUMMARY).get("tasks")
     if not isinstance(tasks, dict):
         raise ConfigError(f"{place / SUMMARY} is missing or damaged: run jaxlm eval again")

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import time
-import typing
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm.config import SampleConfig
@@ -25,7 +24,6 @@ _SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
 
 
 def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[int]:
-    """Returns the ids of a prompt: of a document that begins so, or with `chat_template` of a chat in which a user says it."""
     if settings.chat_template:
         return chat.ids(tokenizer, [{"role": "user", "content": prompt}])
     return document(tokenizer, prompt)
@@ -121,8 +119,7 @@ def make(
     the others it returns no lines. If it can't be written, the function raises on all processes. With `chat_template` the
     figure `samples/ended` is the share of the answers that end within `max_new_tokens`.
 
-    Raises:
-      ConfigError: a prompt is too long for the model. `make` itself raises it, so that training does not start.
+    Raises ConfigError if a prompt is too long for the model, before training starts.
     """
     tokenizer, prompts = data.tokenizer(), settings.prompts
     ways = [settings]  # how each prompt is continued
@@ -137,28 +134,22 @@ def make(
         for way in ways:
             with working("sampling"):
                 texts = _continued(model, variables, tokenizer, prompts, way, seed)
-            written += [_Written(prompt, way.temperature, *text) for prompt, text in zip(prompts, texts, strict=True)]
+            for prompt, (text, ended) in zip(prompts, texts, strict=True):
+                written.append({"prompt": prompt, "temperature": way.temperature, "text": text, "ended": ended})
         lines = together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
-        ended = sum(one.ended for one in written) / len(written)
+        ended = sum(entry["ended"] for entry in written) / len(written)
         return lines, {"samples/ended": ended} if settings.chat_template else {}
 
     return sample
 
 
-class _Written(typing.NamedTuple):
-    prompt: str
-    temperature: float
-    text: str
-    ended: bool  # by itself
-
-
-def _write(folder: pathlib.Path, step: int, written: list[_Written]) -> list[str]:
+def _write(folder: pathlib.Path, step: int, written: list[dict]) -> list[str]:
     """Writes the samples of a step, with how each degenerates; returns the lines to show."""
     folder.mkdir(exist_ok=True)
-    lines = [{"step": step} | one._asdict() | degeneration(one.text) for one in written]
+    lines = [{"step": step} | entry | degeneration(entry["text"]) for entry in written]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     files.write_atomically(folder / f"{step}.jsonl", content.encode())  # a whole file: this step has its samples
-    return [f"step {step}  [{one.prompt}]{one.text}" for one in written]
+    return [f"step {step}  [{entry['prompt']}]{entry['text']}" for entry in written]
 
 
 def degeneration(text: str) -> dict[str, float | int | None]:

@@ -18,10 +18,7 @@ Documents = Sequence[tuple[str, str]]  # (id, text)
 
 
 def read(path: str, text_key: str) -> Documents:
-    """Returns the documents of a file, folder or glob (.txt, .md, .jsonl, .parquet) that are not empty.
-
-    Raises ConfigError if there are none.
-    """
+    """Returns the documents of a file, folder or glob (.txt, .md, .jsonl, .parquet) that are not empty, at least one."""
     documents = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
     if not documents:
         raise ConfigError(f"--text={path}: all its documents are empty")

@@ -64,8 +64,7 @@ class Child:
       output: a file that the beginning of what it prints is appended to.
       end_by: the signal that ends it. One that it handles lets it tidy up, when storage that hangs answers again.
 
-    Raises:
-      OSError: it can't be started.
+    Raises OSError if it can't be started.
     """
 
     def __init__(
@@ -113,12 +112,7 @@ class Child:
             _send(self._link, pickle.dumps(message))
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """Returns the next message of the function.
-
-        Raises:
-          TimeoutError: all of it has not come after `timeout_s`.
-          Died: the process ended.
-        """
+        """Returns the next message of the function. Raises TimeoutError after `timeout_s`, Died if the process ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         with self._ending_on_errors():
             return json.loads(_receive(self._link, lambda: self._look(end)))
@@ -205,7 +199,7 @@ def _send(link: socket.socket, content: bytes) -> None:
 
 
 def _receive(link: socket.socket, look: Callable[[], None] = lambda: None) -> bytes:
-    """Returns the next message. `look` is called before each part of it. Raises EOFError if the other side is gone."""
+    """The next message. `look` is called before each part of it. Raises EOFError if the other side is gone."""
 
     def read(size: int) -> bytes:
         content = bytearray()
@@ -224,7 +218,6 @@ def _receive(link: socket.socket, look: Callable[[], None] = lambda: None) -> by
 
 
 def main(function: str, link: int, alive: int, parent: int, end_by: int) -> None:
-    """Runs the function."""
     _die_with(parent, alive, end_by)
     faulthandler.enable()
     os.set_inheritable(link, False)
@@ -242,12 +235,10 @@ def _requests(connection: socket.socket) -> Iterator[typing.Any]:
 
 
 def _die_with(parent: int, alive: int, end_by: int) -> None:
-    """Ends this process and all that it starts when the parent ends, however that ends.
-
-    On Linux the kernel does it, when the parent's end of the pipe closes: also while a call into C holds Python's lock, as
-    a regular expression does. (PR_SET_PDEATHSIG would end this process alone, and with the thread that started it.)
-    Elsewhere, or if a fork of the parent holds the pipe open, a thread looks each second.
-    """
+    """Ends this process and all that it starts when the parent ends, however that ends."""
+    # On Linux the kernel does it, when the parent's end of the pipe closes: also while a call into C holds Python's lock, as
+    # a regular expression does. (PR_SET_PDEATHSIG would end this process alone, and with the thread that started it.)
+    # Elsewhere, or if a fork of the parent holds the pipe open, a thread looks each second.
     os.set_inheritable(alive, False)
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(alive, fcntl.F_SETSIG, end_by)

@@ -1,8 +1,4 @@
-"""Formats what users read: lines on standard error, tables on standard output, and figures as text.
-
-Every table, count, size, time and price is formatted here, so that the same figure looks the same everywhere. This
-module does not import JAX, because the worker processes of `jaxlm prepare` must not.
-"""
+"""Formats what users read: lines on standard error, tables on standard output, and figures as text. Imports no JAX."""
 
 import contextlib
 import inspect
@@ -41,17 +37,14 @@ def keep(path: pathlib.Path) -> None:
 def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, quiet: bool = False) -> Iterator[Tell]:
     """Shows that something goes on: in a terminal on the live line, elsewhere by a line now and then once it takes long.
 
-    If it took over two seconds, a line says so at the end, unless the `with` block ended with an error.
+    If it took over two seconds, a line says so at the end, unless the `with` block ended with an error. Yields a function that
+    takes how much is done, and as a second argument words to show beside it.
 
     Args:
       what: what goes on: "compiling the train step".
-      total: how much there is to do, 0 if unknown.
-      unit: in what: "documents".
+      total, unit: how much there is to do, 0 if unknown; in what: "documents".
       end: False if the caller itself says at the end what was done.
       quiet: True to say nothing for half a minute where there is no live line.
-
-    Yields:
-      A function that takes how much is done, and as a second argument words to show beside it.
     """
     activity = _Working(what, total, unit, quiet)
     with screen.shown(activity):
@@ -68,8 +61,6 @@ def told(items: Iterable[T], tell: Tell) -> Iterator[T]:
 
 
 class _Working:
-    """What `working` shows."""
-
     stands = False
 
     def __init__(self, what: str, total: float, unit: str, quiet: bool):
@@ -167,10 +158,7 @@ def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Returns rows of cells as lines of text.
-
-    Columns are aligned to the left, or if their index is in `right`, to the right.
-    """
+    """Returns rows of cells as lines of text, columns aligned to the left, or if their index is in `right`, to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -180,7 +168,6 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 
 
 def count(number: float) -> str:
-    """Returns all digits of a number: 1234567 -> '1,234,567'."""
     return f"{number:,.0f}"
 
 
@@ -211,7 +198,6 @@ def size(number: float) -> str:
 
 
 def megabytes(number: float) -> str:
-    """Returns bytes in units of 10^6: 1234567 -> '1.2 MB'."""
     return f"{number / 1e6:.1f} MB"
 
 

@@ -1,7 +1,4 @@
-"""Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only.
-
-It knows too what Linux's cgroups leave this process, in a container above all: its folders there, and the cores it may use.
-"""
+"""Writes files whole or not at all, locks folders, waits for disks for so long only, reads what cgroups leave this process."""
 
 import contextlib
 import dataclasses
@@ -109,8 +106,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
       key: the config key that names the folder.
       wait_s: for how long to wait for a process that holds the lock: it may be about to end.
 
-    Raises:
-      ConfigError: another process holds the lock.
+    Raises ConfigError if another process holds the lock.
     """
     file = open(folder / ".lock", "a")
     if inherited := _handed_down(file):
@@ -130,7 +126,6 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
 
 
 def _try(file: typing.IO[str]) -> bool:
-    """Locks an open file; returns False if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -141,7 +136,6 @@ def _try(file: typing.IO[str]) -> bool:
 
 
 def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
-    """The parent's open file of the same lock, if it handed one down."""
     descriptor = int(os.environ.get(HANDED_DOWN) or -1)
     try:
         same = descriptor >= 0 and os.path.samestat(os.fstat(descriptor), os.fstat(file.fileno()))
@@ -153,8 +147,7 @@ def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
 def json_of(content: bytes | str, kind: type[T] = dict) -> T:
     """Returns what a text in JSON holds. For files that came from elsewhere, or may be damaged.
 
-    Raises:
-      ValueError: it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
+    Raises ValueError if it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
     """
     try:
         value = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
@@ -193,7 +186,6 @@ def json_lines(path: pathlib.Path) -> list[dict]:
 
 
 def printable(name: str) -> str:
-    """Returns the name of a file or folder as text that UTF-8 can hold: a byte that is no UTF-8 becomes `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -217,7 +209,6 @@ def of_system(error: BaseException) -> bool:
 
 
 def is_step(name: str) -> bool:
-    """True if a folder or file of this name is that of a step: 0 or more, in plain digits, as we write it."""
     return re.fullmatch("0|[1-9][0-9]{0,14}", name) is not None
 
 
@@ -230,7 +221,6 @@ def moment(clock: Clock = datetime.datetime.now) -> str:
 
 
 def is_moment(value: object) -> bool:
-    """True for a text in ISO 8601."""
     try:
         return bool(datetime.datetime.fromisoformat(value))
     except (TypeError, ValueError):
@@ -238,7 +228,6 @@ def is_moment(value: object) -> bool:
 
 
 def has_steps(checkpoints: pathlib.Path) -> bool:
-    """True if a folder of checkpoints holds that of a step."""
     return any(is_step(path.name) for path in checkpoints.glob("[0-9]*"))
 
 
@@ -256,7 +245,6 @@ class Leaf:
 
 
 def whole(low: int) -> Leaf:
-    """Returns what a whole number of at least `low` is."""
     return Leaf(f"a whole number of at least {low}", lambda value: type(value) is int and low <= value < 2**63)
 
 
@@ -269,10 +257,8 @@ NUMBER_OR_NONE = Leaf("a number or null", lambda value: value is None or is_numb
 def problem(value: typing.Any, shape: typing.Any, name: str = "") -> str:
     """Returns the first difference between a value of JSON and its shape, in words; "" if there is none.
 
-    Args:
-      shape: a `Leaf`; `[shape]` for a list of any number of such, `{str: shape}` for a table of such with any keys,
-        `{key: shape}` for a table with these keys and perhaps more.
-      name: what the value is called.
+    A shape is a `Leaf`; `[shape]` for a list of any number of such, `{str: shape}` for a table of such with any keys,
+    `{key: shape}` for a table with these keys and perhaps more. `name` is what the value is called.
     """
     if isinstance(shape, Leaf):
         return "" if shape.holds(value) else f"{name} is {json.dumps(value)[:60]} instead of {shape.words}"
@@ -294,9 +280,7 @@ def problem(value: typing.Any, shape: typing.Any, name: str = "") -> str:
 def read_soon(path: pathlib.Path) -> bytes:
     """Returns the content of a small file, for a command line that a disk must not hang.
 
-    Raises:
-      OSError: it can't be read.
-      NoAnswer: the disk has not given it after a few seconds.
+    Raises OSError if it can't be read, NoAnswer if the disk has not given it after a few seconds.
     """
     return within(_SOON_S, path.read_bytes)
 
@@ -304,10 +288,8 @@ def read_soon(path: pathlib.Path) -> bytes:
 def within(seconds: float | None, ask: Callable[[], T]) -> T:
     """Returns what `ask` returns, or raises what it raises. It runs in a thread, which is abandoned after `seconds`.
 
-    None waits without end, but for a signal, which does not interrupt a read of the caller's own that hangs.
-
-    Raises:
-      NoAnswer: `ask` has not ended by then.
+    None waits without end, but for a signal, which does not interrupt a read of the caller's own that hangs. Raises NoAnswer
+    if `ask` has not ended by then.
     """
     answers: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -330,10 +312,7 @@ def within(seconds: float | None, ask: Callable[[], T]) -> T:
 def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathlib.Path, bool]]:
     """Yields (folder, True if it is of version 1) of each group whose limits hold for this process, the innermost first.
 
-    Yields nothing where there is no /proc (macOS).
-
-    Args:
-      controller: what is limited: "memory", "cpu".
+    Yields nothing where there is no /proc (macOS). `controller` is what is limited: "memory", "cpu".
     """
     try:
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]

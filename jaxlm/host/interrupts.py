@@ -23,9 +23,7 @@ def hold() -> None:
 def release(raising: bool = False) -> None:
     """Gives the signals back, unless others took them meanwhile. Raises KeyboardInterrupt if one came.
 
-    Args:
-      raising: True if from now on SIGTERM and SIGHUP raise KeyboardInterrupt too, so that worker processes and what they
-        share are tidied up.
+    `raising`: from now on SIGTERM and SIGHUP raise it too, so that worker processes and what they share are tidied up.
     """
     for number in _held:
         if signal.getsignal(number) == _note:

@@ -1,13 +1,8 @@
-"""Takes from this process what it can do to the machine, and runs one program that a model wrote. See eval/sandbox.py.
+"""Takes from this process what it can do to the machine, and runs one program that a model wrote. See eval/humaneval.py.
 
-It is run as a script by `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and
-writes the token, or why the program failed, to the file descriptor that it is told. Processes that judge a policy's answers
-(train/rl/forks.py) give up the same.
-
-The seccomp filter leaves the calls that Python computes with, and no others: no network, no other process, no signal to one, no
-writing of files, nothing that changes the machine. The kernel asks it at each system call; it needs no privilege and no
-namespaces, so that it also works in a container (kernel.org: Documentation/userspace-api/seccomp_filter.rst). It is a program
-of classic BPF, as bytes.
+A script for `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and writes the
+token, or why the program failed, to a file descriptor. Processes that judge a policy's answers (train/rl/forks.py) give up the
+same.
 """
 
 import ctypes
@@ -107,7 +102,6 @@ def main() -> None:
 
 
 def readable() -> list[str]:
-    """Returns the files and folders that Python and its standard library read."""
     paths = sysconfig.get_paths()
     return [sys.base_prefix, sys.base_exec_prefix, paths["stdlib"], paths["platstdlib"], *_READABLE]
 
@@ -118,11 +112,7 @@ def has_landlock() -> bool:
 
 
 def limit(seconds: float, memory: int) -> None:
-    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are.
-
-    Raises:
-      OSError, ValueError: a limit can't be set.
-    """
+    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are."""
     cpu = math.ceil(time.process_time() + seconds)  # this interpreter has taken some already
     limits = {"CPU": cpu, "AS": memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "NPROC": 256}
     for name, most in limits.items():
@@ -140,8 +130,7 @@ def limit(seconds: float, memory: int) -> None:
 def give_up(rules: bytes, readable: list[str]) -> None:
     """Leaves this process without network, other processes and writing, without root's powers, with `readable` alone to read.
 
-    Raises:
-      OSError: the kernel refuses.
+    Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -178,6 +167,9 @@ def _check(result: int) -> None:
 # The seccomp filter
 
 
+# It leaves the calls that Python computes with, and no others: no network, no other process, no signal to one, no writing of
+# files, nothing that changes the machine. It needs no privilege and no namespaces, so that it also works in a container
+# (kernel.org: Documentation/userspace-api/seccomp_filter.rst). It is a program of classic BPF.
 def rules() -> bytes:
     """Returns the filter for this machine, 8 bytes an instruction; b"" if the machine is neither x86-64 nor aarch64."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
@@ -200,7 +192,6 @@ def rules() -> bytes:
 
 
 def _call(number: int, what: list[_Instruction]) -> list[_Instruction]:
-    """Returns the instructions that do `what`, which ends with an answer, at this call."""
     return [(_EQUAL, 0, len(what), number), *what] if number >= 0 else []
 
 

@@ -1,8 +1,7 @@
 """Writes lines on standard error, and below them in a terminal one live line, which is rewritten.
 
-A stream that is closed, lost, full or not read never stops or delays a run: what it does not take is dropped. The live line
-belongs to whatever was begun last and goes on. It is never wider than the terminal: its least important parts go first.
-The cursor is never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
+A stream that is closed, lost, full or not read never stops or delays a run: what it does not take is dropped. The cursor is
+never hidden and no mode of the terminal is changed, so a process may be killed at any moment.
 """
 
 import contextlib
@@ -33,9 +32,6 @@ def write(text: str, stream: typing.TextIO | None = None) -> None:
     """Writes text; never raises, and never waits for long. What can't be written is dropped, and the next text tried again.
 
     So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
-
-    Args:
-      stream: standard error by default.
     """
     stream = stream or sys.stderr
     try:
@@ -51,10 +47,8 @@ def write(text: str, stream: typing.TextIO | None = None) -> None:
 
 @contextlib.contextmanager
 def _never_waiting(descriptor: int) -> Iterator[int]:
-    """Gives a descriptor on which a write returns at once: of a terminal a new one, since others share the given one's flags.
-
-    A terminal that says that it has room may have less than a line's, and would hold the writer until somebody reads.
-    """
+    """Gives a descriptor on which a write returns at once: of a terminal a new one, since others share its flags."""
+    # A terminal that says that it has room may have less than a line's, and would hold the writer until somebody reads.
     own = -1
     if os.isatty(descriptor):
         with contextlib.suppress(OSError):
@@ -89,7 +83,6 @@ def _write(descriptor: int, data: bytes, known_as: int) -> None:
 
 
 def is_terminal(stream: typing.TextIO | None) -> bool:
-    """True if the stream is a terminal."""
     try:
         return stream.isatty()
     except (OSError, ValueError, AttributeError):
@@ -97,7 +90,6 @@ def is_terminal(stream: typing.TextIO | None) -> bool:
 
 
 def is_live(stream: typing.TextIO | None) -> bool:
-    """True if a line of the stream can be rewritten."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
@@ -107,7 +99,6 @@ def has_colour(stream: typing.TextIO | None) -> bool:
 
 
 def columns(stream: typing.TextIO) -> int:
-    """Returns the terminal's width as it is now."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or COLUMNS
     except (OSError, ValueError, AttributeError):
@@ -152,14 +143,7 @@ class Activity(typing.Protocol):
 
 @dataclasses.dataclass
 class _Screen:
-    """What this process shows.
-
-    Attributes:
-      activities: what goes on, and on which stream it is shown.
-      drawn, drawn_on: the live line as it stands in the terminal; "" for none.
-      ticker: the thread that rewrites it.
-      shared, group: see `share`.
-    """
+    """What this process shows: what goes on, and on which stream; the live line as it stands in the terminal, "" for none."""
 
     activities: list[tuple[Activity, typing.TextIO]] = dataclasses.field(default_factory=list)
     drawn: str = ""
@@ -176,8 +160,7 @@ _lock = threading.RLock()  # a signal's handler may speak while the main thread 
 def share(group: int = 0) -> None:
     """Says that another process of the run writes on the same terminal: it may have left a live line.
 
-    Args:
-      group: the process group that is in the terminal's foreground when this process is; 0 for its own.
+    `group` is the process group that is in the terminal's foreground when this process is; 0 for its own.
     """
     _screen.shared, _screen.group = True, group
 
@@ -199,9 +182,7 @@ def say_parts(parts: Sequence[Part]) -> None:
 def say_marked(parts: Sequence[tuple[str, bool]], style: str) -> None:
     """Says text, perhaps of several lines, of which some parts are marked: in colour, or where there is none in [[ ]].
 
-    Args:
-      parts: (text, True if it is marked), one behind the other.
-      style: the colour.
+    `parts` are (text, True if it is marked), one behind the other.
     """
     plain, stream = [(transcript.plain(text), marked) for text, marked in parts], sys.stderr
     bracketed = "".join(f"[[{text}]]" if marked else text for text, marked in plain)
@@ -246,7 +227,6 @@ def end() -> None:
 
 
 def standing() -> bool:
-    """True if an activity is shown that stands, such as training."""
     return any(activity.stands for activity, _ in list(_screen.activities))
 
 
@@ -293,7 +273,6 @@ def _erase() -> None:
 
 
 def _ascii(part: Part) -> Part:
-    """The part with each character one column wide, whatever a user's folder is called."""
     return part._replace(text="".join(c if " " <= c <= "~" else "?" for c in part.text))
 
 

@@ -24,8 +24,6 @@ Said = tuple[float, str]  # when, and what
 
 
 class _File:
-    """A file that lines are appended to. Other processes may append to it too."""
-
     def __init__(self, path: pathlib.Path):
         self.path = path
         self._place: os.stat_result | None = None
@@ -41,7 +39,6 @@ class _File:
             self._lost += 1
 
     def close(self) -> None:
-        """Waits until all is written, but not for long, and ends the thread."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(_CLOSE_S)
@@ -81,7 +78,6 @@ class _File:
 
 
 def plain(text: str) -> str:
-    """Returns the text without colours and control characters other than ends of lines and tabs."""
     return _CONTROL.sub("", text)
 
 

@@ -12,13 +12,7 @@ from jaxlm.report.benchmarks import BITS, MARGIN
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What the model scored on one task.
-
-    Attributes:
-      task, metric, value: such as arc_easy, acc, .41.
-      stderr, chance: the standard error, the score of guessing; None if unknown.
-      fewshot, items: the worked examples before each question; how many questions.
-    """
+    """What the model scored on one task. `stderr`, and `chance`, the score of guessing, are None if unknown."""
 
     task: str
     metric: str
@@ -34,7 +28,7 @@ class Base:
     """The model that an adapter changes.
 
     Attributes:
-      name, step: its name, and the step of its checkpoint; None for a model from elsewhere.
+      step: of its checkpoint; None for a model from elsewhere.
       ids: to how many ids its embedding must grow before it takes the adapter; 0 if it need not.
       codes: how its layers were kept in training: nf4, int8, or none.
     """
@@ -50,9 +44,8 @@ class Facts:
     """What a card says.
 
     Attributes:
-      name: the model's name.
       to, file: "hf", "peft", or "gguf" and the name of its file.
-      config, step, parameters: of the model: its config, the step of the checkpoint, how many parameters it has.
+      step, parameters: of the checkpoint; how many parameters the model has.
       run: the key `run` of a report's summary (see `report.run`).
       phases: rows of the bill, as `train.phases` writes them.
       sources: name -> {"origin": where it comes from, "share": of the mixture, "tokens": of its training split}.
@@ -61,7 +54,6 @@ class Facts:
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.
       tokenizer_class: the class of transformers that loads the tokenizer: AutoTokenizer, if that does.
-      rewards: True for a reward model.
       base: of an adapter; None for a model.
     """
 
@@ -84,7 +76,6 @@ class Facts:
 
 
 def text(facts: Facts) -> str:
-    """Returns the card."""
     parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _data(facts), _training(facts)]
     return "\n\n".join([*parts, _scores(facts), _limits(facts)]) + "\n"
 
@@ -107,10 +98,10 @@ def _model(facts: Facts) -> str:
     kind = "reward model" if facts.rewards else "language model"
     if facts.base:
         step = "" if facts.base.step is None else f" (step {count(facts.base.step)} of its training)"
-        kept = "" if facts.base.codes == "none" else f", whose layers were kept in {facts.base.codes} in training"
+        codes = "" if facts.base.codes == "none" else f", whose layers were kept in {facts.base.codes} in training"
         return (
             f"An adapter of {human(facts.parameters)} numbers, from step {count(facts.step)} of its training, for the model "
-            f"{facts.base.name}{step}{kept}. Trained and exported with jaxlm."
+            f"{facts.base.name}{step}{codes}. Trained and exported with jaxlm."
         )
     return (
         f"A {kind} of {human(facts.parameters)} parameters, from step {count(facts.step)} of its training: {c.family}, "
@@ -130,7 +121,6 @@ def _use(facts: Facts) -> str:
 
 
 def _use_model(facts: Facts) -> tuple[list[str], str]:
-    """(lines of code, what is to be known of them)."""
     code = [
         f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
         f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',

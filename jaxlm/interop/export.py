@@ -20,7 +20,6 @@ from jaxlm.host import files
 from jaxlm.host.console import Tell, size, told, working
 from jaxlm.interop import gguf, hf_folder, hf_weights, peft
 from jaxlm.interop.hf_weights import MARK
-from jaxlm.interop.leaves import Content
 
 # The first type is the default.
 TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf.DTYPES, "peft": ("f32", "bf16", "f16")}
@@ -33,9 +32,6 @@ class Source:
 
     Attributes:
       read: leaf -> its value.
-      config: the model's config.
-      tokenizer: the model's tokenizer.
-      name: what the model is called.
       about: what MARK says of the source: the run, the step.
       card: the text of README.md.
       scores: True for a reward model; `read` gives its head too.
@@ -63,11 +59,11 @@ class Done(typing.NamedTuple):
     checking_s: float
 
 
-def dtype_of(to: str, asked: str | None) -> str:
+def dtype_of(to: str, dtype: str | None) -> str:
     """Returns the type of the weights to write. Raises ConfigError if the format has no such type."""
-    if asked is not None and asked not in TARGETS[to]:
-        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}")
-    return asked or TARGETS[to][0]
+    if dtype is not None and dtype not in TARGETS[to]:
+        raise ConfigError(f"--dtype={dtype}: --to={to} writes {', '.join(TARGETS[to])}")
+    return dtype or TARGETS[to][0]
 
 
 def refuse(out: pathlib.Path, to: str) -> None:
@@ -113,7 +109,8 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
             written = gguf.GgufFile(folder / file, source.config, dtype, source.name)
         else:
             written = hf_folder.HfFolder(folder, source.config, dtype, source.scores)
-        _check_room(out, written.bytes)
+        if written.bytes > (free := shutil.disk_usage(out.parent).free):
+            raise RunError(f"--out={out} needs {size(written.bytes)}, and {size(free)} are free there: free some room")
         began = time.perf_counter()
         with working(f"writing {size(written.bytes)}", written.count, "tensors") as tell:
             written.write(source.read, source.tokenizer, tell)
@@ -138,11 +135,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
     return Done(out / file if to == "gguf" else out, count, writing_s, checking_s)
 
 
-class Written(typing.Protocol):
-    """An exported model: `contents` gives the tensors that its files must hold, `held` what they do hold under a name."""
-
-    def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]: ...
-    def held(self, name: str) -> np.ndarray: ...
+Written = hf_folder.HfFolder | gguf.GgufFile | peft.PeftFolder
 
 
 def check(written: Written, read: Callable[[str], np.ndarray], tell: Tell) -> int:
@@ -176,12 +169,6 @@ def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
             raise RunError(f"the written tokenizer.json has other ids than the run's tokenizer for {text!r}")
 
 
-def _check_room(out: pathlib.Path, needed: int) -> None:
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise RunError(f"--out={out} needs {size(needed)}, and {size(free)} are free there: free some room")
-
-
 @contextlib.contextmanager
 def _replacing(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a new folder beside `out`, which takes its name if the `with` block ends well, and else goes."""
@@ -195,9 +182,7 @@ def _replacing(out: pathlib.Path) -> Iterator[pathlib.Path]:
         except OSError as error:
             if error.errno not in (None, errno.ENOSPC):
                 raise
-            raise RunError(
-                f"the disk of {out} is full ({error}): free some room and run the same command again"
-            ) from error
+            raise RunError(f"the disk of {out} is full ({error}): free some room and run it again") from error
         for path in folder.iterdir():
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())

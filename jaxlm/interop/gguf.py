@@ -1,7 +1,7 @@
 """Writes a model as one GGUF file, with the `gguf` package and numpy alone, and reads its tensors back.
 
 Names, metadata and layout are those of llama.cpp's convert_hf_to_gguf.py: the rows of llama's q and k are permuted (its RoPE
-turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vectors are float32.
+turns neighbours), GPT-2's matrices are transposed, vectors are float32.
 """
 
 import dataclasses
@@ -46,14 +46,7 @@ def architecture(config: ModelConfig) -> str:
 
 
 class GgufFile:
-    """A GGUF file: how the tensors of a model are named and stored in it.
-
-    Args:
-      path: where it is, or will be.
-      config: the model's config.
-      dtype: "f32", "f16" or "q8_0", of matrices.
-      name: the model's, for readers.
-    """
+    """A GGUF file: how the tensors of a model are named and stored in it. `dtype`: "f32", "f16" or "q8_0", of matrices."""
 
     def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
         self._path, self._config, self._dtype, self._name = path, config, dtype, name
@@ -62,11 +55,10 @@ class GgufFile:
         self.bytes = sum(math.prod(self._byte_shape(tensor)) for tensor in self._tensors)
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
-        """Writes the file; see `HfFolder.write`."""
         writer = package().GGUFWriter(self._path, architecture(self._config))
         try:
             _add_model(writer, self._config, self._dtype, self._name)
-            _add_tokenizer(writer, _ours(tokenizer))
+            _add_tokenizer(writer, tokenizer)
             for tensor in self._tensors:
                 shape = self._byte_shape(tensor)
                 writer.add_tensor_info(self._name_of(tensor), shape, np.uint8, math.prod(shape), self._kind(tensor))
@@ -91,7 +83,6 @@ class GgufFile:
             yield _ROPE, (), self._factors
 
     def held(self, name: str) -> np.ndarray:
-        """Returns what the file holds under a name: numbers, or the bytes of blocks."""
         shape, item, offset = self._stored[name]
         # Read, not mapped: the pages of a mapped file count as memory.
         return np.fromfile(self._path, item, math.prod(shape), offset=offset).reshape(shape)
@@ -137,7 +128,7 @@ class GgufFile:
         return coded
 
     def _heads(self, tensor: Tensor) -> int:
-        """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
+        """The number of heads by which a tensor's rows are permuted; 0 if they are not."""
         if architecture(self._config) != "llama":
             return 0
         heads = {"q_proj.weight": self._config.n_heads, "k_proj.weight": self._config.n_kv_heads}
@@ -145,21 +136,11 @@ class GgufFile:
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Returns the shape in which GGUF holds a tensor, outermost first."""
     return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
 
 
-def _ours(tokenizer: Coder) -> Tokenizer:
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError(
-            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
-            "with llama.cpp's convert_hf_to_gguf.py"
-        )
-    return tokenizer
-
-
 def _rope_factors(config: ModelConfig) -> np.ndarray | None:
-    """Returns by what each rotary frequency is divided (llama 3's scaling); None without it."""
+    """By what each rotary frequency is divided (llama 3's scaling); None without it."""
     if config.family == "gpt2" or config.rope.scaling != "llama3":
         return None
     plain = dataclasses.replace(config, rope=dataclasses.replace(config.rope, scaling="none"))
@@ -192,7 +173,12 @@ def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> Non
         writer.add_rope_scaling_factor(c.rope.factor)
 
 
-def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
+def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError(
+            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
+            "with llama.cpp's convert_hf_to_gguf.py"
+        )
     pieces = tokenizer_json.pieces(tokenizer)
     writer.add_tokenizer_model("llama" if pieces.is_bpe else "t5")
     writer.add_tokenizer_pre("default")

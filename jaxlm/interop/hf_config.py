@@ -1,7 +1,6 @@
 """The config.json of a Hugging Face model (Llama, Mistral, Qwen2, Qwen3, GPT-2): of our section `model`, and back to its keys.
 
-It is read as transformers 4 and 5 write it. What it says and our models can't do is refused by name. Needs no JAX: the command
-line reads it too.
+It is read as transformers 4 and 5 write it. What it says and our models can't do is refused by name. Needs no JAX.
 """
 
 import contextlib
@@ -63,8 +62,7 @@ def content(config: ModelConfig) -> dict[str, object]:
     It has the rotary settings twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
     version that does not find its settings silently takes theta 10000.
 
-    Raises:
-      ConfigError: Hugging Face has no architecture for this model.
+    Raises ConfigError if Hugging Face has no architecture for this model.
     """
     c, table = config, _GPT2 if config.family == "gpt2" else _LLAMA
     shared = {theirs: getattr(c, ours) for ours, theirs in table.items()} | {"initializer_range": c.init_std}
@@ -75,10 +73,7 @@ def content(config: ModelConfig) -> dict[str, object]:
         head = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new"}
         return head | shared | dropout
     if c.qk_norm and (c.bias or c.qkv_bias):
-        raise ConfigError(
-            "no Hugging Face architecture has both QK-norm and these biases: export needs model.bias=False and "
-            "model.qkv_bias=False"
-        )
+        raise ConfigError("export with QK-norm needs model.bias=False and model.qkv_bias=False, as Hugging Face has it")
     kind = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias and not c.bias else "llama"
     rope_type, needed = next((name, keys) for name, (ours, keys) in _ROPE.items() if ours == c.rope.scaling)
     rope = {"rope_type": rope_type} | {theirs: getattr(c.rope, ours) for ours, theirs in needed.items()}
@@ -96,36 +91,8 @@ def scoring(language_model: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_model(folder: pathlib.Path) -> bool:
-    """True if a folder holds the config.json of a Hugging Face model."""
     config = files.json_there(folder / "config.json")
     return bool({"architectures", "model_type"} & config.keys()) and "train" not in config
-
-
-def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str]]:
-    """Returns (key of our section `model` -> value, lines to say) for a model's folder; `rope.theta` is such a key.
-
-    Args:
-      scores: True for a reward model, whose head gives one number.
-
-    Raises:
-      ConfigError: config.json is damaged, or names something that our models do not have.
-    """
-    return _settled(folder, scores)[:2]
-
-
-def remarks(folder: pathlib.Path) -> list[str]:
-    """Returns a line for each thing that contradicts itself in a model's folder: what is read of it, as transformers does.
-
-    Raises the same errors as `read`.
-    """
-    lines = _settled(folder, False)[2]
-    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        lines.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
-    if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
-        lines.append(
-            f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
-        )
-    return lines
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -175,8 +142,13 @@ def _tables_differ(stamps: tuple[tuple[str, int, int], ...]) -> bool:
     return shapes[1:] != shapes[:-1] or not all(np.array_equal(*pair) for pair in pieces)
 
 
-def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], list[str], list[str]]:
-    """(keys, lines) of `read`, and lines about config.json and the head for `remarks`."""
+def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str], list[str]]:
+    """Returns (key of our section `model` -> value, lines to say, remarks) for a model's folder; `rope.theta` is such a key.
+
+    A remark is a line for what contradicts itself there: what is read of it, as transformers does. `scores` is True for a
+    reward model, whose head gives one number. Raises ConfigError if config.json is damaged, or names something that our
+    models do not have.
+    """
     saved = files.json_there(folder / "config.json")
     if not saved:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
@@ -195,6 +167,12 @@ def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], lis
     if keys["tie_embeddings"] and not scores and _has_own_head(folder):
         keys["tie_embeddings"] = False
         notes.append("lm_head.weight differs from the embedding: the head is used (untied), as transformers 5 does")
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        notes.append(f"{folder} has {SINGLE} and {INDEX}: the first is read, as transformers does")
+    if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
+        notes.append(
+            f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
+        )
     return keys, lines, notes
 
 
@@ -202,35 +180,34 @@ class _Unsupported(Exception):
     """What a model has and ours have not."""
 
 
-def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str], list[str]]:
-    kind = found.get("model_type", "")
+def _read(saved: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str], list[str]]:
+    kind = saved.get("model_type", "")
     if kind not in KINDS:
         raise _Unsupported(f"model_type {kind!r} is not supported, only {', '.join(KINDS)}")
-    other = [name for name in found.get("architectures") or () if not name.endswith(ends)]
+    other = [name for name in saved.get("architectures") or () if not name.endswith(ends)]
     if other:
         raise _Unsupported(f"the architecture {other[0]} is not supported, only models that {_KINDS[ends]}")
-    if found.get("quantization_config"):
+    if saved.get("quantization_config"):
         raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
-    return (_gpt2(found), [], []) if kind == "gpt2" else _llama(found, kind)
+    return (_gpt2(saved), [], []) if kind == "gpt2" else _llama(saved, kind)
 
 
-def _gpt2(found: dict) -> dict[str, object]:
-    activation = found.get("activation_function", "gelu_new")
+def _gpt2(saved: dict) -> dict[str, object]:
+    activation = saved.get("activation_function", "gelu_new")
     if activation not in _GELU:
         raise _Unsupported(f"activation_function={activation} is not supported, only {' and '.join(_GELU)}")
     plain = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     for key, wanted in plain.items():
-        if found.get(key, wanted) != wanted:
-            raise _Unsupported(f"{key}={found[key]} is not supported")
+        if saved.get(key, wanted) != wanted:
+            raise _Unsupported(f"{key}={saved[key]} is not supported")
     left_out = {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-    keys = _named(_GPT2, left_out | found)
+    keys = _named(_GPT2, left_out | saved)
     keys |= {"n_kv_heads": keys["n_heads"], "head_dim": keys["d_model"] // keys["n_heads"]}
     return keys | {"d_ff": keys["d_ff"] or 4 * keys["d_model"], "bias": False, "qkv_bias": False, "qk_norm": False}
 
 
-def _named(table: dict[str, str], found: dict) -> dict[str, object]:
-    """Returns the keys that both families have, by our names. Raises KeyError if one is missing."""
-    keys = {ours: found[theirs] for ours, theirs in table.items()}
+def _named(table: dict[str, str], saved: dict) -> dict[str, object]:
+    keys = {ours: saved[theirs] for ours, theirs in table.items()}
     family = "gpt2" if table is _GPT2 else "llama"
     return keys | {
         "family": family,
@@ -239,68 +216,63 @@ def _named(table: dict[str, str], found: dict) -> dict[str, object]:
     }
 
 
-def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[str]]:
-    activation = found.get("hidden_act", "silu")
+def _llama(saved: dict, kind: str) -> tuple[dict[str, object], list[str], list[str]]:
+    activation = saved.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise _Unsupported(f"hidden_act={activation} is not supported, only silu")
     heads = {"mistral": 8, "qwen2": 32, "qwen3": 32}.get(kind)
     left_out = {"num_key_value_heads": heads, "head_dim": 0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-    keys, window, lines = _named(_LLAMA, left_out | found), _window(found, kind), []
+    keys, window, lines = _named(_LLAMA, left_out | saved), _window(saved, kind), []
     if window and window < keys["max_seq_len"]:
         lines = [f"sliding window of {window:,} tokens: within it attention is the same, so the context is {window:,}"]
         keys["max_seq_len"] = window
     keys["n_kv_heads"] = keys["n_kv_heads"] or keys["n_heads"]
     keys["head_dim"] = keys["head_dim"] or (128 if kind == "qwen3" else keys["d_model"] // keys["n_heads"])
-    keys |= {"bias": _bias(found, kind), "qkv_bias": kind == "qwen2", "qk_norm": kind == "qwen3"}
-    rope, notes = _rope(found)
+    keys |= {"bias": _bias(saved, kind), "qkv_bias": kind == "qwen2", "qk_norm": kind == "qwen3"}
+    rope, notes = _rope(saved)
     return keys | {f"rope.{key}": value for key, value in rope.items()}, lines, notes
 
 
-def _bias(found: dict, kind: str) -> bool:
-    """True if all projections have biases."""
-    attention, mlp = bool(found.get("attention_bias")), bool(found.get("mlp_bias")) and kind == "llama"
+def _bias(saved: dict, kind: str) -> bool:
+    attention, mlp = bool(saved.get("attention_bias")), bool(saved.get("mlp_bias")) and kind == "llama"
     if kind in ("llama", "qwen3") and (attention != mlp or (attention and kind == "qwen3")):
-        raise _Unsupported(
-            f"attention_bias={attention} with mlp_bias={mlp} in a {kind} is not supported: both or neither"
-        )
+        raise _Unsupported(f"attention_bias={attention} with mlp_bias={mlp} in a {kind} is not supported")
     return attention and kind == "llama"
 
 
-def _window(found: dict, kind: str) -> int:
+def _window(saved: dict, kind: str) -> int:
     """The tokens that a layer's sliding window spans; 0 if no layer has one."""
     if kind == "mistral":
-        return found.get("sliding_window", 4096) or 0
+        return saved.get("sliding_window", 4096) or 0
     if kind == "llama":
         return 0
-    layers = found.get("layer_types")
+    layers = saved.get("layer_types")
     slides = (
-        "sliding_attention" in layers if layers else found.get("max_window_layers", 28) < found["num_hidden_layers"]
+        "sliding_attention" in layers if layers else saved.get("max_window_layers", 28) < saved["num_hidden_layers"]
     )
-    return (found.get("sliding_window", 4096) or 0) if found.get("use_sliding_window") and slides else 0
+    return (saved.get("sliding_window", 4096) or 0) if saved.get("use_sliding_window") and slides else 0
 
 
-def _rope(found: dict) -> tuple[dict[str, object], list[str]]:
-    """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does.
-
-    `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
-    """
-    said = {name: found[name] for name in ("rope_scaling", "rope_parameters") if found.get(name)}
-    for name, value in said.items():
+def _rope(saved: dict) -> tuple[dict[str, object], list[str]]:
+    """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does."""
+    # `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
+    sections = {name: saved[name] for name in ("rope_scaling", "rope_parameters") if saved.get(name)}
+    for name, value in sections.items():
         if not isinstance(value, dict):
             raise TypeError(f"{name}={value!r:.60}")
-        said[name] = {"rope_type": value.get("type", "default")} | value
-    outer = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if found.get(key) is not None}
-    given = {"rope_theta": 10000.0} | outer | next(iter(said.values()), {"rope_type": "default"})
-    kind = given["rope_type"]
+        sections[name] = {"rope_type": value.get("type", "default")} | value
+    outer = {key: saved[key] for key in ("rope_theta", "partial_rotary_factor") if saved.get(key) is not None}
+    rope = {"rope_theta": 10000.0} | outer | next(iter(sections.values()), {"rope_type": "default"})
+    kind = rope["rope_type"]
     if kind not in _ROPE:
         raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
     scaling, needed = _ROPE[kind]
-    numbers = {ours: given[theirs] for ours, theirs in needed.items()}
+    numbers = {ours: rope[theirs] for ours, theirs in needed.items()}
     floats = {ours: float(value) for ours, value in numbers.items() if ours != "original_max_len"}
-    keys = {"theta": float(given["rope_theta"]), "scaling": scaling} | numbers | floats
-    parts = (*said.values(), outer)
-    unread = [f"{key}={value}" for part in parts for key, value in part.items() if given.get(key, value) != value]
+    keys = {"theta": float(rope["rope_theta"]), "scaling": scaling} | numbers | floats
+    parts = (*sections.values(), outer)
+    unread = [f"{key}={value}" for part in parts for key, value in part.items() if rope.get(key, value) != value]
     line = f"its rotary settings disagree: {', '.join(unread)} is not read, {keys} is, as transformers does"
     return keys, [line] if unread else []

@@ -1,8 +1,4 @@
-"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back.
-
-A safetensors file (https://github.com/huggingface/safetensors) is 8 bytes with the length of a JSON header, the header (name
--> type, shape, place), and the tensors one after the other. The library's `save_file` wants all of them in memory at once.
-"""
+"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back."""
 
 import functools
 import itertools
@@ -43,8 +39,6 @@ class HfFolder:
     """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
     Args:
-      folder: where it is, or will be.
-      config: the model's config.
       dtype: "bf16", "f16" or "f32".
       scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
       shard_bytes: the most bytes of weights in a file; a tensor may be larger.
@@ -63,12 +57,7 @@ class HfFolder:
         self.count, self.bytes = len(self._tensors), sum(map(self._nbytes, self._tensors))
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
-        """Writes weights, config and tokenizer, one tensor at a time.
-
-        Args:
-          read: leaf -> its value.
-          tell: is told how many tensors were written so far.
-        """
+        """Writes weights, config and tokenizer, one tensor at a time; `tell` is told how many were written so far."""
         write_json(self._folder / "config.json", self._config_json(tokenizer))
         write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
         files, contents = self._files(), told(self.contents(read), tell)
@@ -88,7 +77,6 @@ class HfFolder:
             yield tensor.name, tensor.leaves, tensor.from_leaves(cast)
 
     def held(self, name: str) -> np.ndarray:
-        """Returns a tensor of the files."""
         return self._written.tensor(name)
 
     @functools.cached_property
@@ -106,7 +94,6 @@ class HfFolder:
         return math.prod(tensor.shape) * DTYPES[self._dtype].itemsize
 
     def _files(self) -> dict[pathlib.Path, list[Tensor]]:
-        """Returns file -> its tensors, in their order."""
         groups, full = [[]], 0
         for tensor in self._tensors:
             if groups[-1] and full + self._nbytes(tensor) > self._shard_bytes:
@@ -118,6 +105,8 @@ class HfFolder:
         names = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1))
         return dict(zip((self._folder / name for name in names), groups, strict=True))
 
+    # A safetensors file is 8 bytes with the length of a JSON header, the header, and the tensors one after the other. The
+    # library's `save_file` wants all of them in memory at once.
     def _header(self, inside: Sequence[Tensor]) -> bytes:
         ends = list(itertools.accumulate(map(self._nbytes, inside), initial=0))
         table: dict[str, dict] = {"__metadata__": {"format": "pt"}}
@@ -162,12 +151,11 @@ def write_tokenizer(folder: pathlib.Path, tokenizer: Coder, max_length: int) -> 
 
 
 def write_json(path: pathlib.Path, content: dict[str, typing.Any]) -> None:
-    """Writes a JSON file as transformers does."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _pad_id(tokenizer: Coder) -> int | None:
-    """Returns the id of padding, which a reward model looks past for a text's last token; None if there is none."""
+    """The id of padding, which a reward model looks past for a text's last token; None if there is none."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.id_of(tokenizer_json.pad_token(tokenizer))
     name = chat.settings(tokenizer).get("pad_token")
@@ -175,6 +163,5 @@ def _pad_id(tokenizer: Coder) -> int | None:
 
 
 def generation(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns the content of generation_config.json, which names all that ends an answer or a text."""
     ends, opening = chat.ends(tokenizer), tokenizer.opening
     return {"bos_token_id": opening[0] if opening else None, "eos_token_id": list(ends) if len(ends) > 1 else ends[0]}

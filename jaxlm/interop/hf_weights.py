@@ -1,15 +1,10 @@
-"""Reads the weights of a Hugging Face folder leaf by leaf, straight into shards, without a second copy of the model.
+"""Reads the weights of a Hugging Face folder leaf by leaf, straight into shards, without a second copy of the model."""
 
-A tensor is mapped into memory while its leaves are made, and no longer: the pages of a whole file would count as memory.
-"""
-
-import collections
 import dataclasses
 import functools
 import hashlib
 import itertools
 import pathlib
-import threading
 from collections.abc import Callable, Mapping
 
 import jax
@@ -21,6 +16,7 @@ from jaxlm.config import ConfigError, ModelConfig, RunError, config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices import tree
 from jaxlm.devices.processes import working
+from jaxlm.devices.sharding import from_host
 from jaxlm.host import files
 from jaxlm.interop import hf_config, leaves
 from jaxlm.train.origin import Origin
@@ -34,8 +30,7 @@ _HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 def read(folder: pathlib.Path) -> Origin | None:
     """Returns the origin in a folder of a Hugging Face model; None if it holds none. A reader for `train.origin.open`.
 
-    Raises:
-      ConfigError: the model is of a kind that is not supported, or its weights are not there.
+    Raises ConfigError if the model is of a kind that is not supported, or its weights are not there.
     """
     if not hf_config.is_model(folder):
         return None
@@ -47,9 +42,6 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
     """Returns the origin in a folder of a Hugging Face reward model; None if it holds no Hugging Face model.
 
     Its `trained` is the scalar head `score`. It has no head over the vocabulary: the embedding stands for it.
-
-    Raises:
-      ConfigError: the model gives more than one number, or something else than numbers.
     """
     if not hf_config.is_model(folder):
         return None
@@ -65,7 +57,6 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
 
 
 def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False) -> Origin:
-    """The origin in a folder, whose model has these keys."""
     overrides = [f"model.{key}={value}" for key, value in keys.items()]
     rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
     config = config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
@@ -108,15 +99,11 @@ def check_export(folder: pathlib.Path) -> None:
 
 
 def size(folder: pathlib.Path) -> int:
-    """Returns the bytes of the files with a model's weights. A checkpoint, which is compressed, has about as many."""
     return sum(path.stat().st_size for path in hf_config.weight_files(folder))
 
 
 class Files:
     """The safetensors files of a folder, single or by an index.
-
-    Attributes:
-      shapes: the shape of every tensor, by its name.
 
     Raises:
       ConfigError: there are none, one is missing, or a tensor is of a type that is no float.
@@ -133,41 +120,34 @@ class Files:
                     part = file.get_slice(name)
                     self._file_of[name], self.shapes[name] = path, tuple(part.get_shape())
                     if part.get_dtype() not in _TYPES and not name.endswith(_HARMLESS):
-                        raise ConfigError(
-                            f"{path}: {name} is of type {part.get_dtype()}, not one of {', '.join(_TYPES)}"
-                        )
+                        raise ConfigError(f"{path}: {name} is of type {part.get_dtype()}, not {', '.join(_TYPES)}")
 
     def params(self, config: ModelConfig, abstract: dict, shardings: dict, scores: bool = False) -> dict:
         """Returns the model's parameters in the types of `abstract`, laid out as `shardings` says.
 
-        Raises:
-          ConfigError: a tensor is missing, of another shape, or has no place in the model.
-          RunError: a file can't be read.
+        Raises ConfigError if a tensor is missing, of another shape, or has no place in the model; RunError if it can't be read.
         """
         read, done = self.reader(config, scores), itertools.count(1)
         with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
 
             def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
-                part = read(name)
-
-                def piece(index: tuple[slice, ...]) -> np.ndarray:
-                    return np.ascontiguousarray(part[index], dtype=leaf.dtype)
-
-                made = jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, piece))
+                made = jax.block_until_ready(from_host(read(name), leaf.dtype, sharding))
                 tell(next(done))
                 return made
 
             return tree.map_named(make, abstract, shardings)
 
     def reader(self, config: ModelConfig, scores: bool = False) -> Callable[[str], np.ndarray]:
-        """Returns a function that reads one of the model's parameters by its name, in the type that the file has.
-
-        Raises the same errors as `params`.
-        """
+        """Returns a function that reads a parameter by its name, in the type that the file has. Raises as `params`."""
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
-        tensors, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
-        return lambda name: tensors.leaf(*of_leaf[name])
+        of_leaf = leaves.by_leaf(config, scores)
+
+        def read(leaf: str) -> np.ndarray:
+            tensor, place = of_leaf[leaf]
+            return tensor.to_leaf(self.tensor(theirs[tensor.name]), place)
+
+        return read
 
     def digest(self) -> str:
         """Returns a hash over all tensors, by name. How they are spread over files does not matter."""
@@ -180,6 +160,7 @@ class Files:
                 tell(number)
         return hasher.hexdigest()
 
+    # A tensor is mapped into memory while its leaves are made, and no longer: the pages of a whole file would count as memory.
     def tensor(self, name: str) -> np.ndarray:
         """Returns one tensor, in the type that the file has. Raises RunError if it can't be read."""
         path = self._file_of[name]
@@ -199,10 +180,7 @@ class Files:
 
 
 def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, scores: bool = False) -> None:
-    """Raises ConfigError if tensors of these names and shapes are not those of a model of this config.
-
-    `scores`: of a reward model.
-    """
+    """Raises ConfigError if tensors of these names and shapes are not those of a model (a reward model: `scores`)."""
     wanted = {tensor.name: tensor.shape for tensor in leaves.tensors(config, scores)}
     for name, shape in wanted.items():
         if name not in shapes:
@@ -214,23 +192,6 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, sc
     left = [n for n in shapes if n not in wanted and not n.endswith(_HARMLESS) and n not in tied]
     if left:
         raise ConfigError(f"Hugging Face checkpoint: {len(left)} tensors fit nowhere, first {left[0]}")
-
-
-class _Tensors:
-    """The leaves of tensors: one that holds several (q, k and v) is read once, and let go after the last."""
-
-    def __init__(self, read: Callable[[str], np.ndarray]):
-        self._read, self._kept, self._lock = read, collections.OrderedDict(), threading.Lock()
-
-    def leaf(self, tensor: leaves.Tensor, place: int) -> np.ndarray:
-        with self._lock:
-            parts = self._kept.pop(tensor.name, None)
-            if parts is None or place not in parts:
-                parts = dict(enumerate(tensor.to_leaves(self._read(tensor.name))))
-            part = parts.pop(place)
-            if parts:
-                self._kept[tensor.name] = parts
-            return part
 
 
 def _opened(path: pathlib.Path) -> safetensors.safe_open:

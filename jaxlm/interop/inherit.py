@@ -1,8 +1,4 @@
-"""Gives a config the model and the tokenizer of its origin: a Hugging Face model, or a run. Needs no JAX.
-
-Only what can't change is taken: the shapes, what the weights mean, and the ids. How the model is computed and trained is the
-config's own affair.
-"""
+"""Gives a config what can't change of its origin: shapes, what the weights mean, the ids. Needs no JAX."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -27,21 +23,15 @@ _DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
 def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Takes the model and the tokenizer over from `config.origin`, if it names one; says so in a line.
 
-    Args:
-      config: the config with the overrides; it is changed in place.
-      overrides: those of the command line, `KEY=VALUE`.
-      say: called with each line.
+    `config` has the overrides, those of the command line, `KEY=VALUE`; it is changed in place.
 
-    Raises:
-      ConfigError: the origin can't be used, an override or the data does not go with it.
+    Raises ConfigError if the origin can't be used, or an override or the data does not go with it.
     """
     if not config.origin or config.origin_state:
         return
     typed = _typed(overrides)
     if config.phases.shrink:
-        raise ConfigError(
-            f"phases.shrink makes a model of its own, and config.origin={config.origin} has one: give one"
-        )
+        raise ConfigError(f"phases.shrink makes a model of its own, config.origin={config.origin} has one: give one")
     folder = _folder(config)
     home = peft_config.model_folder(folder)
     keys, lines, remarks = _keys(home)
@@ -77,8 +67,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Returns the config for a verb that works on a Hugging Face folder itself, as on that of a run; says its remarks.
 
-    Raises:
-      ConfigError: `word` names no such folder, or its model is not supported.
+    Raises ConfigError if `word` names no such folder, or its model is not supported.
     """
     folder = files.expanded(word)
     home = peft_config.model_folder(folder)
@@ -107,7 +96,6 @@ def of_folder(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
 
 
 def ids_of(folder: pathlib.Path) -> int:
-    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
     return _keys(folder)[0]["vocab_size"]
 
 
@@ -135,9 +123,9 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
 
 
 def _keys(folder: pathlib.Path) -> tuple[dict[str, object], list[str], list[str]]:
-    """Returns (the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
+    """(the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
     if hf_config.is_model(folder):
-        return *hf_config.read(folder), hf_config.remarks(folder)
+        return hf_config.read(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no run or model to begin from in {folder}: it has no config.json")
     model = config_files.from_run(folder / "config.json").model
@@ -159,9 +147,7 @@ def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], typed: s
     for key in _FIXED:
         own, theirs = config.model[key], keys[key]
         if f"model.{key}" in typed and own != theirs and not (key in _DERIVED and not own):
-            raise ConfigError(
-                f"config.model.{key}={own}, but the model of the origin has {theirs}, which can't change: leave it out"
-            )
+            raise ConfigError(f"config.model.{key}={own}, but the origin's model has {theirs}: leave it out")
         config.model[key] = theirs
     for key in _ROPE:
         if f"rope.{key}" in keys and f"model.rope.{key}" not in typed:
@@ -180,13 +166,10 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
     tokenizer = coder.load(place)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
-            f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.model.vocab_size:,} rows: "
-            "they do not belong together"
+            f"{place}: {tokenizer.vocab_size:,} ids for {config.model.vocab_size:,} rows do not belong together"
         )
     if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
-        raise ConfigError(
-            f"config.data.tokenizer={config.data.tokenizer} is not the model's own ({place}): leave it out"
-        )
+        raise ConfigError(f"config.data.tokenizer={config.data.tokenizer} is not the model's own: leave it out")
     config.data.tokenizer = str(place.resolve())
     if "data.chat_tokens" not in typed:
         config.data.chat_tokens = _has(tokenizer, CHAT_TOKENS[0])
@@ -213,15 +196,13 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: se
         return
     for key, value in theirs.items():
         if f"adapter.{key}" in typed and config.adapter[key] != value and key not in _FREE_ADAPTER_KEYS:
-            raise ConfigError(
-                f"config.adapter.{key}={config.adapter[key]}, but the adapter of {config.origin} has {value}: leave it out"
-            )
+            raise ConfigError(f"config.adapter.{key}={config.adapter[key]}, but the origin's has {value}: leave it out")
         if f"adapter.{key}" not in typed:
             config.adapter[key] = value
 
 
 def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[dict[str, object], str]:
-    """Returns (the keys of the adapter in an origin, its base); no keys if it has none."""
+    """(the keys of the adapter in an origin, its base); no keys if it has none."""
     if peft_config.is_adapter(folder):
         if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
             return {}, ""  # nothing of it is taken over
@@ -234,7 +215,6 @@ def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[d
 
 
 def _begun(config: config_dict.ConfigDict) -> bool:
-    """True if the config's run has saved a step."""
     return bool(config.workdir) and files.has_steps(pathlib.Path(config.workdir) / "checkpoints")
 
 
@@ -243,9 +223,9 @@ def _chat_tokens(config: config_dict.ConfigDict) -> int:
     tokenizer = coder.load(config.data.tokenizer)
     if coder.ours(tokenizer):
         return 0 if _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
-    kept = pathlib.Path(config.workdir) / config_files.TOKENIZER
-    begun = _begun(config) and kept.is_dir()  # then its template is what it was, whatever is asked for
-    grown = coder.load(kept) if begun else chat.grown(tokenizer, config.examples.template)
+    own = pathlib.Path(config.workdir) / config_files.TOKENIZER
+    begun = _begun(config) and own.is_dir()  # then its template is what it was, whatever is asked for
+    grown = coder.load(own) if begun else chat.grown(tokenizer, config.examples.template)
     return max(0, grown.vocab_size - config.model.vocab_size)
 
 
@@ -258,7 +238,6 @@ def _has(tokenizer: coder.Coder, piece: str) -> bool:
 
 
 def _sha256_of(data: pathlib.Path) -> str:
-    """The hash of the tokenizer that made some data; "" if there is no data."""
     try:
         return files.json_of(files.read_soon(data / MANIFEST))["tokenizer"]["sha256"]
     except (OSError, files.NoAnswer, *files.MANGLED):

@@ -27,7 +27,6 @@ class Tensor:
     Attributes:
       name: its name in a state dict.
       leaves: the names of our leaves, in its order; GPT-2's `c_attn` holds q, k and v side by side.
-      shapes: the shapes of these leaves.
       transposed: True if it holds (out, in), as torch's Linear does, where a leaf holds (in, out).
       vocab_size: V, to which the padded axis of the leaf is cut; 0 if it has none.
     """
@@ -40,16 +39,12 @@ class Tensor:
 
     @property
     def shape(self) -> Shape:
-        """Returns the tensor's own shape."""
         flat = [self._cut_shape(_flat(leaf, shape)) for leaf, shape in zip(self.leaves, self.shapes, strict=True)]
         joined = (*flat[0][:-1], sum(shape[-1] for shape in flat))
         return joined[::-1] if self.transposed else joined
 
     def from_leaves(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the tensor, contiguous and of the leaves' type, for the values of its leaves.
-
-        It is contiguous because `safetensors.numpy` silently scrambles arrays that are not.
-        """
+        """Returns the tensor, contiguous (`safetensors.numpy` scrambles others in silence) and of the leaves' type."""
         parts = []
         for leaf, shape, value in zip(self.leaves, self.shapes, values, strict=True):
             if value.shape != shape:
@@ -59,22 +54,18 @@ class Tensor:
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         return contiguous(joined.T if self.transposed else joined)
 
-    def to_leaves(self, value: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves, contiguous and of the tensor's type, in the order of `leaves`. Padded rows become zero."""
-        joined = value.T if self.transposed else value
-        parts, at = [], 0
-        for leaf, shape in zip(self.leaves, self.shapes, strict=True):
-            flat = _flat(leaf, shape)
-            cut = self._cut_shape(flat)
-            part = joined[..., at : at + cut[-1]]
-            at += cut[-1]
-            if cut != flat:
-                part = np.pad(part, [(0, size - have) for size, have in zip(flat, cut, strict=True)])
-            parts.append(contiguous(part).reshape(shape))
-        return parts
+    def to_leaf(self, value: np.ndarray, place: int) -> np.ndarray:
+        """Returns one of the leaves, contiguous and of the tensor's type. Padded rows become zero."""
+        flats = [_flat(leaf, shape) for leaf, shape in zip(self.leaves, self.shapes, strict=True)]
+        cuts = [self._cut_shape(flat) for flat in flats]
+        start = sum(cut[-1] for cut in cuts[:place])
+        part = (value.T if self.transposed else value)[..., start : start + cuts[place][-1]]
+        if cuts[place] != flats[place]:
+            part = np.pad(part, [(0, size - have) for size, have in zip(flats[place], cuts[place], strict=True)])
+        return contiguous(part).reshape(self.shapes[place])
 
     def _cut_shape(self, flat: Shape) -> Shape:
-        """Returns the shape without the vocabulary's padding: rows of an embedding, columns of the head."""
+        """The shape without the vocabulary's padding: rows of an embedding, columns of the head."""
         if not self.vocab_size:
             return flat
         return (flat[0], self.vocab_size) if self.leaves[0].startswith("head/") else (self.vocab_size, *flat[1:])
@@ -83,13 +74,8 @@ class Tensor:
 def tensors(config: ModelConfig, scores: bool = False) -> Iterator[Tensor]:
     """Yields every tensor of the Hugging Face model for a config: embedding, layers in order, final norm, head.
 
-    There is no `lm_head` if embeddings are tied.
-
-    Args:
-      scores: True for a reward model (`ForSequenceClassification`): the head is the scalar head `score`.
-
-    Raises:
-      ConfigError: Hugging Face has no such architecture.
+    There is no `lm_head` if embeddings are tied. `scores` is True for a reward model (`ForSequenceClassification`): the head
+    is the scalar head `score`. Raises ConfigError if Hugging Face has no such architecture.
     """
     yield from _gpt2(config) if config.family == "gpt2" else _llama(config)
     if scores:
@@ -126,7 +112,6 @@ def params_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
 
 
 def parameters(config: ModelConfig, scores: bool = False) -> int:
-    """Returns how many parameters the Hugging Face model has, without the vocabulary's padding."""
     return sum(math.prod(tensor.shape) for tensor in tensors(config, scores))
 
 
@@ -142,12 +127,11 @@ def contiguous(value: np.ndarray) -> np.ndarray:
 
 
 def by_leaf(config: ModelConfig, scores: bool = False) -> dict[str, tuple[Tensor, int]]:
-    """Returns leaf -> (the tensor that holds it, its place among that tensor's leaves). `scores`: of a reward model."""
     return {leaf: (tensor, i) for tensor in tensors(config, scores) for i, leaf in enumerate(tensor.leaves)}
 
 
 def _flat(leaf: str, shape: Shape) -> Shape:
-    """Returns a kernel's shape as (in, out), any other leaf's with its axes joined where they are heads."""
+    """A kernel's shape as (in, out), any other leaf's with its axes joined where they are heads."""
     if leaf.endswith("/kernel"):
         inputs = input_axes(leaf)
         return math.prod(shape[:inputs]), math.prod(shape[inputs:])
@@ -159,7 +143,7 @@ def _table(name: str, leaf: str, rows: int, config: ModelConfig, vocab_size: int
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
-    """Returns our path -> (the kernel's shape, True if it has a bias) of each projection of a Llama layer."""
+    """Our path -> (the kernel's shape, True if it has a bias) of each projection of a Llama layer."""
     c = config
     d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
     qkv_bias = c.bias or c.qkv_bias

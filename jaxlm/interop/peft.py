@@ -34,22 +34,12 @@ Content = dict[str, typing.Any]  # of adapter_config.json
 
 
 class Adapted(typing.NamedTuple):
-    """An adapter and its variables on the host: collection -> tree of float32 arrays, as `models.adapters` has them."""
-
     adapter: Adapter
     variables: Variables
 
 
 class PeftFolder:
-    """A folder that `PeftModel.from_pretrained` loads onto its base.
-
-    Args:
-      folder: where it is, or will be.
-      config: the config of the model.
-      dtype: "f32", "bf16" or "f16".
-      adapted: the adapter.
-      base: which model its base is; adapter_config.json says so.
-    """
+    """A folder that `PeftModel.from_pretrained` loads onto its base, as adapter_config.json names it."""
 
     def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: Adapted, base: Base):
         self._folder, self._config, self._dtype = folder, config, hf_folder.DTYPES[dtype]
@@ -58,7 +48,6 @@ class PeftFolder:
         self.count, self.bytes = len(sizes), sum(sizes) * self._dtype.itemsize
 
     def write(self, read: Read, tokenizer: Coder, tell: Tell) -> None:
-        """Writes the adapter, and the tokenizer that it was trained with; see `HfFolder.write`."""
         content, _ = to_peft(self._adapted, self._config, read, self._base)
         tensors = {name: value for name, _, value in told(self.contents(read), tell)}
         safetensors.numpy.save_file(tensors, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
@@ -66,7 +55,6 @@ class PeftFolder:
         hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
 
     def contents(self, read: Read) -> Iterator[leaves.Content]:
-        """Yields the tensors that adapter_model.safetensors must hold."""
         for name, value in to_peft(self._adapted, self._config, read, self._base)[1].items():
             with np.errstate(over="ignore"):
                 cast = value.astype(self._dtype)
@@ -75,7 +63,6 @@ class PeftFolder:
             yield name, (), cast
 
     def held(self, name: str) -> np.ndarray:
-        """Returns what adapter_model.safetensors holds under a name."""
         return self._written[name]
 
     @functools.cached_property
@@ -84,11 +71,7 @@ class PeftFolder:
 
 
 def read_files(folder: pathlib.Path) -> tuple[Content, dict[str, np.ndarray]]:
-    """Returns (the content of adapter_config.json, name -> tensor) of a folder.
-
-    Raises:
-      ConfigError: a file is missing or damaged, or the adapter is of a kind that is not supported.
-    """
+    """Returns (the content of adapter_config.json, name -> tensor) of a folder. Raises ConfigError if one is damaged."""
     content = peft_config.read(folder)
     try:
         return content, safetensors.numpy.load_file(folder / peft_config.WEIGHTS)
@@ -99,8 +82,7 @@ def read_files(folder: pathlib.Path) -> tuple[Content, dict[str, np.ndarray]]:
 def read(folder: pathlib.Path) -> origin.Origin | None:
     """Returns the origin in a folder of PEFT, its adapter beside its base; None if it holds none. For `train.origin.open`.
 
-    Raises:
-      ConfigError: the adapter is of a kind that is not supported, its base is not here, or the two do not fit.
+    Raises ConfigError if the adapter is of a kind that is not supported, its base is not here, or the two do not fit.
     """
     if not peft_config.is_adapter(folder):
         return None
@@ -126,16 +108,14 @@ def read(folder: pathlib.Path) -> origin.Origin | None:
     )
 
 
+READERS = (read, hf_weights.read)  # of weights from elsewhere, for `train.origin.open`
+
+
 def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[Content, dict[str, np.ndarray]]:
     """Returns (the content of adapter_config.json, name -> float32 tensor) for an adapter.
 
-    Args:
-      config: the model's config.
-      read: reads the base's leaves; only the embedding and an untied head are read, where the adapter has rows.
-      base: what `base_model_name_or_path` and `revision` say.
-
-    Raises:
-      ConfigError: Hugging Face has no architecture for this model.
+    `read` reads the base's leaves; only the embedding and an untied head are read, where the adapter has rows. `base` is what
+    `base_model_name_or_path` and `revision` say. Raises ConfigError if Hugging Face has no architecture for this model.
     """
     adapter, variables = adapted
     shared = {"base_model_name_or_path": base[0], "revision": base[1], "task_type": "CAUSAL_LM", "inference_mode": True}
@@ -173,11 +153,8 @@ def from_peft(
     Args:
       content: of adapter_config.json, as `peft_config.check` lets it pass.
       tensors: name -> value, with or without PEFT's prefix.
-      config: the base's config.
-      read: reads the base's leaves, as for `to_peft`.
 
-    Raises:
-      ConfigError: a tensor is missing, has no place in the model, or another shape than the model's.
+    Raises ConfigError if a tensor is missing, has no place in the model, or another shape than the model's.
     """
     left = {name.removeprefix(_PREFIX): np.asarray(value, np.float32) for name, value in tensors.items()}
     if content["peft_type"] == "PROMPT_TUNING":
@@ -198,7 +175,7 @@ def from_peft(
     rows, ids = _row_differences(left, content, config, read)
     if left:
         raise ConfigError(
-            f"the adapter has {next(iter(left))}, for which there is no place here: merge it by PEFT (merge_and_unload)"
+            f"the adapter has {next(iter(left))}, which has no place here: merge it by PEFT (merge_and_unload)"
         )
     targets = dict.fromkeys("/".join(name.split("/")[1:3]) for name, _ in lora)
     variables = ({"lora": tree.nested(lora)} if lora else {}) | ({"rows": rows} if rows else {})
@@ -213,14 +190,13 @@ def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
 
 
 def _scale(content: Mapping[str, typing.Any], module: str) -> float:
-    """Returns the number by which PEFT multiplies a module's low-rank product."""
     rank = _of_pattern(content.get("rank_pattern"), module, content["r"])
     alpha = _of_pattern(content.get("alpha_pattern"), module, content["lora_alpha"])
     return alpha / (math.sqrt(rank) if content.get("use_rslora") else rank)
 
 
 def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float) -> float:
-    """Returns the value of the first pattern that the end of the module's name matches, as PEFT looks it up."""
+    """The value of the first pattern that the end of the module's name matches, as PEFT looks it up."""
     matching = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
     return next(matching, default)
 
@@ -230,12 +206,10 @@ def _module(tensor: Tensor) -> str:
 
 
 def _tables(config: ModelConfig) -> list[Tensor]:
-    """Returns the embedding and an untied head."""
     return [tensor for tensor in leaves.tensors(config) if tensor.vocab_size]
 
 
 def _table(tensor: Tensor) -> str:
-    """Returns the place of a table in our collection `rows`: "embed" or "head"."""
     return tensor.leaves[0].split("/")[0]
 
 
@@ -275,7 +249,6 @@ def _split(tensor: Tensor, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, 
 
 
 def _base_rows(read: Read, table: Tensor, ids: tuple[int, ...]) -> np.ndarray:
-    """Returns the base's rows (n, D) of some ids; the head holds them as columns."""
     value = np.asarray(read(table.leaves[0]))
     return np.asarray(value[:, list(ids)].T if table.transposed else value[list(ids)], np.float32)
 
@@ -294,8 +267,7 @@ def _row_differences(
     ids = tuple(sorted({i for own, _ in whole.values() for i in own}))
     if ids and not 0 <= ids[0] <= ids[-1] < config.vocab_size:
         raise ConfigError(
-            f"the adapter has a row of id {ids[-1]:,}, its base {config.vocab_size:,} ids: merge them by PEFT "
-            "(resize_token_embeddings, merge_and_unload) and begin with that model"
+            f"the adapter has a row of id {ids[-1]:,}, its base {config.vocab_size:,} ids: merge them by PEFT"
         )
     rows = {}
     for tensor in _tables(config) if ids else ():

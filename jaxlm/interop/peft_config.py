@@ -1,7 +1,4 @@
-"""Reads the adapter_config.json of a folder of Hugging Face PEFT. What it asks for and is not done here is refused by name.
-
-Needs no JAX: the command line reads it too.
-"""
+"""Reads the adapter_config.json of a folder of PEFT; what is not done here is refused by name. Needs no JAX."""
 
 import os
 import pathlib
@@ -52,16 +49,11 @@ _KERNELS = {  # the end of a module's name in Llama's relatives, in GPT-2 -> our
 
 
 def is_adapter(folder: pathlib.Path) -> bool:
-    """True if a folder holds an adapter of PEFT."""
     return (folder / CONFIG).is_file()
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the content of adapter_config.json.
-
-    Raises:
-      ConfigError: it is missing or damaged, or the adapter is of a kind that is not supported.
-    """
+    """Returns the content of adapter_config.json. Raises ConfigError if it is damaged, or of a kind that is not supported."""
     try:
         content = files.json_of((folder / CONFIG).read_bytes())
         check(content)
@@ -100,15 +92,13 @@ def check(content: Mapping[str, typing.Any]) -> None:
         return
     for key, plain in _PLAIN.items():
         if (value := content.get(key, plain[0])) not in plain:
-            raise ConfigError(
-                f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
-            )
+            raise ConfigError(f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload)")
 
 
 def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
     """Returns module -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]; "" for the embedding."""
-    given = content.get("trainable_token_indices") or {}
-    return {name: list(ids) for name, ids in given.items()} if isinstance(given, Mapping) else {"": list(given)}
+    indices = content.get("trainable_token_indices") or {}
+    return {name: list(ids) for name, ids in indices.items()} if isinstance(indices, Mapping) else {"": list(indices)}
 
 
 def model_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -119,11 +109,8 @@ def model_folder(folder: pathlib.Path) -> pathlib.Path:
 def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typing.Any]:
     """Returns the keys of our section `adapter` with which the adapter in a folder is trained on.
 
-    Args:
-      controls: the control tokens of the base, piece -> id.
-
-    Raises:
-      ConfigError: our adapters have no place for its ranks, or for a row that it changes.
+    `controls` are the control tokens of the base, piece -> id. Raises ConfigError if our adapters have no place for its
+    ranks, or for a row that it changes.
     """
     content, merge = read(folder), "begin with the two merged, --config.origin_merge=True"
     if content["peft_type"] == "PROMPT_TUNING":

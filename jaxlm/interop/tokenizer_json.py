@@ -1,9 +1,4 @@
-"""Writes a SentencePiece tokenizer as Hugging Face's tokenizer.json, which returns the same ids.
-
-Two things differ from what transformers makes of a SentencePiece model. A piece stands in the vocabulary with plain spaces
-instead of U+2581, so that nothing need be rewritten and a literal U+2581 becomes bytes, as it does here. And text is
-first cut into words, as `data.tokenizer` cuts it, since no piece reaches across them.
-"""
+"""Writes a SentencePiece tokenizer as Hugging Face's tokenizer.json, which returns the same ids."""
 
 import base64
 import dataclasses
@@ -14,6 +9,9 @@ from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ours import Tokenizer
 
+# Two things differ from what transformers makes of a SentencePiece model. A piece stands in the vocabulary with plain spaces,
+# so that nothing need be rewritten and a literal U+2581 becomes bytes, as it does here. And text is first cut into words, as
+# `data.tokenizer` cuts it, since no piece reaches across them.
 _SPACE = "\u2581"
 _WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # as in data.tokenizer
 _NORMAL, UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of SentencePiece's pieces, and of GGUF's
@@ -26,7 +24,6 @@ class Pieces:
 
     Attributes:
       texts, scores, types: of each id: the piece, with U+2581 for a space; its score; its type, from 1 to 6.
-      is_bpe: True for BPE, False for unigram.
       charsmap: the table of the normaliser; empty for identity.
       dummy_prefix: True if a space is put in front of each text.
       strips: True if spaces at the ends are removed, and several in a row become one.
@@ -113,7 +110,6 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.
 
 
 def pad_token(tokenizer: Tokenizer) -> str:
-    """Returns the piece that fills rows up: the unknown one, which stands in no text."""
     held = pieces(tokenizer)
     return next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == UNKNOWN)
 
@@ -129,7 +125,6 @@ def _spaced(text: str) -> str:
 
 
 def _names(held: Pieces) -> list[str]:
-    """Returns each id's name in the vocabulary of tokenizer.json."""
     return [
         _spaced(text) if kind in (_NORMAL, _USER) else text for text, kind in zip(held.texts, held.types, strict=True)
     ]

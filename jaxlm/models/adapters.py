@@ -39,7 +39,6 @@ class Adapter:
     row_ids: tuple[int, ...] = ()
 
     def attach(self, model: Transformer) -> Transformer:
-        """Returns the model that reads the adapter's variables."""
         return model.clone(adapter=self.settings, row_ids=self.row_ids)
 
     def init(self, model: Transformer, key: jax.Array) -> Variables:
@@ -72,7 +71,6 @@ class Adapter:
         return tree.nested(made)
 
     def _kernels(self, model: Transformer) -> list[tuple[str, jax.ShapeDtypeStruct]]:
-        """(name, shape) of the kernels that get factors."""
         named = [
             (name, leaf)
             for name, leaf in tree.named_leaves(abstract_params(model))
@@ -111,15 +109,11 @@ def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
     return Adapter(settings, tuple(sorted(set(row_ids)))) if settings.kind != "none" else None
 
 
-def merge(params: dict, variables: Variables, adapter: Adapter, sign: int = 1) -> dict:
+def merge(params: dict, variables: Variables, adapter: Adapter) -> dict:
     """Returns the parameters with `lora` and `rows` added to them, in their dtype. A prompt stays what it is.
 
-    Args:
-      params: the model's parameters, or a part of that tree: what concerns absent ones is left out.
-      variables: the adapter's.
-      sign: -1 takes off what was added.
+    `params` may be a part of the tree: what concerns absent ones is left out.
     """
-    scale = sign * adapter.settings.scale
     factors = dict(tree.named_leaves(variables.get("lora", {})))
     rows = dict(tree.named_leaves(variables.get("rows", {})))
     ids = jnp.asarray(adapter.row_ids, jnp.int32)
@@ -128,11 +122,11 @@ def merge(params: dict, variables: Variables, adapter: Adapter, sign: int = 1) -
         place = name.removesuffix("kernel")
         if f"{place}lora_a" in factors:
             product = jnp.tensordot(factors[f"{place}lora_a"], factors[f"{place}lora_b"], 1)
-            return (leaf + scale * product).astype(leaf.dtype)
+            return (leaf + adapter.settings.scale * product).astype(leaf.dtype)
         if name == "embed/embedding" and "embed/rows" in rows:
-            return jnp.asarray(leaf).at[ids].add(sign * rows["embed/rows"])
+            return jnp.asarray(leaf).at[ids].add(rows["embed/rows"])
         if name == "head/kernel" and "head/rows" in rows:
-            return jnp.asarray(leaf).at[:, ids].add(sign * rows["head/rows"].T)
+            return jnp.asarray(leaf).at[:, ids].add(rows["head/rows"].T)
         return leaf
 
     return tree.map_named(added, params)

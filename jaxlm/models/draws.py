@@ -1,7 +1,6 @@
-"""New parameters, each by a program of its own: those of one shape share theirs.
+"""New parameters, each by a program of its own, the same to the bit: those of one shape share theirs.
 
-One program for all of a model's parameters has a random generator for each of them: 16 layers took 69 s to compile on an
-H100. The values are the same to the bit.
+One program for all of a model's parameters has a random generator for each: 16 layers took 69 s to compile on an H100.
 """
 
 import contextvars
@@ -54,7 +53,6 @@ def of(trace: typing.Callable[[], typing.Any]) -> list[Draw]:
 
 
 def make(draw: Draw, shardings: typing.Any) -> typing.Any:
-    """Returns the parameter, made in its shards (a sharding, or a tree of them if the parameter is a tree)."""
     leaves, structure = jax.tree.flatten(shardings)
     return _program(draw.init, draw.args, structure, tuple(leaves))(draw.key)
 

@@ -7,7 +7,7 @@ import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
 from jaxlm.models.layers import (
     Embedding,
@@ -21,6 +21,13 @@ from jaxlm.models.layers import (
 )
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops.rope import rope_tables
+
+
+def _down(mlp: nn.Module, hidden_BxTxF: jax.Array, bias: bool) -> jax.Array:
+    c = mlp.config
+    down = Linear((c.d_ff, c.d_model), (c.d_model,) if bias else None, output_std(c), c.dtype, name="down")()
+    (y_BxTxD,) = project(mlp, "down", hidden_BxTxF, [down], product=mlp_product(c))
+    return down.biased(y_BxTxD)
 
 
 class SwiGLU(nn.Module):
@@ -39,9 +46,7 @@ class SwiGLU(nn.Module):
         gate_BxTxF = checkpoint_name(gate.biased(gate_BxTxF), "mlp_proj")
         up_BxTxF = checkpoint_name(up.biased(up_BxTxF), "mlp_proj")
         hidden_BxTxF = constrain(nn.silu(gate_BxTxF) * up_BxTxF, "batch", "seq", "mlp")
-        down = Linear((c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down")()
-        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down], product=mlp_product(c))
-        return down.biased(y_BxTxD)
+        return _down(self, hidden_BxTxF, c.bias)
 
 
 class Llama(Transformer):
@@ -66,16 +71,11 @@ class GeluMLP(nn.Module):
         (up_BxTxF,) = project(self, "up", x_BxTxD, [up], product=mlp_product(c))
         up_BxTxF = checkpoint_name(up.biased(up_BxTxF), "mlp_proj")
         hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
-        down = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
-        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down], product=mlp_product(c))
-        return down.biased(y_BxTxD)
+        return _down(self, hidden_BxTxF, True)
 
 
 class GPT2(Transformer):
-    """GPT-2 (Radford et al. 2019): learned positions, pre-LayerNorm, GELU (tanh form), biases everywhere.
-
-    Positions must be below `model.max_seq_len`.
-    """
+    """GPT-2 (Radford et al. 2019): learned positions below `model.max_seq_len`, pre-LayerNorm, GELU (tanh form), biases."""
 
     norm, mlp, always_bias = LayerNorm, GeluMLP, True
 
@@ -90,13 +90,6 @@ FAMILIES = {"llama": Llama, "gpt2": GPT2}
 def build(model_config: ModelConfig, attention_backend: str) -> Transformer:
     """Returns the model of a config. The model holds no parameters: see `params.init_params`.
 
-    Args:
-      model_config: the section `model` of a resolved config.
-      attention_backend: one of `ops.attention.BACKENDS`, as `ops.attention.resolve_backend` returns it.
-
-    Raises:
-      ConfigError: the family is unknown.
+    `attention_backend` is one of `ops.attention.BACKENDS`, as `ops.attention.resolve_backend` returns it.
     """
-    if model_config.family not in FAMILIES:
-        raise ConfigError(f"config.model.family={model_config.family!r}: choose one of {', '.join(FAMILIES)}")
     return FAMILIES[model_config.family](model_config, attention_backend)

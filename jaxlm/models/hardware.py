@@ -14,36 +14,29 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
     """Returns the model's config for a platform: `attention` and `dtype` are chosen for it if they are "auto".
 
     Args:
-      model: the section `model` of the config; `auto` is allowed.
       platform: "cpu", "gpu" or "tpu"; it need not be the platform of this machine.
       context: `mesh.context`. On a GPU of this machine that is Hopper or newer, "auto" becomes `cudnn_packed` (half the time
         of `cudnn` on an H100: dev/LEADERBOARD.md), which does not split rows.
 
-    Raises:
-      ConfigError: the platform can't run the attention backend or the fp8 that the config asks for.
+    Raises ConfigError if the platform can't run the attention backend or the fp8 that the config asks for.
     """
     dtype = model.dtype
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"
-    try:
-        backend = attention.resolve_backend(model.attention, platform)
-    except ValueError as error:
-        raise ConfigError(f"config.model.attention: {error}") from error
+    backend = attention.resolve_backend(model.attention, platform)
     capability = _cuda_capability(platform)
     if backend.startswith("cudnn") and (dtype == "float32" or model.head_dim % 8 or model.head_dim > 128):
         if model.attention != "auto":
             raise ConfigError(
-                f"model.attention={model.attention} needs model.dtype=bfloat16 and a head_dim that is a multiple of 8, "
-                "at most 128"
+                f"model.attention={model.attention} needs model.dtype=bfloat16, and head_dim=8, 16, ... 128"
             )
         backend = "xla"
     if model.attention == "auto" and backend == "cudnn" and context == 1 and capability and capability >= (9, 0):
         backend = "cudnn_packed"
     if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
-        raise ConfigError(
-            f"model.attention={model.attention} needs Hopper or newer (compute capability 9.0), this GPU has "
-            f"{capability[0]}.{capability[1]}: use cudnn"
-        )
+        has = ".".join(map(str, capability))
+        raise ConfigError(f"model.attention={model.attention} needs Hopper or newer (9.0), this has {has}: use cudnn")
+
     if model.fp8:
         _check_fp8(platform, dtype, capability)
     return dataclasses.replace(model, attention=backend, dtype=dtype)
@@ -59,7 +52,7 @@ def backends(model: ModelConfig, platform: str) -> list[str]:
 
 
 def _cuda_capability(platform: str) -> tuple[int, int] | None:
-    """Compute capability of this machine's GPU, such as (9, 0) for Hopper; None if it has no GPU or none was asked for."""
+    """Compute capability of this machine's GPU, such as (9, 0) for Hopper; None if it has none or none was asked for."""
     if platform not in ("gpu", "cuda") or jax.default_backend() != "gpu":
         return None
     name = getattr(jax.devices()[0], "compute_capability", "")
@@ -67,13 +60,10 @@ def _cuda_capability(platform: str) -> tuple[int, int] | None:
 
 
 def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) -> None:
-    """Refuses fp8 on a device that has no fp8 units, or in float32. Raises ConfigError."""
     if platform == "cpu":
         return  # slow, but the same numbers: for tests
     if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):
         have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
-        raise ConfigError(
-            f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}: set it to False"
-        )
+        raise ConfigError(f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}")
     if dtype == "float32":
         raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")

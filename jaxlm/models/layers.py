@@ -16,14 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
-from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
-from jaxlm.models.products import Product
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.norms import layer_norm, rms_norm
-from jaxlm.ops.products import dense, fp8_dense, lora_down, lora_up
+from jaxlm.ops.products import Product, dense, fp8_dense, lora_down, lora_up, multiply, split_columns
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
 
@@ -39,7 +37,6 @@ class LayerCache(typing.NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Returns the number of slots, S."""
         return self.v_BxKxSxH.shape[2]
 
     def grown(self, slots: int) -> "LayerCache":
@@ -55,7 +52,6 @@ class Cache(typing.NamedTuple):
     """The KV cache of a model.
 
     Attributes:
-      layers: the keys and values of each layer.
       slot: the first slot to write new tokens to. It is the same in all rows, so that one update in place serves them
         all. The Python int 0 stands for the prefill; in decoding it is a traced scalar.
       positions_BxS: the position of the token in each slot. A query sees the slots whose position is not after its own.
@@ -74,7 +70,7 @@ class TokenInfo(typing.NamedTuple):
       positions_BxT: the position of each token in its document, from 0.
       segment_ids_BxT: the id of each token's document; None if each row is one document.
       rope: the cos and sin from `ops.rope.rope_tables`; None in a family without rotary embeddings.
-      until_BxT: in place of segment ids, `kv_until_BxS` of `ops.attention.attention`.
+      until_BxT: in place of segment ids, `until_BxT` of `ops.attention.attention`.
     """
 
     positions_BxT: jax.Array
@@ -97,18 +93,15 @@ class Weights(typing.NamedTuple):
     lora: tuple[jax.Array, jax.Array] | None
 
     def biased(self, y: jax.Array) -> jax.Array:
-        """Returns `y` with the bias, if there is one."""
         return y if self.bias is None else y + self.bias
 
 
 class Linear(nn.Module):
-    """Holds a kernel and a bias, and returns them in the compute dtype. The caller multiplies (see `project`).
+    """Holds a kernel (*in, *out) and a bias (*out), and returns them in the compute dtype (see `project`).
 
     Attributes:
-      shape: the kernel's shape, (*in, *out).
-      bias_shape: the bias's shape, (*out); None for no bias, and then the returned bias is None.
+      bias_shape: None for no bias, and then the returned bias is None.
       std: the standard deviation of the kernel's initial values.
-      dtype: the compute dtype.
     """
 
     shape: tuple[int, ...]
@@ -166,10 +159,7 @@ class Embedding(nn.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled so that the mean stays.
-
-    `key=None`: no dropout.
-    """
+    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled so that the mean stays. `key=None`: none."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -194,9 +184,8 @@ def project(
       module: the calling module. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
         kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and the key `lora` if that applies.
       name: the name of all the products together, such as "qkv".
-      x: the activations, in the compute dtype.
       weights: the kernels, all of them in codes or none, and their LoRA factors.
-      product: the function `dense` or `fp8_dense` of `ops.fp8`, for the kernels.
+      product: `ops.products.dense` or `fp8_dense`, for the kernels.
     """
     ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
     adapted = [place for place, w in enumerate(weights) if w.lora]
@@ -214,15 +203,13 @@ def project(
 def _of_kernels(
     module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
 ) -> list[jax.Array]:
-    """The products of `project` without LoRA."""
     if not module.has_variable("packed", name):
-        return products.of(x, kernels, product, module.config.fuse_projections)
+        return multiply(x, kernels, product, module.config.fuse_projections)
     y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
-    return products.split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
+    return split_columns(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """Returns the `product` for `project` in the MLP: `fp8_dense` if the config asks for fp8, else `dense`."""
     return fp8_dense if config.fp8 else dense
 
 
@@ -272,8 +259,6 @@ class Block(nn.Module):
 
     Attributes:
       norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, lora_dropout, name=...)`.
-      attention_bias: True if all of the attention's projections have biases.
-      lora_dropout: the share of a LoRA's inputs that is zeroed in training.
     """
 
     config: ModelConfig
@@ -301,17 +286,7 @@ class Block(nn.Module):
 
 
 def rope_of(config: ModelConfig) -> np.ndarray:
-    """Returns the rotary frequencies (H/2,) of a config, in radians a token (see `ops.rope.rope_frequencies`)."""
-    r = config.rope
-    return rope_frequencies(
-        config.head_dim,
-        r.theta,
-        kind=r.scaling,
-        factor=r.factor,
-        low_freq_factor=r.low_freq_factor,
-        high_freq_factor=r.high_freq_factor,
-        original_max_len=r.original_max_len,
-    )
+    return rope_frequencies(config.head_dim, **vars(config.rope))
 
 
 def attend(
@@ -328,10 +303,8 @@ def attend(
     cache is still empty. In decoding they attend to the cache.
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of the new tokens.
-      info: the positions and segment ids of the new tokens.
       cache: (this layer's cache, the whole model's cache, which says where to write), or None.
-      backend: the backend of `ops.attention.attention`, used if the new tokens attend among themselves.
+      backend: of `ops.attention.attention`, used if the new tokens attend among themselves.
     """
     layer = None
     if cache is not None:
@@ -340,15 +313,5 @@ def attend(
         if not isinstance(shared.slot, int):
             mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
             return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
-    out_BxTxNxH = attention(
-        q_BxTxNxH,
-        k_BxTxKxH,
-        v_BxTxKxH,
-        backend=backend,
-        q_positions_BxT=info.positions_BxT,
-        kv_positions_BxS=info.positions_BxT,
-        q_segment_ids_BxT=info.segment_ids_BxT,
-        kv_segment_ids_BxS=info.segment_ids_BxT,
-        kv_until_BxS=info.until_BxT,
-    )
-    return out_BxTxNxH, layer
+    ids = {"segment_ids_BxT": info.segment_ids_BxT, "until_BxT": info.until_BxT}
+    return attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, backend=backend, **ids), layer

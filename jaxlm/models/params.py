@@ -46,9 +46,7 @@ def init_params(model: Transformer, key: jax.Array) -> dict:
 def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
     """Returns the parameters of `init_params`, to the bit, each made in its shards by a small program (see `draws`).
 
-    Args:
-      key: a key that is no tracer.
-      shardings: a tree like the parameters.
+    `key` is no tracer; `shardings` a tree like the parameters.
     """
     return tree.nested(each_param(model, key, shardings))
 
@@ -90,10 +88,7 @@ def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     splits parameters over `tensor`, the result is {}, and the products stay apart. Adapters are not read: merge them
     into `params` first.
 
-    Args:
-      params: the model's parameters.
-      config: the config of the model. The matrices have its compute dtype.
-      every_product: True to pack the other kernels too, which is faster on CPUs.
+    `every_product` packs the other kernels too, which is faster on CPUs.
     """
     if axis_size("tensor") > 1:
         return {}

@@ -1,8 +1,8 @@
 """Parameters as they are kept while they are frozen: kernels of the layers in codes (QLoRA, arXiv:2305.14314), if wanted.
 
-The collection `quantized` has `codes` and `scales` at the place where `params` then has no kernel. Embedding, head, norms
-and biases are never quantised, nor is a kernel whose inputs no block divides. They are kept in the compute dtype, to which
-the model casts them anyway; vectors (norms) stay float32.
+The collection `quantized` has `codes` and `scales` where `params` then has no kernel. Embedding, head, norms, biases and
+kernels whose inputs no block divides are kept in the compute dtype, to which the model casts them anyway; vectors (norms) in
+float32.
 """
 
 import functools
@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxlm.devices import tree
+from jaxlm.devices.sharding import from_host
 from jaxlm.models.params import abstract_params, input_axes, logical_axes
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import block_codes
@@ -23,18 +24,15 @@ Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are qua
 
 
 def freeze(params: dict, kind: str, dtype: str) -> Frozen:
-    """Returns what is kept of a model's parameters. A pure function, for shapes and for what fits into memory.
+    """Returns what is kept of a model's float32 parameters. A pure function, for shapes and for what fits into memory.
 
-    Args:
-      params: the model's parameters, float32.
-      kind: the config's `adapter.quantize`: "none", "nf4" or "int8".
-      dtype: the compute dtype.
+    `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` the compute dtype.
     """
-    kept = {}
+    leaves = {}
     for name, leaf in tree.named_leaves(params):
         own = _kind(name, leaf, kind)
-        kept |= zip(_places(name, own), _kept(leaf, input_axes(name), own, dtype), strict=True)
-    return tree.nested(kept.items())
+        leaves |= zip(_places(name, own), _kept(leaf, input_axes(name), own, dtype), strict=True)
+    return tree.nested(leaves.items())
 
 
 def whole_kernels(frozen: Frozen) -> dict[str, jax.ShapeDtypeStruct]:
@@ -46,12 +44,12 @@ def frozen_axes(model: Transformer, kind: str) -> Frozen:
     """Returns the logical axes of what `freeze` returns, as tuples. Codes and scales are split as their kernel is."""
     abstract = abstract_params(model)
     axes = jax.tree.structure(abstract).flatten_up_to(logical_axes(model))
-    found = {}
+    axes_of_place = {}
     for (name, leaf), names in zip(tree.named_leaves(abstract), axes, strict=True):
         own = _kind(name, leaf, kind)
         split = names if own == "none" else (names[0], *names[input_axes(name) :])
-        found |= dict.fromkeys(_places(name, own), split)
-    return tree.nested(found.items())
+        axes_of_place |= dict.fromkeys(_places(name, own), split)
+    return tree.nested(axes_of_place.items())
 
 
 def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardings: Frozen) -> Frozen:
@@ -61,25 +59,20 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
       params: the name of each parameter and its array in its shards, which is made when it is asked for.
       shardings: of what `freeze` returns.
     """
-    wanted, kept = dict(tree.named_leaves(shardings)), {}
+    wanted, leaves = dict(tree.named_leaves(shardings)), {}
     for name, leaf in params:
         own = _kind(name, leaf, kind)
         places = _places(name, own)
         program = _program(input_axes(name), own, dtype, tuple(wanted[place] for place in places))
         # Not waiting would let the reading run ahead, and keep what was read.
-        kept |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
-    return tree.nested(kept.items())
+        leaves |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
+    return tree.nested(leaves.items())
 
 
 def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
     """Yields (name, float32 array in its shards) for each parameter, which `read` returns on the host by its name."""
-    for (name, leaf), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
-        value = read(name)
-
-        def piece(index: tuple[slice, ...], value: np.ndarray = value) -> np.ndarray:
-            return np.ascontiguousarray(value[index], dtype=np.float32)
-
-        yield name, jax.make_array_from_callback(leaf.shape, sharding, piece)
+    for (name, _), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
+        yield name, from_host(read(name), jnp.float32, sharding)
 
 
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
@@ -105,7 +98,6 @@ def _kind(name: str, leaf: jax.Array | jax.ShapeDtypeStruct | np.ndarray, kind: 
 
 
 def _places(name: str, kind: str) -> tuple[str, ...]:
-    """The names of what is kept of a parameter that is kept as `kind`, with their collection."""
     stem = f"quantized/{name.removesuffix('/kernel')}"
     return (f"params/{name}",) if kind == "none" else (f"{stem}/codes", f"{stem}/scales")
 

@@ -1,7 +1,8 @@
 """The decoder-only transformer that all families share: embed, layers (unrolled or scanned, with remat), final norm.
 
 Parameters are always kept per layer (`layers_0`, `layers_1`, ...), so the checkpoint layout does not depend on how the
-layers run. Legend: B batch, T tokens, D model, V padded vocabulary, L layers.
+layers run. Legend: B batch, T tokens, D model, V vocabulary, Vp
+vocabulary padded to a multiple of 128, L layers.
 """
 
 import functools
@@ -35,7 +36,7 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype. `head` makes the logits.
+    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype.
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
     The variables may have other collections than `params` (adapters, packed kernels). Layer i gets what they hold under
@@ -43,7 +44,6 @@ class Transformer(nn.Module):
     hold.
 
     Args of `apply`, after the variables:
-      tokens_BxT: the token ids.
       positions_BxT: the position of each token in its document; None counts from 0 in each row.
       segment_ids_BxT: the id of each token's document (tokens attend only within equal ids); None if a row is one
         document.
@@ -52,7 +52,6 @@ class Transformer(nn.Module):
       until_BxT: in place of segment ids: the token at index s is seen by those at indices s to until[s] - 1.
 
     Attributes:
-      config: the section `model` of the config.
       backend: the attention backend, one of `ops.attention.BACKENDS`.
       adapter: the section `adapter` of the config, if the variables may hold an adapter.
       row_ids: the ids of the tokens that have a row in the collection `rows`.
@@ -162,7 +161,6 @@ class Transformer(nn.Module):
 
 
 def scaled(lora: dict, adapter: AdapterConfig) -> dict:
-    """Returns the factors of a layer with the adapter's scale in them."""
     return map_named(lambda name, x: x * adapter.scale if name.endswith("lora_b") else x, lora)
 
 
@@ -190,3 +188,38 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)
     layers = (LayerCache(k_BxKxHxS, v_BxKxSxH),) * config.n_layers
     return Cache(layers, 0, jnp.zeros((batch, slots), jnp.int32))
+
+
+def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
+    """Returns the head's kernel (D, Vp) in the compute dtype: the transposed embedding if `tie_embeddings` is set.
+
+    Columns from `vocab_size` on are padding, which the caller masks or cuts off.
+    """
+    head_DxVp = params["embed"]["embedding"].T if config.tie_embeddings else params["head"]["kernel"]
+    return head_DxVp.astype(config.dtype)
+
+
+def head_rows(model: Transformer, variables: dict[str, dict]) -> dict:
+    """Returns what the functions of `ops.xent` take of the collection `rows`: `row_ids` and `rows_NxD`; {} without one."""
+    if "rows" not in variables:
+        return {}
+    part = "embed" if model.config.tie_embeddings else "head"
+    return {"row_ids": model.row_ids, "rows_NxD": variables["rows"][part]["rows"]}
+
+
+def logits(
+    model: Transformer,
+    params: dict,
+    tokens_BxT: jax.Array,
+    positions_BxT: jax.Array | None = None,
+    segment_ids_BxT: jax.Array | None = None,
+) -> jax.Array:
+    """Returns the logits (B, T, V) in float32, without the padding columns.
+
+    All of them are in memory at once: for small batches and tests. The loss works on tiles (`ops.xent`).
+    """
+    c = model.config
+    hidden_BxTxD = model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT)
+    head_DxV = head_kernel(params, c)[:, : c.vocab_size]
+    logits_BxTxV = jnp.einsum("btd,dv->btv", hidden_BxTxD, head_DxV, preferred_element_type=jnp.float32)
+    return constrain(logits_BxTxV, "batch", "seq", "vocab")

@@ -1,10 +1,8 @@
-"""Exact causal attention in query blocks, written for XLA on a CPU (it runs anywhere).
+"""Exact causal attention in query blocks, written for XLA on a CPU: the masked upper triangle is never computed.
 
-Each block of queries is multiplied only with the keys up to the block's end, so the masked upper triangle is never
-computed. The backward pass recomputes the probabilities from the saved log-sum-exp instead of keeping them
-(FlashAttention-2, Dao 2023, arXiv:2307.08691). The forward pass holds scores as [queries, keys], the backward pass as
-[keys, queries]. So nearly every product is row-major times row-major (or times a transpose), which XLA's CPU backend
-runs fastest.
+The backward pass recomputes the probabilities from the saved log-sum-exp (FlashAttention-2, arXiv:2307.08691). The forward pass
+holds scores as [queries, keys], the backward pass as [keys, queries]: so nearly every product is row-major times row-major (or
+times a transpose), which XLA's CPU backend runs fastest.
 
 Legend: B batch, T queries, S keys (or those seen by a block), I queries of a block, N query heads, K key-value heads,
 G = N // K, H head dim.
@@ -26,35 +24,23 @@ def blocked_attention(
     q_BxTxNxH: jax.Array,
     k_BxSxKxH: jax.Array,
     v_BxSxKxH: jax.Array,
-    q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxS: jax.Array | None,
-    *,
+    ids: tuple[jax.Array | None, jax.Array | None],
     scale: float,
-    block: int | None = None,
     offset: jax.Array | None = None,
+    block: int | None = None,
 ) -> jax.Array:
-    """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T).
+    """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T): [B, T, N, H] in q's dtype.
+
+    Scores, softmax and gradients' sums are float32.
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: queries, keys and values, for any T; N is a multiple of K.
-      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row. If only the first is None, the
-        second is `kv_until_BxS` of `ops.attention.attention`.
-      scale: the scale of the scores.
-      block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
+      ids: as `visible` takes them.
       offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
         Each block is multiplied with all keys, since the block's place is known only when it runs.
-
-    Returns:
-      [B, T, N, H] in q's dtype; scores, softmax and gradients' sums are float32.
-
-    Raises:
-      ValueError: `block` is below 1.
+      block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
     """
     length = q_BxTxNxH.shape[1]
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block
-    if block < 1:
-        raise ValueError(f"block must be at least 1 token, got {block}")
-    ids = None if kv_segment_ids_BxS is None else (q_segment_ids_BxT, kv_segment_ids_BxS)
     return _blocked(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, float(scale), block)
 
 
@@ -74,14 +60,12 @@ def _heads_first(x_BxSxKxH: jax.Array) -> jax.Array:
 
 
 def _query_block(q_BxTxNxH: jax.Array, kv_heads: int, start: int, end: int) -> jax.Array:
-    """Rows start..end as [B, K, G, I, H]."""
     batch, _, heads, head_dim = q_BxTxNxH.shape
     q_BxIxKxGxH = q_BxTxNxH[:, start:end].reshape(batch, end - start, kv_heads, heads // kv_heads, head_dim)
     return q_BxIxKxGxH.transpose(0, 2, 3, 1, 4)
 
 
 def _rows(x_BxKxGxIxH: jax.Array) -> jax.Array:
-    """[B, K, G, I, H] -> [B, I, N, H]."""
     batch, kv_heads, group, rows, head_dim = x_BxKxGxIxH.shape
     return x_BxKxGxIxH.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * group, head_dim)
 
@@ -90,13 +74,13 @@ def visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
     """Returns booleans [B or 1, I, S], True where one of the queries start..end may see one of the keys 0..seen.
 
     Args:
-      ids: the segment ids of queries and keys; (None, `kv_until_BxS` of `ops.attention.attention`); None for neither.
+      ids: the segment ids of queries and keys; (None, `until_BxT` of `ops.attention.attention`); (None, None).
       offset: as in `blocked_attention`.
     """
     first = start if offset is None else start + offset
     queries_Ix1 = first + jnp.arange(end - start)[:, None]
     mask = (jnp.arange(seen)[None, :] <= queries_Ix1)[None]
-    if ids is None:
+    if ids[1] is None:
         return mask
     if ids[0] is None:
         return mask & (queries_Ix1 < ids[1][:, None, :seen])

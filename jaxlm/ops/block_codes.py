@@ -1,8 +1,7 @@
 """Stores kernels in four or eight bits: a code for each weight, and a scale for each block of 64 inputs of an output.
 
-nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E): each weight is the nearest of 16 values, times the
-largest magnitude of its block. int8 has evenly spaced values instead. Blocks run along the inputs, as in bitsandbytes,
-whose matrices are (out, in). A block never leaves a device, so values do not depend on the mesh.
+nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E); int8 has evenly spaced values instead. Blocks run along
+the inputs, as in bitsandbytes, whose matrices are (out, in). A block never leaves a device, so no mesh changes values.
 
 Legend: I inputs (of all input axes together), O outputs (one axis or two).
 """
@@ -42,12 +41,11 @@ def block_size(inputs: int) -> int:
 
 
 def quantize(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
-    """Returns a kernel in codes. Each weight is rounded to the nearest value that its block has.
+    """Returns a float32 kernel (*in, *O) in codes. Each weight is rounded to the nearest value that its block has.
 
     Args:
-      kernel: the kernel (*in, *O), float32. `block_size` of its inputs must not be 0.
       kind: "nf4" or "int8".
-      axes: the number of input axes.
+      axes: the number of input axes, whose `block_size` must not be 0.
     """
     import qwix  # here, because it takes 0.2 s that only who quantises should wait for
 
@@ -72,7 +70,7 @@ def after(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
         return jax.lax.optimization_barrier((x, kernels))[1]
 
     def zero_added(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
-        """XLA's CPU compiler drops barriers. But it does not know that this is 0."""
+        # XLA's CPU compiler drops barriers. But it does not know that this is 0.
         zero = jnp.minimum(jnp.abs(x[(0,) * x.ndim]), 0)
         return [Coded(codes + zero.astype(codes.dtype), scales) for codes, scales in kernels]
 

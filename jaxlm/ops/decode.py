@@ -15,19 +15,14 @@ _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 def cached_attention(
     q_BxTxNxH: jax.Array, k_BxKxHxS: jax.Array, v_BxKxSxH: jax.Array, mask_BxTxS: jax.Array
 ) -> jax.Array:
-    """Returns the attention of a few new tokens over the cache, with scores scaled by H ** -0.5.
+    """Returns the attention of a few new tokens over the cache, with scores scaled by H ** -0.5: [B, T, N, H] in q's dtype.
 
     Keys have slots as the last axis, values have slots before channels, so that both products read the cache in memory
     order. If keys had the layout of values, their product would take four times as long on CPUs (dev/LOG.md,
-    2026-11-21).
+    2026-11-21). Scores and softmax are float32.
 
     Args:
-      q_BxTxNxH: queries.
-      k_BxKxHxS, v_BxKxSxH: the cache, as `write_cache` fills it.
       mask_BxTxS: booleans, True if the query may see the slot; each query must see at least one.
-
-    Returns:
-      [B, T, N, H] in q's dtype; scores and softmax are float32.
     """
     batch, length, heads, head_dim = q_BxTxNxH.shape
     kv_heads = k_BxKxHxS.shape[1]
@@ -50,11 +45,6 @@ def write_cache(
     """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows.
 
     The update is in place if the cache is donated or carried by a loop.
-
-    Args:
-      k_BxKxHxS, v_BxKxSxH: the cache.
-      k_BxTxKxH, v_BxTxKxH: the keys and values of the new tokens.
-      slot: the slot of the first new token; the others follow it.
     """
     return (
         jax.lax.dynamic_update_slice(k_BxKxHxS, k_BxTxKxH.transpose(0, 2, 3, 1), (0, 0, 0, slot)),

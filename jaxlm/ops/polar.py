@@ -60,11 +60,9 @@ def orthogonalise(x_NxPxQ: jax.Array, iterations: int = 5) -> jax.Array:
 
 
 def _by_gram(x_NxPxQ: jax.Array, coefficients: _Coefficients, product: typing.Callable) -> jax.Array:
-    """The same iterates, of which only the Gram matrices are made: each is a polynomial of the one before.
-
-    All polynomials are multiplied together, and once with the matrix: five iterations take 4 P^2 Q + 34 P^3 operations, not
-    20 P^2 Q + 10 P^3.
-    """
+    """The same iterates, of which only the Gram matrices are made: each is a polynomial of the one before."""
+    # All polynomials are multiplied together, and once with the matrix: five iterations take 4 P^2 Q + 34 P^3
+    # operations, not 20 P^2 Q + 10 P^3.
     one_PxP = jnp.eye(x_NxPxQ.shape[1], dtype=x_NxPxQ.dtype)
     gram_NxPxP, together_NxPxP = product(x_NxPxQ, x_NxPxQ.mT), None
     for number, (a, b, c) in enumerate(coefficients, 1):
@@ -76,12 +74,7 @@ def _by_gram(x_NxPxQ: jax.Array, coefficients: _Coefficients, product: typing.Ca
 
 
 class _Shape(typing.NamedTuple):
-    """How a matrix is stacked.
-
-    Attributes:
-      rows, columns: its size; rows are the smaller side, be they inputs or outputs.
-      by_row, by_column: the mesh axes that split them.
-    """
+    """How a matrix is stacked: rows are the smaller side, be they inputs or outputs; the mesh axes that split each side."""
 
     rows: int
     columns: int
@@ -129,7 +122,6 @@ def each(
 
 
 def _sides(shape: tuple[int, ...], inputs: int, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
-    """Returns (size, the mesh axes that split it) of the inputs and of the outputs."""
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     entries += [()] * (len(shape) - len(entries))
     parts = slice(inputs), slice(inputs, None)

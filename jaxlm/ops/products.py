@@ -1,45 +1,34 @@
-"""Products of activations with weights: in the compute type, in float8, and the two of a LoRA.
+"""Products of activations with weights: in the compute type, in float8, with kernels in codes, and the two of a LoRA.
 
-**float8**: each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3 and
-gradients use e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). The operands of the products are float8, which XLA's GPU
-compiler maps to cuBLASLt's float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling
-do not round.
-
-**LoRA** (arXiv:2106.09685): XLA must not join its products with the kernel's beside them. Its GPU compiler makes one product of
-two that read the same activations, if one of them is small. It then writes a copy of each kernel with the factor's columns at
-its end, for all layers at the start of the step, and keeps each copy's whole output as long as the few columns of the factor
-are wanted: a 1.04B model took 4.3 GB in place of 2.9 with one row of 2,048. It joins none whose results have different types.
-So the products that share activations with a kernel's return float32.
-
-Legend: M tokens, I inputs, O outputs of a product, R the ranks of all factors that read the same activations.
+Legend: B batch, T tokens, M tokens of all rows, I inputs, O outputs of a product, R the ranks of all factors that read the
+same activations.
 """
 
 import functools
 import math
+import typing
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlm.devices.sharding import axis_size
+from jaxlm.ops import block_codes
+from jaxlm.ops.block_codes import Coded
 
+Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]  # as `dense`
+# Each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3 and
+# gradients e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). XLA's GPU compiler maps the products to cuBLASLt's
+# float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling do not round.
 FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`.
+    """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`, in `dtype` or x's.
 
     It is computed as one product of matrices, because XLA's CPU backend transposes the whole gradient of a 3-D product:
     as matrices a SwiGLU of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time (dev/LOG.md,
     2026-11-20). If context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
-
-    Args:
-      x: the activations (..., *contracted).
-      kernel: the kernel (*contracted, *out).
-      axes: the number of contracted dimensions.
-      dtype: the type of the result; None for that of x.
-
-    Returns:
-      (..., *out).
     """
     if axis_size("context") > 1:
         return jnp.tensordot(x, kernel, axes, preferred_element_type=dtype)
@@ -50,15 +39,8 @@ def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | Non
 
 
 def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns (x / scale in a float8 `dtype`, scale). The scale puts the largest magnitude in the upper half of the range.
-
-    Args:
-      x: an array of any shape. A value that is not finite makes the whole product NaN, and the train step skips that
-        update.
-      dtype: the float8 format, FORWARD or GRADIENT.
-
-    Returns:
-      A float8 array of x's shape, and a float32 power of two.
+    """Returns (x / scale in a float8 `dtype`, scale). The scale, a float32 power of two, puts the largest magnitude in the
+    upper half of the range. A value that is not finite makes the whole product NaN, and the train step skips that update.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     # The exponent bits alone are the power of two at or below it: exact, where exp2(floor(log2(.))) may not be.
@@ -72,13 +54,7 @@ def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
 def fp8_dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
     """Does what `dense` does, with both operands and the incoming gradient in float8.
 
-    Args:
-      x: the activations (..., *contracted) in the compute dtype.
-      kernel: the kernel (*contracted, *out) in the same dtype.
-      axes: the number of contracted dimensions.
-
-    Returns:
-      (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.
+    Returns (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.
     """
     lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
     inner = math.prod(kernel.shape[:axes])
@@ -115,6 +91,11 @@ def _dot(a, b, contract: tuple[int, int], dtype, precision) -> jax.Array:
 _product.defvjp(_forward, _backward)
 
 
+# XLA must not join a LoRA's products (arXiv:2106.09685) with the kernel's beside them. Its GPU compiler makes one product of
+# two that read the same activations, if one is small. It then writes a copy of each kernel with the factor's columns at its
+# end, for all layers at the start of the step, and keeps each copy's whole output as long as the few columns are wanted: a
+# 1.04B model took 4.3 GB in place of 2.9 with one row of 2,048. It joins none whose results have different types. So the
+# products that share activations with a kernel's return float32.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def lora_down(x: jax.Array, factor: jax.Array, axes: int = 1) -> jax.Array:
     """Multiplies x (..., *in) by factors (*in, R), of which `axes` are `in`. Returns (..., R) in the type of x."""
@@ -125,8 +106,8 @@ def _lora_down_fwd(x: jax.Array, factor: jax.Array, axes: int) -> tuple[jax.Arra
     return lora_down(x, factor, axes), (x, factor)
 
 
-def _lora_down_bwd(axes: int, kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.vjp(lambda x, factor: dense(x, factor, axes), *kept)[1](slope)
+def _lora_down_bwd(axes: int, residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.vjp(lambda x, factor: dense(x, factor, axes), *residuals)[1](slope)
 
 
 lora_down.defvjp(_lora_down_fwd, _lora_down_bwd)
@@ -142,11 +123,68 @@ def _lora_up_fwd(low: jax.Array, factor: jax.Array) -> tuple[jax.Array, tuple]:
     return lora_up(low, factor), (low, factor)
 
 
-def _lora_up_bwd(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-    low, factor = kept
+def _lora_up_bwd(residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    low, factor = residuals
     (d_factor,) = jax.vjp(lambda factor: dense(low, factor), factor)[1](slope)
     back = dense(slope, jnp.moveaxis(factor, 0, -1), factor.ndim - 1, jnp.float32)
     return back.astype(low.dtype), d_factor
 
 
 lora_up.defvjp(_lora_up_fwd, _lora_up_bwd)
+
+
+def multiply(x: jax.Array, kernels: list[jax.Array | Coded], product: Product, fuse: bool) -> list[jax.Array]:
+    """Returns x (B, T, *in) multiplied by each kernel (*in, *out): (B, T, *out).
+
+    Args:
+      kernels: all of them arrays in x's dtype, or all in codes.
+      product: `dense` or `fp8_dense`.
+      fuse: True to multiply all kernels in one product, where the mesh allows it (see `layers.project`).
+    """
+    return (_of_codes if isinstance(kernels[0], Coded) else _of_arrays)(x, kernels, product, fuse)
+
+
+def _of_arrays(x: jax.Array, kernels: list[jax.Array], product: Product, fuse: bool) -> list[jax.Array]:
+    axes, ways = x.ndim - 2, axis_size("tensor")
+    outs = [kernel.shape[axes:] for kernel in kernels]
+    if len(kernels) == 1 or not fuse or any(out[0] % ways for out in outs):
+        return [product(x, kernel, axes) for kernel in kernels]
+    columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
+    return split_columns(product(x, jnp.concatenate(columns, axis=-1), axes), x.shape[:2], outs, ways)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _of_codes(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
+    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again."""
+    return _decode_and_multiply(x, block_codes.after(x, kernels), product, fuse)
+
+
+def _forward_of_codes(
+    x: jax.Array, kernels: list[Coded], product: Product, fuse: bool
+) -> tuple[list[jax.Array], tuple]:
+    return _of_codes(x, kernels, product, fuse), (x, kernels)
+
+
+def _backward_of_codes(
+    product: Product, fuse: bool, residuals: tuple, grads: list[jax.Array]
+) -> tuple[jax.Array, None]:
+    x, kernels = residuals
+    kernels = block_codes.after(grads[0], kernels)
+    _, transposed = jax.vjp(lambda x: _decode_and_multiply(x, kernels, product, fuse), x)
+    return *transposed(grads), None
+
+
+_of_codes.defvjp(_forward_of_codes, _backward_of_codes)
+
+
+def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
+    shapes = [(*x.shape[2:], *kernel.codes.shape[1:]) for kernel in kernels]
+    arrays = [block_codes.decode(kernel, shape, x.dtype) for kernel, shape in zip(kernels, shapes, strict=True)]
+    return _of_arrays(x, arrays, product, fuse)
+
+
+def split_columns(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:
+    """Returns the products (*lead, *out) in the columns of y, of which each of `ways` groups has a part of every product."""
+    ends = np.cumsum([math.prod(out) // ways for out in outs])
+    parts = jnp.split(y, ends[:-1], axis=-1)
+    return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]

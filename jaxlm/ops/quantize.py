@@ -1,14 +1,9 @@
 """Stores arrays in eight bits, as small floats that share an exponent within a block. Optimizers store moments in it.
 
-Each element is a float32 rounded to three bits of mantissa. Its exponent is stored relative to the largest exponent of
-its block (compare the OCP microscaling formats, arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves;
-uint8 has 255 values over 32 octaves. So numbers far below a block's maximum keep their relative precision, which evenly
-spaced codes would lose (Dettmers et al., arXiv:2110.02861). All blocks round to the same grid of floats, so an
-unchanged value stays the same when it is read and written again.
-
-Rounding is stochastic: noise is added below the last bit that is kept. With rounding to the nearest, a moving average
-that changes by less than half a code a step would never move. The noise is a hash of the element's index and a seed, so
-it needs no state and is the same on every mesh. All of this is integer arithmetic, the same on every device.
+Each element is a float32 rounded to three bits of mantissa; its exponent is stored relative to the largest of its block
+(compare arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves; uint8 has 255 values over 32 octaves. So numbers
+far below a block's maximum keep their relative precision, which evenly spaced codes would lose (arXiv:2110.02861). All blocks
+round to the same grid of floats, so an unchanged value stays the same when it is read and written again.
 """
 
 import typing
@@ -22,13 +17,8 @@ _LEVELS = {jnp.dtype(jnp.int8): 127, jnp.dtype(jnp.uint8): 255}
 
 
 class Blocked(typing.NamedTuple):
-    """An array (..., n) in eight bits.
-
-    Blocks are runs along the last axis, so devices split `codes` and `exponents` in the same way as the array itself.
-
-    Attributes:
-      codes: (..., n), int8 or uint8.
-      exponents: (..., n / block), uint8: the largest exponent of each block.
+    """An array (..., n) in eight bits: `codes` (..., n), int8 or uint8, `exponents` (..., n / block), uint8, the largest of
+    each block. Blocks are runs along the last axis, so devices split both as the array itself.
     """
 
     codes: jax.Array
@@ -46,7 +36,6 @@ def block_size(n: int) -> int:
 
 
 def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
-    """Returns an array of zeros in eight bits, equal to `encode` of zeros. `dtype` is int8 or uint8."""
     lead, n = tuple(shape[:-1]), shape[-1]
     return Blocked(jnp.zeros(shape, dtype), jnp.zeros((*lead, n // block_size(n)), jnp.uint8))
 
@@ -56,6 +45,9 @@ def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
     return mix(numbers(shape) ^ mix(seed))
 
 
+# Rounding is stochastic: with rounding to the nearest, a moving average that changes by less than half a code a step would
+# never move. The noise is a hash of the element's index and a seed, so it needs no state and is the same on every mesh. All of
+# this is integer arithmetic, the same on every device.
 def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
     """Returns float32 x (..., n) in eight bits. The mean of the result over the noise is x, except below a block's range.
 
@@ -65,7 +57,6 @@ def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
       x: the values to store, not negative if `dtype` is uint8.
       noise_16: random integers below 2^16, uint32, of x's shape. A value between two codes is rounded up with a
         probability in proportion to its distance from the lower code, in steps of 2^-16.
-      dtype: the type of the codes, int8 or uint8.
     """
     levels = _LEVELS[jnp.dtype(dtype)]
     signed = levels == 127

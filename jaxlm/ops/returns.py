@@ -1,8 +1,6 @@
 """What an action was worth: advantages by generalized advantage estimation or within a group, and whitening.
 
-Rows are packed: a row holds several answers, whose tokens are contiguous. A token of an answer is an action.
-
-Legend: B rows, T tokens, P prompts, A answers to a prompt.
+A row holds several answers, whose tokens are the actions. Legend: B rows, T tokens, P prompts, A answers to a prompt.
 """
 
 import jax
@@ -11,12 +9,7 @@ import numpy as np
 
 
 def continues(mask_BxT: jax.Array, segment_ids_BxT: jax.Array) -> jax.Array:
-    """True for tokens whose successor in the row is one of the same answer, [B, T]: for all of an answer but its last.
-
-    Args:
-      mask_BxT: not 0 on the tokens of answers.
-      segment_ids_BxT: which text of the row a token belongs to.
-    """
+    """True for tokens whose successor in the row is one of the same answer, [B, T]: for all of an answer but its last."""
     mask_BxT = mask_BxT > 0
     same_BxT = (segment_ids_BxT[:, :-1] == segment_ids_BxT[:, 1:]) & mask_BxT[:, :-1] & mask_BxT[:, 1:]
     return jnp.pad(same_BxT, ((0, 0), (0, 1)))
@@ -35,14 +28,10 @@ def gae(
 
     The advantage is the sum of (gamma * lam)^k delta over this and the answer's later actions, where delta = reward + gamma
     * next value - value. After an answer's last action the value is 0. The return, which the value should have been, is
-    advantage + value. Both are 0 outside answers.
+    advantage + value. Both are 0 outside answers, whose tokens are those where `mask_BxT` is not 0.
 
     Args:
-      rewards_BxT: the reward of each action.
-      values_BxT: the value of the state before each action.
-      mask_BxT: not 0 on the tokens of answers; rewards and values elsewhere are not read.
       continues_BxT: as `continues` returns it.
-      gamma: the discount.
       lam: 0 for one-step differences, 1 for sums of all later rewards.
     """
     answers_BxT = mask_BxT > 0
@@ -95,11 +84,10 @@ def explained_variance(values_BxT: jax.Array, returns_BxT: jax.Array, mask_BxT: 
 def group_advantages(rewards_PxA: np.ndarray, scale: bool) -> np.ndarray:
     """Returns each answer's reward less the mean of its prompt's answers, float32 [P, A] (GRPO, arXiv:2402.03300).
 
-    Args:
-      scale: True to divide by the group's standard deviation (ddof = 1), to which 1e-4 is added as in TRL.
+    `scale` divides by the group's standard deviation (ddof = 1), to which 1e-4 is added as in TRL.
     """
     rewards_PxA = np.asarray(rewards_PxA, np.float64)
-    found_PxA = rewards_PxA - rewards_PxA.mean(axis=1, keepdims=True)
+    advantages_PxA = rewards_PxA - rewards_PxA.mean(axis=1, keepdims=True)
     if scale:
-        found_PxA = found_PxA / (rewards_PxA.std(axis=1, ddof=1, keepdims=True) + 1e-4)
-    return found_PxA.astype(np.float32)
+        advantages_PxA = advantages_PxA / (rewards_PxA.std(axis=1, ddof=1, keepdims=True) + 1e-4)
+    return advantages_PxA.astype(np.float32)

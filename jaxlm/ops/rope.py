@@ -1,7 +1,4 @@
-"""Rotary position embeddings in the half-split (rotate_half) order of Hugging Face.
-
-Legend: B batch, T tokens, N heads (query or key-value), H head dim.
-"""
+"""Rotary position embeddings in Hugging Face's half-split order. Legend: B batch, T tokens, N heads, H head dim."""
 
 import math
 
@@ -9,56 +6,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROPE_KINDS = ("none", "linear", "llama3")
-
 
 def rope_frequencies(
     head_dim: int,
     theta: float,
     *,
-    kind: str = "none",
+    scaling: str = "none",
     factor: float = 1.0,
     low_freq_factor: float = 1.0,
     high_freq_factor: float = 4.0,
     original_max_len: int = 8192,
 ) -> np.ndarray:
-    """Returns the angular frequency of each pair of channels, in radians a token.
+    """Returns the angular frequency of each pair of channels, in radians a token: float32 numpy [H // 2].
 
     Su et al. 2021 (arXiv:2104.09864); the scalings are those of transformers' modeling_rope_utils.py:
     "linear" divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595); "llama3" divides the low
-    frequencies by `factor`, keeps the high ones, and blends those between (Llama 3.1).
-
-    Args:
-      head_dim: H, even.
-      theta: the base, e.g. 10000.0 or 500000.0.
-      kind: "none", "linear" or "llama3".
-      factor: the factor by which the context is stretched.
-      low_freq_factor, high_freq_factor, original_max_len: settings of llama3 only. Wavelengths longer than
-        original_max_len / low_freq_factor tokens are scaled; those shorter than original_max_len / high_freq_factor are
-        not.
-
-    Returns:
-      float32 numpy array [H // 2] (a constant of the program, not a parameter).
-
-    Raises:
-      ValueError: head_dim is odd, the kind is unknown, or high_freq_factor <= low_freq_factor.
+    frequencies by `factor`, keeps the high ones, and blends those between (Llama 3.1): wavelengths longer than
+    original_max_len / low_freq_factor tokens are scaled; those shorter than original_max_len / high_freq_factor are not.
     """
-    if head_dim % 2:
-        raise ValueError(f"head_dim must be even for rotary embeddings, got {head_dim}")
-    if kind not in ROPE_KINDS:
-        raise ValueError(f"unknown rope scaling {kind!r}; one of {', '.join(ROPE_KINDS)}")
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
-    if kind == "linear":
+    if scaling == "linear":
         inv_freq = inv_freq / np.float32(factor)
-    elif kind == "llama3":
+    elif scaling == "llama3":
         inv_freq = _llama3(inv_freq, factor, low_freq_factor, high_freq_factor, original_max_len)
     return inv_freq.astype(np.float32)
 
 
 def _llama3(inv_freq: np.ndarray, factor: float, low: float, high: float, original_max_len: int) -> np.ndarray:
-    if high <= low:
-        raise ValueError(f"high_freq_factor must exceed low_freq_factor, got {high} and {low}")
     wavelength = 2 * math.pi / inv_freq
     smooth = (original_max_len / wavelength - low) / (high - low)
     blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
@@ -67,14 +42,9 @@ def _llama3(inv_freq: np.ndarray, factor: float, low: float, high: float, origin
 
 
 def rope_tables(positions_BxT: jax.Array, inv_freq: np.ndarray | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns cos and sin of every angle, to compute once a step and share between layers.
+    """Returns (cos, sin) of every angle, each float32 [B, T, 1, H // 2], to compute once a step and share between layers.
 
-    Args:
-      positions_BxT: integer positions [B, T] (B may be 1 to broadcast).
-      inv_freq: the frequencies [H // 2] from `rope_frequencies`.
-
-    Returns:
-      (cos, sin), each float32 [B, T, 1, H // 2].
+    `positions_BxT` may have B = 1 to broadcast.
     """
     angles = positions_BxT.astype(jnp.float32)[:, :, None, None] * jnp.asarray(inv_freq, jnp.float32)
     # A loop, because what it gives is written down: else XLA computes cos and sin anew in every layer, for every head,
@@ -84,15 +54,7 @@ def rope_tables(positions_BxT: jax.Array, inv_freq: np.ndarray | jax.Array) -> t
 
 
 def rotate(x_BxTxNxH: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Returns x rotated by tables from `rope_tables`. Channel i is paired with channel i + H // 2.
-
-    Args:
-      x_BxTxNxH: queries or keys.
-      cos, sin: the tables, float32 [B, T, 1, H // 2].
-
-    Returns:
-      [B, T, N, H] in x's dtype; the products are in float32.
-    """
+    """Returns x rotated by tables from `rope_tables`, in x's dtype. Channel i is paired with channel i + H // 2."""
     x1, x2 = jnp.split(x_BxTxNxH.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
     return rotated.astype(x_BxTxNxH.dtype)

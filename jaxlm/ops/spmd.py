@@ -31,15 +31,14 @@ def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
     def on_device(table_VxD, ids_BxT):
         ids_BxT = jax.lax.all_gather(ids_BxT, "fsdp", axis=0, tiled=True)
-        found_BxTxD = table_VxD[ids_BxT].astype(dtype)
-        return jax.lax.all_to_all(found_BxTxD, "fsdp", split_axis=0, concat_axis=2, tiled=True)
+        rows_BxTxD = table_VxD[ids_BxT].astype(dtype)
+        return jax.lax.all_to_all(rows_BxTxD, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
     specs = {"in_specs": (table, tokens), "out_specs": tokens}
     return jax.shard_map(on_device, **specs, axis_names=set(axes), check_vma=False)(table_VxD, ids_BxT)
 
 
 def _token_axes(mesh: AbstractMesh, shape: tuple[int, int]) -> tuple[PartitionSpec, tuple[str, ...]]:
-    """Returns (how the mesh splits arrays [B, T], the names of the axes that do)."""
     tokens = PartitionSpec(None, None) if mesh.empty else sharding.spec(("batch", "seq"), shape, mesh)
     return tokens, tuple(axis for entry in tokens for axis in _names(entry))
 
@@ -56,9 +55,7 @@ def over_tokens(
     If no mesh (`jax.set_mesh`) splits the tokens, `function` gets all of them at once.
 
     Args:
-      function: the function to apply; it gets the head in the dtype of `head_DxV`.
-      hidden_BxTxD, tokens_BxT: the hidden states and arrays with a value for each token, split as batches are.
-      head_DxV: the head's kernel, split as its parameter is.
+      hidden_BxTxD, tokens_BxT: split as batches are. `head_DxV`: split as its parameter is.
       summed: True if `function` returns sums over its tokens (one or a tree of them), which are added up over devices.
         False if it returns one number for each token, [M] (or a tree of them), which become [B, T].
     """

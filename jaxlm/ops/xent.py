@@ -33,31 +33,20 @@ def cross_entropy(
     row_ids: tuple[int, ...] = (),
     rows_NxD: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and a dict of sums for metrics.
+    """Returns (the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, a dict of sums for metrics).
 
-    Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) have no probability
-    and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile and keeps nothing else
-    (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989). z_loss: PaLM,
-    arXiv:2204.02311, section 5.
+    The sum is a float32 scalar, differentiable in hidden, head and rows. The dict has float32 scalars without gradient: nll_sum
+    (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target). Columns >= vocab_size
+    (padding) have no probability and get exactly zero gradient. With a tile, the forward pass computes the gradients of each
+    and keeps nothing else (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989).
 
     Args:
-      hidden_MxD: the final hidden states.
       head_DxV: the output embedding; pass `embedding_VxD.T` if embeddings are tied (no copy is made).
       targets_M: integer ids < vocab_size. A token of weight 0 may have any id in [0, V).
-      weights_M: the weight of each token, 0 to leave it out. No gradient flows to the weights.
-      vocab_size: the number of real columns, <= V.
-      z_loss: the coefficient of the squared log-normaliser (1e-4 in PaLM); that term is weighted too.
+      z_loss: the coefficient of the squared log-normaliser (PaLM: 1e-4, arXiv:2204.02311, section 5), weighted too.
       tile: the number of tokens in a tile, which need not divide M; 0 for all logits at once.
       row_ids, rows_NxD: the ids of N tokens, and what is added to their columns of the head; None for nothing.
-
-    Returns:
-      (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden, head and rows. aux holds float32 scalars without
-      gradient: nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
-
-    Raises:
-      ValueError: shapes do not fit, vocab_size is outside 1..V, or the tile is negative.
     """
-    _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile)
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         total, nll, correct = _plain(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_loss, row_ids)
@@ -78,21 +67,11 @@ def token_nll(
     row_ids: tuple[int, ...] = (),
     rows_NxD: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns -log p(target) of each token, in nats. Differentiable in hidden, head and rows.
+    """Returns -log p(target) of each token, float32 [M], in nats. Differentiable in hidden, head and rows.
 
     With a tile neither pass ever holds all logits: the backward pass computes each tile's logits again. For one
-    weighted sum use `cross_entropy`, which computes the logits once.
-
-    Args:
-      hidden_MxD, head_DxV, targets_M, vocab_size, tile, row_ids, rows_NxD: as in `cross_entropy`.
-
-    Returns:
-      nll_M, float32.
-
-    Raises:
-      ValueError: as in `cross_entropy`.
+    weighted sum use `cross_entropy`, which computes the logits once. Arguments as there.
     """
-    _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, row_ids)
         return lse_M - picked_M
@@ -111,12 +90,9 @@ def token_scores(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (log p(target) of each token in nats, float32 [M]; True where the target is the likeliest token, [M]).
 
-    Has no backward pass. As in `ops.decode.first_argmax`, the first of several likeliest tokens counts.
-
-    Args:
-      hidden_MxD, head_DxV, targets_M, vocab_size, tile, row_ids, rows_NxD: as in `cross_entropy`.
+    Has no backward pass. As in `ops.decode.first_argmax`, the first of several likeliest tokens counts. Arguments as in
+    `cross_entropy`.
     """
-    _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
 
     def of_tile(args):
         logits_RxV = _logits(args[0], head_DxV, rows_NxD, vocab_size, row_ids)
@@ -127,17 +103,6 @@ def token_scores(
         return of_tile((hidden_MxD, targets_M))
     tiles = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
     return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in tiles)
-
-
-def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None:
-    if hidden_MxD.ndim != 2 or head_DxV.ndim != 2 or hidden_MxD.shape[1] != head_DxV.shape[0]:
-        raise ValueError(f"hidden {hidden_MxD.shape} and head {head_DxV.shape} are not [M, D] and [D, V]")
-    if targets_M.shape != hidden_MxD.shape[:1] or weights_M.shape != hidden_MxD.shape[:1]:
-        raise ValueError(f"targets {targets_M.shape} and weights {weights_M.shape} must be [{hidden_MxD.shape[0]}]")
-    if not 1 <= vocab_size <= head_DxV.shape[1]:
-        raise ValueError(f"vocab_size {vocab_size} is not between 1 and the head's {head_DxV.shape[1]} columns")
-    if tile < 0:
-        raise ValueError(f"tile must be 0 (off) or a number of tokens, got {tile}")
 
 
 def _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size: int, row_ids: tuple[int, ...]) -> jax.Array:
@@ -165,11 +130,9 @@ def _plain(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_l
 
 
 def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
-    """Splits each array into tiles: [M, ...] -> [I, R, ...], zeros at the end. Token m goes to tile m % I.
-
-    Tokens are dealt to the tiles in turn because devices may split M. Each tile then holds an equal share of every
-    device's tokens: nothing moves, and no device waits while the loop works through another's tokens.
-    """
+    """Splits each array into tiles: [M, ...] -> [I, R, ...], zeros at the end. Token m goes to tile m % I."""
+    # Dealt in turn because devices may split M. Each tile then holds an equal share of every device's tokens: nothing
+    # moves, and no device waits while the loop works through another's tokens.
     count = -(-arrays[0].shape[0] // tile)
     out = []
     for x in arrays:
@@ -179,7 +142,6 @@ def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
 
 
 def _from_tiles(x_IxRx, length: int) -> jax.Array:
-    """Undoes `_to_tiles` for one array of `length` tokens."""
     x = jnp.moveaxis(x_IxRx, 0, 1)
     return x.reshape(-1, *x.shape[2:])[:length]
 
@@ -196,14 +158,10 @@ def _tiled(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_l
 
 
 def _tile_gradients(head_DxV, rows_NxD, vocab_size: int, z_loss: float, row_ids: tuple[int, ...]) -> Callable:
-    """Returns the scan body of the tiled forward pass: one tile's sums and gradients.
+    """The scan body of the tiled forward pass: one tile's sums and gradients."""
 
-    The carry has the head's gradient, or None if nobody wants it.
-
-    Why gradients in the forward pass: they need the tile's logits, which exist here only. The loss is one scalar, so the
-    backward pass has only to scale them. Computing the logits again there would cost a fourth product with the head.
-    """
-
+    # In the forward pass, because they need the tile's logits, which exist here only. The loss is one scalar, so the
+    # backward pass has only to scale them. Computing the logits again there would cost a fourth product with the head.
     def step(carry, args):
         sums, d_head_VxD, d_rows_NxD = carry
         hidden_RxD, targets_R, weights_R = args

@@ -28,9 +28,7 @@ def listen(host: str, port: int) -> socket.socket:
         if made:
             made.close()
         if error.errno == errno.EADDRINUSE:
-            raise RunError(
-                f"port {port} of {host} is in use: end what uses it, or --port=0 for any that is free"
-            ) from None
+            raise RunError(f"port {port} of {host} is in use: end that program, or take --port=0") from None
         if error.errno == errno.EACCES:
             raise ConfigError(f"port {port} is not for ordinary users: --port=8000") from None
         raise ConfigError(f"can't listen at {host}: {error.strerror}; --host=127.0.0.1 is this machine") from None
@@ -38,6 +36,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url(listening: socket.socket) -> str:
-    """Returns the address of a socket that `listen` gave, as a browser takes it."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

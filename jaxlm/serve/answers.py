@@ -1,4 +1,4 @@
-"""What the batcher tells -> OpenAI's objects: the text of each answer, its log-probabilities, its end."""
+"""What the batcher says -> OpenAI's objects: the text of each answer, its log-probabilities, its end."""
 
 import codecs
 import dataclasses
@@ -21,7 +21,6 @@ class Names:
         self._controls = {i: piece for piece, i in tokenizer.controls.items()}
 
     def raw(self, token: int) -> bytes:
-        """Returns the bytes that an id stands for."""
         return self.pieces[token] if token < len(self.pieces) else b""
 
     def __getitem__(self, token: int) -> str:
@@ -54,12 +53,7 @@ class Delta:
 
 
 class Answer:
-    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how they are parted.
-
-    Attributes:
-      tokens: how many new tokens there are.
-      ended: how it ended; None while it goes on.
-    """
+    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how they are parted."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
@@ -89,10 +83,10 @@ class Answer:
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
         """The text of the prompt, which is placed; of what the client gave the first token has no log-probability."""
-        given = list(prompt[self._prompt.hidden :])
-        text = self._tokenizer.decode([token.id for token in given if token.id < len(self._names.pieces)])
-        self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in given).decode("utf-8", "replace"))
-        for number, token in enumerate(given):
+        shown = list(prompt[self._prompt.hidden :])
+        text = self._tokenizer.decode([token.id for token in shown if token.id < len(self._names.pieces)])
+        self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in shown).decode("utf-8", "replace"))
+        for number, token in enumerate(shown):
             self._place(token if number else Token(token.id, None, ()))
         self._at = len(text)
         return text
@@ -112,11 +106,7 @@ class Answer:
 
 
 class Writer:
-    """Writes the objects of one request's answers.
-
-    Args:
-      model: the name of the model.
-    """
+    """Writes the objects of one request's answers."""
 
     def __init__(self, names: Names, request: Request, model: str):
         self._names, self._request, self._model = names, request, model
@@ -128,7 +118,6 @@ class Writer:
         return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}
 
     def opening(self, index: int) -> dict[str, typing.Any]:
-        """Returns the first piece of a chat's answer: who speaks."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._piece([choice])
@@ -137,7 +126,6 @@ class Writer:
         return self._piece([self._choice(index, delta, "delta")])
 
     def usage(self, usage: dict[str, int]) -> dict[str, typing.Any]:
-        """Returns the last piece, which says how many tokens there were."""
         return self._piece([]) | {"usage": usage}
 
     def _piece(self, choices: list) -> dict[str, typing.Any]:
@@ -152,12 +140,12 @@ class Writer:
         logprobs = None
         if self._request.logprobs is not None:
             logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
-        said: dict[str, typing.Any] = {"text": delta.text}
+        content: dict[str, typing.Any] = {"text": delta.text}
         if self._request.chat and key == "message":
-            said = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
+            content = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
         elif self._request.chat:
-            said = {key: {"content": delta.text} if delta.text or delta.placed else {}}
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": delta.ended}
+            content = {key: {"content": delta.text} if delta.text or delta.placed else {}}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": delta.ended}
 
     def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
         tops = []

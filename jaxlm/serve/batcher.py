@@ -1,8 +1,7 @@
 """Continuous batching: one thread owns a decode engine and keeps its rows busy.
 
-A turn of the thread starts to read at most one chunk of a prompt, then starts a step of all rows; and only then waits for
-what the turn before started. So the device has always something to do, and the tokens of the others go on while a long
-prompt is read. A row whose text ended has drawn once more by then: that token is thrown away.
+A turn starts to read at most one chunk of a prompt, then a step of all rows; and only then waits for what the turn before
+started: the device has always something to do. A row whose text ended has drawn once more by then: that is thrown away.
 """
 
 import collections
@@ -19,18 +18,9 @@ import numpy as np
 from jaxlm.config import RunError
 from jaxlm.models.decode.engine import Drawn, Engine, Entry, LogProbs, Prefill, Settings
 from jaxlm.models.transformer import Transformer
+from jaxlm.serve.guide import Guide
 
 PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
-
-
-class Guide(typing.Protocol):
-    """Says which tokens may come next (constrained decoding)."""
-
-    def mask(self) -> np.ndarray:
-        """Returns uint32[ceil(V / 32)], the bits of the ids that are allowed next."""
-
-    def accept(self, token: int) -> None:
-        """Takes the token that was drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +30,12 @@ class Ask:
     Attributes:
       ids: the prompt, with what a document begins with; the caller checks it (`models.decode.check_prompts`).
       max_new_tokens: 0 for nothing new, only the prompt's log-probabilities, with `echo`.
-      temperature: 0 takes the likeliest token.
-      top_k: draws among the k likeliest; 0 among all.
-      top_p: draws among the likeliest that together have this probability.
+      temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
       seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
       bias: id -> what is added to its logit.
       stop_ids: end the text; they are not among its tokens.
       logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
       echo: True for those of the prompt's tokens too; the first one has None.
-      guide: says which tokens may come next.
     """
 
     ids: tuple[int, ...]
@@ -73,13 +60,9 @@ class Token(typing.NamedTuple):
 
 
 class Update(typing.NamedTuple):
-    """What is new of a request.
+    """What is new of a request: new tokens; once, if `echo` asks for them, the prompt's tokens; and how it ended.
 
-    Attributes:
-      tokens: the new tokens.
-      prompt: the prompt's tokens, once, if `echo` asks for them.
-      ended: "" goes on; "stop", "length", "cancelled", "failed".
-      why: why it failed.
+    `ended` is "" while it goes on; "stop", "length", "cancelled", or "failed", and then `why` says why.
     """
 
     tokens: tuple[Token, ...]
@@ -121,7 +104,6 @@ class Ticket:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Ends the request; its row is free at the next step."""
         self.cancelled = True
         self._wake()
 
@@ -143,7 +125,6 @@ class _Run:
         return self.ticket.ask
 
     def slots(self, steps: int) -> int:
-        """How many it needs for so many more steps."""
         return len(self.ask.ids) + min(self.started + steps - 1, self.room)
 
 
@@ -187,15 +168,12 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
 
     def warm(self, tell: Callable[[str], None]) -> None:
-        """Compiles every length of the ring, before the first request. `tell` gets a line for each."""
         self.engine.warm(tell)
 
     def submit(self, ask: Ask, tell: Callable[[Update], None]) -> Ticket:
         """Hands in a request, from any thread. `tell` is called on the batcher's thread: it must be quick.
 
-        Raises:
-          Busy: the queue is full.
-          RunError: the batcher ended.
+        Raises Busy if the queue is full, RunError if the batcher ended.
         """
         ticket = Ticket(ask, tell, self._wake)
         with self._changed:
@@ -210,7 +188,6 @@ class Batcher:
         return ticket
 
     def stats(self) -> Stats:
-        """Returns what it did so far and does now."""
         return Stats(
             rows=self.engine.rows,
             busy=len(self._runs),

@@ -21,7 +21,6 @@ class Refused(Exception):
     """A request that is not answered.
 
     Args:
-      message: what is wrong and how to mend it.
       status: of HTTP.
       param: the key of the body that is wrong.
       code: a word for programs, such as `context_length_exceeded`.
@@ -71,7 +70,6 @@ class Fields:
         return value
 
     def any(self, name: str) -> typing.Any:
-        """Returns the value of a key as it is; None if it is not there."""
         self._known.add(name)
         return self._left.pop(name, None)
 
@@ -95,6 +93,5 @@ class Fields:
 
 
 def shown(value: typing.Any) -> str:
-    """Returns a value as a line shows it, cut."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

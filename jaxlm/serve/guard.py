@@ -19,7 +19,6 @@ class Guard:
     """An application that no page of another site reaches.
 
     Args:
-      app: the application.
       here: True refuses a request that was sent to another name than this machine's own. A web page elsewhere may give this
         machine's address to its own name (DNS rebinding), and could then read answers in spite of CORS.
       mend: how to start the server so that it has other names.
@@ -68,7 +67,6 @@ class Arriving(AutoHTTPProtocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begins to wait for headers."""
         super().connection_made(transport)
         self.since = self.loop.time()
         self._wait()
@@ -77,7 +75,6 @@ class Arriving(AutoHTTPProtocol):
             other.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Reads on, and begins or ends to wait for headers."""
         super().data_received(data)
         if not self._waits_for_headers():
             self._stop()

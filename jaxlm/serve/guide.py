@@ -18,13 +18,7 @@ _MISSING = 'response_format needs the library llguidance on the server: pip inst
 
 
 class Guides:
-    """Makes guides for one model.
-
-    Args:
-      tokenizer: the model's tokenizer.
-      vocab_size: the size of the model's vocabulary, which may be larger than the tokenizer's.
-      ends: the ids that end a text.
-    """
+    """Makes guides for one model, whose vocabulary may be larger than the tokenizer's. `ends`: the ids that end a text."""
 
     def __init__(self, tokenizer: Coder, vocab_size: int, ends: Sequence[int]):
         self._made_of, self._ends, self._lock = (tokenizer, vocab_size), [*ends], threading.Lock()
@@ -39,11 +33,11 @@ class Guides:
             grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_FORM)
             with self._lock:
                 tokens = self._tokens
-            wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)
+            wrong, reasons = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)
         except ValueError as error:
-            wrong, said = True, [str(error)]
+            wrong, reasons = True, [str(error)]
         if wrong:
-            raise Refused(f"this JSON schema can't be followed: {_first(said)}", param="response_format")
+            raise Refused(f"this JSON schema can't be followed: {_first(reasons)}", param="response_format")
         whole = llguidance.LLMatcher(tokens, grammar)
         words = -(-self._made_of[1] // 32)
         return lambda: Guide(whole.deep_copy(), words)
@@ -56,18 +50,19 @@ class Guides:
 
 
 class Guide:
-    """Says which ids may come next in one row. See `batcher.Guide`."""
+    """Says which ids may come next in one row.
+
+    `mask` returns the bits of those, uint32[ceil(V / 32)]; `accept` takes the one that was drawn.
+    """
 
     def __init__(self, matcher: typing.Any, words: int):
         self._matcher, self._words = matcher, words
 
     def mask(self) -> np.ndarray:
-        """Returns the bits of the ids that are allowed next, uint32[ceil(V / 32)]."""
         # llguidance's has a bit more than there are ids, and so may have a word more.
         return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
 
     def accept(self, token: int) -> None:
-        """Takes the id that was drawn. Raises ValueError if it was not allowed."""
         if not self._matcher.consume_token(token):
             raise ValueError(f"the grammar can't go on: {_first([self._matcher.get_error()])}")
 
@@ -108,5 +103,5 @@ def _library() -> typing.Any:
     return llguidance
 
 
-def _first(said: Sequence[str]) -> str:
-    return (" ".join(said).strip().splitlines() or ["no reason given"])[0][:300]
+def _first(reasons: Sequence[str]) -> str:
+    return (" ".join(reasons).strip().splitlines() or ["no reason given"])[0][:300]

@@ -1,13 +1,16 @@
 """The server: routes, limits, streams. OpenAI's API over a batcher."""
 
 import asyncio
+import bisect
 import collections
 import contextlib
 import dataclasses
 import functools
 import hmac
 import importlib.resources
+import itertools
 import json
+import threading
 import time
 import traceback
 import typing
@@ -25,10 +28,9 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.data.chats import chat
 from jaxlm.devices.processes import say
 from jaxlm.serve import answers
-from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
+from jaxlm.serve.batcher import Ask, Batcher, Busy, Stats, Ticket, Update
 from jaxlm.serve.fields import Refused
 from jaxlm.serve.guard import Guard
-from jaxlm.serve.metrics import Metrics
 from jaxlm.serve.requests import Reader, Request
 
 _OPEN = ("/", "/health")  # without a key: the page holds nothing, and asks for the key
@@ -42,13 +44,14 @@ _AGAIN_S = 0.05  # before a request that found the queue full is handed in again
 _SEND_S = 60.0  # for a client to read on
 _DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
 
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """What one request may take.
 
     Attributes:
-      body_bytes: of a body.
       seconds: from its arrival to its end.
       window: its answers that are in the batcher at once.
       here: True refuses one that was sent to another name than this machine's own; see `Guard`.
@@ -60,16 +63,54 @@ class Limits:
     here: bool = False
 
 
+class Metrics:
+    """Counts answers by route and status, and the time to the first token of each row, for Prometheus."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._answers: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._buckets, self._sum = [0] * (len(_SECONDS) + 1), 0.0
+
+    def answered(self, route: str, status: int) -> None:
+        with self._lock:
+            self._answers[route, status] += 1
+
+    def first_token(self, seconds: float) -> None:
+        with self._lock:
+            self._buckets[bisect.bisect_left(_SECONDS, seconds)] += 1
+            self._sum += seconds
+
+    def text(self, stats: Stats) -> str:
+        lines = []
+        for name, kind, says, value in (
+            ("prompt_tokens_total", "counter", "tokens of prompts read", stats.prompt_tokens),
+            ("prefix_tokens_total", "counter", "tokens of prompts found in the prefix cache", stats.prefix_tokens),
+            ("generated_tokens_total", "counter", "new tokens", stats.tokens),
+            ("rows", "gauge", "requests that can run at once", stats.rows),
+            ("rows_busy", "gauge", "requests that run", stats.busy),
+            ("queue", "gauge", "requests that wait for a row", stats.queued),
+        ):
+            lines += [*_head(name, kind, says), f"jaxlm_{name} {value}"]
+        with self._lock:
+            answers, counts, total = sorted(self._answers.items()), [*itertools.accumulate(self._buckets)], self._sum
+        lines += _head("requests_total", "counter", "answers by route and status")
+        lines += [f'jaxlm_requests_total{{route="{route}",status="{status}"}} {n}' for (route, status), n in answers]
+        name = "time_to_first_token_seconds"
+        lines += _head(name, "histogram", "from a request's arrival to the first token of each of its rows")
+        ends = [*map(str, _SECONDS), "+Inf"]
+        lines += [f'jaxlm_{name}_bucket{{le="{end}"}} {n}' for end, n in zip(ends, counts, strict=True)]
+        lines += [f"jaxlm_{name}_sum {total}", f"jaxlm_{name}_count {counts[-1]}"]
+        return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, says: str) -> list[str]:
+    return [f"# HELP jaxlm_{name} {says}", f"# TYPE jaxlm_{name} {kind}"]
+
+
 class Flight:
     """The requests of one client in the batcher. The first one finds room, or Busy is raised; the others wait for it.
 
-    Args:
-      asks: the requests.
-      window: how many of them are handed in at once, so that other clients get their turn.
-
-    Raises:
-      Busy: the queue is full.
-      RunError: the batcher ended.
+    At most `window` of them are handed in at once, so that other clients get their turn. Raises RunError if the batcher ended.
     """
 
     def __init__(self, batcher: Batcher, metrics: Metrics, asks: Sequence[Ask], window: int):
@@ -100,7 +141,6 @@ class Flight:
             ticket.cancel()
 
     def close(self) -> None:
-        """Cancels all that is left."""
         self._waiting.clear()
         for number in list(self._tickets):
             self.stop(number)
@@ -129,9 +169,6 @@ class Server:
 
     Args:
       name: what clients call the model; what they send as `model` is not looked at.
-      batcher: owns the model.
-      reader: reads bodies for the model.
-      limits: what one request may take.
       key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
     """
 
@@ -140,7 +177,6 @@ class Server:
         self.metrics, self._names, self._began = Metrics(), answers.Names(reader.tokenizer), int(time.time())
 
     def app(self) -> ASGIApp:
-        """Returns the application."""
         posts = {
             "/v1/completions": functools.partial(self._answered, read=self._reader.completion),
             "/v1/chat/completions": functools.partial(self._answered, read=self._reader.chat),
@@ -197,7 +233,6 @@ class Server:
             flight.close()
 
     async def _whole(self, flight: Flight, request: Request, writer: answers.Writer, deadline: float) -> dict:
-        """The object of all answers."""
         each, whole = self._answers(request), [answers.Delta() for _ in request.asks]
         async for number, delta in self._deltas(flight, each, deadline):
             whole[number] += delta
@@ -206,7 +241,6 @@ class Server:
     async def _events(
         self, flight: Flight, request: Request, writer: answers.Writer, deadline: float
     ) -> AsyncIterator[dict[str, str]]:
-        """The pieces of all answers, as events."""
         each = self._answers(request)
         try:
             for number in range(len(each) if request.chat else 0):
@@ -257,8 +291,8 @@ class Server:
         tokenizer = self._reader.tokenizer
         named = {i: piece for piece, i in tokenizer.controls.items()}
         bos = named.get(tokenizer.opening[-1]) if tokenizer.opening else None
-        said = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
-        return JSONResponse(said)
+        info = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
+        return JSONResponse(info)
 
     def _template(self) -> str | None:
         try:
@@ -273,9 +307,7 @@ class Server:
         if wanted is None:
             return JSONResponse({"object": "list", "data": [model]})
         if wanted != self.name:
-            raise Refused(
-                f"no model {wanted!r}: this server has {self.name}", 404, param="model", code="model_not_found"
-            )
+            raise Refused(f"no model {wanted!r}: here is {self.name}", 404, param="model", code="model_not_found")
         return JSONResponse(model)
 
     async def _health(self, request: HttpRequest) -> Response:
@@ -390,8 +422,8 @@ def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:
 
 async def _no_route(request: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    said = f"no {request.url.path} here" if status == 404 else f"{request.url.path} takes no {request.method}"
-    return _refusal(Refused(f"{said}: see /v1/models, /v1/completions, /v1/chat/completions", status))
+    message = f"no {request.url.path} here" if status == 404 else f"{request.url.path} takes no {request.method}"
+    return _refusal(Refused(f"{message}: see /v1/models, /v1/completions, /v1/chat/completions", status))
 
 
 def _event(content: dict[str, typing.Any]) -> dict[str, str]:

@@ -28,12 +28,7 @@ _NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_sea
 
 
 class Prompt(typing.NamedTuple):
-    """A prompt.
-
-    Attributes:
-      ids: all of it, with what a document begins with.
-      hidden: how many ids in front the client did not give; `echo` leaves them out.
-    """
+    """A prompt's ids, with what a document begins with; `echo` leaves out the `hidden` ones in front, not the client's."""
 
     ids: tuple[int, ...]
     hidden: int
@@ -45,11 +40,7 @@ class Request:
 
     Attributes:
       chat: True if it came to /v1/chat/completions.
-      prompts: the prompts.
       asks: what the batcher is asked: `n` for each prompt.
-      n: answers to each prompt.
-      stops: the stop strings.
-      stream: True to answer piece by piece.
       include_usage: True if a last piece is to say how many tokens there were.
       logprobs: how many of the likeliest tokens are named beside each; None for no log-probabilities.
       echo: True if an answer begins with its prompt.
@@ -71,8 +62,6 @@ class Reader:
     """Reads bodies for one model.
 
     Attributes:
-      tokenizer: the model's tokenizer.
-      vocab_size: the ids that the model knows.
       context: the most tokens of prompt and answer together.
       ends: the ids that end a text.
       guides: makes what keeps an answer in the form of `response_format`.
@@ -189,9 +178,7 @@ class Reader:
         most = self.most_prompt or self.context
         size = sum(len(text.encode()) for text in texts)
         if size > most * min(self._longest, _MOST_BYTES) or len(texts) > most:
-            raise _too_long(
-                f"{param} has {size:,} bytes, more than the {most:,} tokens that are read can hold: shorten it"
-            )
+            raise _too_long(f"{param} has {size:,} bytes, more than the {most:,} tokens can hold: shorten it")
 
     @functools.cached_property
     def _longest(self) -> int:
@@ -291,7 +278,6 @@ def _too_long(message: str) -> Refused:
 
 
 def _prompts(value: typing.Any) -> list[str | list[int]]:
-    """The prompts of a request: a string, several, a list of ids, or several."""
     if value is None:
         raise Refused("prompt is missing: the text to continue", param="prompt")
     if isinstance(value, str) or (value and _is_ids(value)):

@@ -6,15 +6,22 @@ import difflib
 import json
 import math
 import pathlib
+import queue
 import signal
 import sys
+import time
+import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxlm.config import ConfigError, SampleConfig
+from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ids import document
+from jaxlm.data.tokenizer.text import Text
 from jaxlm.host import screen
 from jaxlm.host.screen import BOLD, CYAN, DIM
-from jaxlm.serve.conversation import Conversation, Replies, Reply, Voice
+from jaxlm.serve.batcher import Ask, Batcher, Update
 
 _HELP = {
     "/reset": "begin anew; what the system says stays",
@@ -38,7 +45,6 @@ def safe(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Returns how many columns a line takes: wide characters two, combining ones none."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)
 
@@ -65,8 +71,7 @@ def wrapped(text: str, columns: int) -> list[str]:
 class Terminal:
     """Writes on standard output, with thin colour if it is a terminal; notes go to standard error if it is none.
 
-    Attributes:
-      live: True if somebody types and reads: standard input and output are terminals.
+    `live` is True if somebody types and reads: standard input and output are terminals.
     """
 
     def __init__(self):
@@ -102,7 +107,6 @@ class Terminal:
             yield line
 
     def note(self, text: str) -> None:
-        """Shows a line that is no answer."""
         if self.live:
             for line in wrapped(safe(text), screen.columns(sys.stdout)):
                 print(self._style(line, DIM), flush=True)
@@ -128,13 +132,7 @@ class Terminal:
     def beside(
         self, names: Sequence[str], each: int, pieces: Iterable[tuple[int, str]], ended: Callable[[int], bool]
     ) -> None:
-        """Shows answers side by side, row by row: a row is written once it is whole in all of them.
-
-        Args:
-          each: columns for each.
-          pieces: (number of the answer, what is new of it).
-          ended: number -> True if the answer has ended.
-        """
+        """Shows answers side by side, `each` columns wide, row by row: a row is written once it is whole in all of them."""
         texts, shown = [""] * len(names), 0
         self._row([wrapped(f"{name}:", each)[0] for name in names], each, CYAN)
         for number, piece in pieces:
@@ -151,12 +149,167 @@ class Terminal:
         print(_GAP.join(padded).rstrip(), flush=True)
 
 
+class Turn(typing.NamedTuple):
+    """A message and its answer; `cut` if that was ended early: by its length, or by the user."""
+
+    asked: str
+    answer: str
+    cut: bool = False
+
+
+class Conversation:
+    """The turns of a conversation, as a model reads them: in its chat template, or as one text that goes on.
+
+    Attributes:
+      ends: the ids that end an answer.
+      context: the most tokens of a conversation and its next answer together.
+      plain: True for plain text: each message begins a line, and the model goes on with it.
+      system: what the system says, "" for nothing.
+      forgotten: how many of the oldest turns the model reads no more.
+    """
+
+    def __init__(self, tokenizer: Coder, ends: tuple[int, ...], context: int, plain: bool):
+        self.tokenizer, self.ends, self.context, self.plain = tokenizer, ends, context, plain
+        self.turns: list[Turn] = []
+        self.system, self.forgotten = "", 0
+
+    def ids(self, message: str, new: int) -> tuple[int, ...]:
+        """Returns what the model reads to answer a message. The oldest turns go where they leave no room for the answer.
+
+        Room is kept for `new` tokens, or for half of the context. Raises ConfigError if the message alone is too long, or the
+        model's template refuses the conversation.
+        """
+        room, first = min(new, self.context // 2), self.forgotten
+        ids = self._ids(first, message)
+        while len(ids) + room > self.context and first < len(self.turns):
+            first += 1
+            ids = self._ids(first, message)
+        if len(ids) >= self.context:
+            raise ConfigError(f"the message is too long: {len(ids):,} tokens, the context has {self.context:,}")
+
+        self.forgotten = first
+        return tuple(ids)
+
+    def undo(self) -> Turn:
+        self.forgotten = 0
+        return self.turns.pop()
+
+    def reset(self) -> None:
+        self.turns.clear()
+        self.forgotten = 0
+
+    def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        """Returns the messages of some of the turns, `role` and `content` of each, the system's in front."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for message, answer, _ in turns:
+            messages += [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]
+        return messages
+
+    def _ids(self, first: int, message: str) -> list[int]:
+        if self.plain:
+            lines = [asked + answer for asked, answer, _ in self.turns[first:]]
+            return document(self.tokenizer, "\n".join([*lines, message]))
+        return chat.ids(self.tokenizer, [*self.messages(self.turns[first:]), {"role": "user", "content": message}])
+
+
+@dataclasses.dataclass(frozen=True)
+class Voice:
+    name: str
+    batcher: Batcher
+    talk: Conversation
+
+
+class Reply:
+    """A voice's answer to a message, under way.
+
+    Attributes:
+      ended: how it ended: "stop", "length", "cancelled", "failed"; "" while it goes on.
+      read: tokens of the prompt.
+      cached: how many of these were in the cache of prefixes; known at the end.
+      tokens: new tokens so far.
+      first_s, seconds: from the question to the first token, and to the last one.
+
+    Raises ConfigError if the model can't read the message.
+    """
+
+    def __init__(self, voice: Voice, message: str, settings: SampleConfig, seed: int, hear: typing.Callable):
+        talk = voice.talk
+        self._voice, self._message = voice, message
+        before = talk.forgotten
+        ids = talk.ids(message, settings.max_new_tokens)
+        self.forgot = talk.forgotten - before  # turns, because of this message
+        self._shown, self._known = Text(talk.tokenizer), voice.batcher.stats().prefix_tokens
+        self.text = self.ended = self.why = ""
+        self.read, self.cached, self.tokens = len(ids), 0, 0
+        self.first_s = self.seconds = 0.0
+        self._began = time.monotonic()
+        drawing = (settings.temperature, settings.top_k, settings.top_p, seed)
+        self._ticket = voice.batcher.submit(Ask(ids, settings.max_new_tokens, *drawing, stop_ids=talk.ends), hear)
+
+    def cancel(self) -> None:
+        self._ticket.cancel()
+
+    def take(self, update: Update) -> str:
+        """Returns the text that is new with an update of the batcher. At the end the conversation has one more turn."""
+        self.seconds = time.monotonic() - self._began
+        if update.tokens and not self.tokens:
+            self.first_s = self.seconds
+        self.tokens += len(update.tokens)
+        new = self._shown.feed(token.id for token in update.tokens)
+        new += self._shown.close() if update.ended else ""
+        self.text += new
+        if update.ended:
+            self.ended, self.why = update.ended, update.why
+            self.cached = self._voice.batcher.stats().prefix_tokens - self._known
+            if self.text or self.ended == "stop":
+                self._voice.talk.turns.append(Turn(self._message, self.text, self.ended != "stop"))
+        return new
+
+    @property
+    def speed(self) -> float:
+        took = self.seconds - self.first_s
+        return (self.tokens - 1) / took if self.tokens > 1 and took > 0 else 0.0
+
+
+class Replies:
+    """The answers of some voices to one message, all under way at once.
+
+    Iterating yields (number of the voice, a piece of its text) as they come, the last piece of each perhaps empty.
+
+    Raises ConfigError if one of the models can't read the message; then none answers.
+    """
+
+    def __init__(self, voices: Sequence[Voice], message: str, settings: SampleConfig, seed: int):
+        self._updates: queue.SimpleQueue[tuple[int, Update]] = queue.SimpleQueue()
+        self.all: list[Reply] = []
+        try:
+            for number, voice in enumerate(voices):
+                self.all.append(Reply(voice, message, settings, seed, self._hear(number)))
+        except ConfigError as error:
+            self.cancel()
+            raise ConfigError(f"{voice.name}: {error}" if len(voices) > 1 else str(error)) from None
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        left = len(self.all)
+        while left:
+            number, update = self._updates.get()
+            piece = self.all[number].take(update)
+            left -= bool(update.ended)
+            yield number, piece
+
+    def cancel(self) -> None:
+        for reply in self.all:
+            reply.cancel()
+
+    def _hear(self, number: int) -> typing.Callable[[Update], None]:
+        return lambda update: self._updates.put((number, update))
+
+
 class Talk:
     """Takes lines and answers them.
 
     Args:
       voices: the models; each hears every message, and has a conversation of its own.
-      settings: how their answers are drawn.
       seed: of the first answer; later ones count up.
 
     Attributes:
@@ -208,7 +361,6 @@ class Talk:
         self._terminal.note(f"{voice.name}: {text}" if len(self._voices) > 1 else text)
 
     def _beside(self, message: str, each: int) -> None:
-        """Lets all voices answer at once, side by side."""
         replies = Replies(self._voices, message, self._settings, self._seed)
         self._last = [*zip(self._voices, replies.all, strict=True)]
         names = [voice.name for voice in self._voices]
@@ -239,7 +391,6 @@ class Talk:
                 return
 
     def _remarks(self, voice: Voice, reply: Reply) -> Iterator[str]:
-        """What is to be said of an answer."""
         if reply.forgot:
             turns = f"{reply.forgot} oldest turns" if reply.forgot > 1 else "oldest turn"
             yield f"the context of {voice.talk.context:,} tokens is full: the {turns} went"
@@ -270,36 +421,32 @@ class Talk:
             self._terminal.note(f"{name:<15} {what}")
 
     def reset(self, _: str) -> None:
-        """Begins anew."""
         for voice in self._voices:
             voice.talk.reset()
         self._heard.clear()
         self._terminal.note("a new conversation")
 
     def undo(self, _: str) -> None:
-        """Takes the last message back."""
         if not self._heard:
             raise ConfigError("nothing to take back: the conversation is empty")
         gone = [talk.undo() for talk in self._heard.pop()]
         self._terminal.note(f"taken back: {gone[0].asked}")
 
     def system(self, text: str) -> None:
-        """Sets what the system says."""
         if text and all(voice.talk.plain for voice in self._voices):
             raise ConfigError("plain text has no system message")
         for voice in self._voices:
             voice.talk.system = "" if voice.talk.plain else _sound(text)
         self._terminal.note("the system says this from the next message on" if text else "the system says nothing")
 
-    def temperature(self, given: str) -> None:
-        """Sets or shows the temperature."""
-        if given:
+    def temperature(self, text: str) -> None:
+        if text:
             try:
-                value = float(given)
+                value = float(text)
             except ValueError:
                 value = math.nan
             if not 0 <= value < math.inf:
-                raise ConfigError(f"a temperature is a number, 0 or more, not {given!r}")
+                raise ConfigError(f"a temperature is a number, 0 or more, not {text!r}")
             self._settings = dataclasses.replace(self._settings, temperature=value)
         self._terminal.note(f"temperature {self._settings.temperature:g}")
 
@@ -328,7 +475,6 @@ class Talk:
         self._terminal.note(f"{len(chats)} conversation{'s' * (len(chats) > 1)} appended to {path}")
 
     def stats(self, _: str) -> None:
-        """Shows how fast the last answers came."""
         if not self._last:
             raise ConfigError("no answer yet")
         for voice, reply in self._last:

@@ -17,7 +17,7 @@ from jaxlm import models
 from jaxlm.cli import cli
 from jaxlm.config import RunError
 from jaxlm.devices import sharding
-from jaxlm.interop import readers
+from jaxlm.interop import peft
 from jaxlm.run import metrics
 from jaxlm.run.checkpoints import verify, weights
 from jaxlm.train import origin
@@ -43,7 +43,7 @@ def folders(tmp_path_factory):
 
 
 def params_of(folder):
-    found = origin.open(folder, readers=readers.READERS)
+    found = origin.open(folder, readers=peft.READERS)
     model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
     abstract = models.abstract_params(model)
     return found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), make_mesh()))
@@ -56,7 +56,7 @@ def test_the_run_holds_the_model_its_tokenizer_and_where_it_is_from(folders, tmp
     moved = tmp_path / "moved"
     shutil.copytree(run, moved)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params_of(model)), jax.device_get(params_of(moved)))
-    theirs, ours = origin.open(model, readers=readers.READERS), origin.open(moved)
+    theirs, ours = origin.open(model, readers=peft.READERS), origin.open(moved)
     assert ours.tokenizer().sha256 == theirs.tokenizer().sha256
     assert (ours.config.model, ours.provenance["step"]) == (theirs.config.model, 0)
     assert ours.config.data.tokenizer == str(moved / "tokenizer")

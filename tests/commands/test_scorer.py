@@ -11,7 +11,7 @@ import tiny_chats
 from jaxlm.cli import cli
 from jaxlm.config import ConfigError, MeshConfig
 from jaxlm.devices.sharding import make_mesh
-from jaxlm.interop import readers
+from jaxlm.interop import hf_weights, peft
 from jaxlm.train import origin
 from jaxlm.train.rl import scorer
 
@@ -56,7 +56,7 @@ def scores(folder, found_by, tokens=64):
 
 def test_a_run_and_its_export_give_the_same_scores(folders):
     _, run, exported = folders
-    (ours, _), (theirs, made) = scores(run, readers.READERS), scores(exported, readers.SCORERS)
+    (ours, _), (theirs, made) = scores(run, peft.READERS), scores(exported, (hf_weights.read_scores,))
     assert ours.shape == (len(CHATS),)
     assert len({*np.round(ours, 4).tolist()}) == len(CHATS)
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
@@ -66,7 +66,7 @@ def test_a_run_and_its_export_give_the_same_scores(folders):
 def test_a_score_is_that_of_the_token_that_ends_the_answer(folders):
     """By hand: the hidden state at <|im_end|>, times the head."""
     _, run, _ = folders
-    (found, made) = scores(run, readers.READERS)
+    (found, made) = scores(run, peft.READERS)
     ids = made._ids(CHATS[1])
     tokenizer = origin.open(run).tokenizer()
     assert (ids[0], ids[-1]) == (tokenizer.eos_id, tokenizer.id_of("<|im_end|>"))
@@ -77,7 +77,7 @@ def test_a_score_is_that_of_the_token_that_ends_the_answer(folders):
 
 def test_what_is_too_long_loses_its_beginning(folders):
     _, run, _ = folders
-    _, made = scores(run, readers.READERS, tokens=12)
+    _, made = scores(run, peft.READERS, tokens=12)
     ids = made._ids(CHATS[2])
     assert len(ids) == 12
     assert ids[0] == origin.open(run).tokenizer().eos_id
@@ -86,7 +86,7 @@ def test_what_is_too_long_loses_its_beginning(folders):
 def test_a_model_without_a_head_is_refused(folders, tmp_path):
     base, _, _ = folders
     with pytest.raises(ConfigError, match="gives no scores"):
-        scores(base, readers.READERS)
+        scores(base, peft.READERS)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(ConfigError, match="LlamaForCausalLM is not supported"):
-        scores(tmp_path, readers.SCORERS)
+        scores(tmp_path, (hf_weights.read_scores,))

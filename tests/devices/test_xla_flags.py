@@ -7,17 +7,17 @@ import sys
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.devices import xla_flags
+from jaxlm.devices import processes
 
 
 @pytest.fixture(autouse=True)
 def before_any_device(monkeypatch):
-    monkeypatch.setattr(xla_flags.xla_bridge, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr(processes.xla_bridge, "backends_are_initialized", lambda: False)
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
 
 
 def test_nothing_asked_sets_the_memory_alone():
-    xla_flags.apply(())
+    processes.apply_xla_flags(())
     assert "XLA_FLAGS" not in os.environ
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.92"
 
@@ -25,38 +25,37 @@ def test_nothing_asked_sets_the_memory_alone():
 @pytest.mark.parametrize("key", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
 def test_the_users_memory_fraction_stays(key):
     os.environ[key] = "0.5"
-    xla_flags.apply(())
+    processes.apply_xla_flags(())
     assert {k: v for k, v in os.environ.items() if "MEM" in k} == {key: "0.5"}
 
 
 def test_the_later_flag_counts_and_the_environment_is_last(monkeypatch):
-    monkeypatch.setattr(xla_flags, "FLAGS", {"xla_ours": ("1", "measured")})
-    monkeypatch.setattr(xla_flags, "_check", lambda flags: None)
+    monkeypatch.setattr(processes, "_check_flags", lambda flags: None)
     os.environ["XLA_FLAGS"] = "--xla_theirs=3"
-    xla_flags.apply(("xla_asked=2", "--xla_more="))  # an empty value is one too
-    assert os.environ["XLA_FLAGS"] == "--xla_ours=1 --xla_asked=2 --xla_more= --xla_theirs=3"
-    xla_flags.apply(("xla_asked=2",))
+    processes.apply_xla_flags(("xla_asked=2", "--xla_more="))  # an empty value is one too
+    assert os.environ["XLA_FLAGS"] == "--xla_asked=2 --xla_more= --xla_theirs=3"
+    processes.apply_xla_flags(("xla_asked=2",))
     assert os.environ["XLA_FLAGS"].count("xla_asked") == 1
 
 
 @pytest.mark.parametrize("text", ["xla_gpu_autotune_level", "gpu=1", "xla_a=1 --xla_b=2", ""])
 def test_what_is_no_flag(text):
     with pytest.raises(ConfigError, match=r"is not xla_NAME=VALUE"):
-        xla_flags.apply((text,))
+        processes.apply_xla_flags((text,))
 
 
 def test_a_flag_that_xla_does_not_know_is_a_line():
     with pytest.raises(ConfigError, match=r"does not take .*: Unknown flag in XLA_FLAGS: --xla_gpu_nonsense=1$"):
-        xla_flags.apply(("xla_gpu_nonsense=1",))
+        processes.apply_xla_flags(("xla_gpu_nonsense=1",))
     assert "XLA_FLAGS" not in os.environ
-    xla_flags.apply(("xla_gpu_autotune_level=2",))
+    processes.apply_xla_flags(("xla_gpu_autotune_level=2",))
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_autotune_level=2"
 
 
 def test_too_late(monkeypatch):
-    monkeypatch.setattr(xla_flags.xla_bridge, "backends_are_initialized", lambda: True)
+    monkeypatch.setattr(processes.xla_bridge, "backends_are_initialized", lambda: True)
     with pytest.raises(ConfigError, match="comes too late"):
-        xla_flags.apply(("xla_gpu_autotune_level=2",))
+        processes.apply_xla_flags(("xla_gpu_autotune_level=2",))
 
 
 def test_importing_jaxlm_starts_no_device():
@@ -64,12 +63,3 @@ def test_importing_jaxlm_starts_no_device():
     code = "from jaxlm.cli import cli; from jaxlm.commands.train import text; from jax._src import xla_bridge as x; "
     code += "assert not x.backends_are_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
-
-
-def without_reason(table: dict[str, tuple[str, str]]) -> list[str]:
-    return [name for name, (_, why) in table.items() if not (name.startswith("xla_") and why)]
-
-
-def test_every_flag_has_a_reason():
-    assert not without_reason(xla_flags.FLAGS)
-    assert without_reason({"xla_a": ("true", ""), "b": ("true", "faster"), "xla_c": ("1", "x")}) == ["xla_a", "b"]

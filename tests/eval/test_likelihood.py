@@ -11,7 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.devices import sharding
-from jaxlm.eval import branches, likelihood
+from jaxlm.eval import likelihood
 
 TOKENIZER = types.SimpleNamespace(opening=(2,), eos_id=2)
 
@@ -75,7 +75,7 @@ def test_a_greedy_continuation_is_one():
 
 def test_a_beginning_stands_in_a_row_once():
     requests = questions()
-    rows = branches.pack(requests, 4096)
+    rows = likelihood.pack(requests, 4096)
     texts = {tuple([*context, *scored[:-1]][: n + 1]) for context, scored in requests for n in range(99)}
     assert len(rows) == 1
     assert len(rows[0].tokens) == len(texts)
@@ -83,7 +83,7 @@ def test_a_beginning_stands_in_a_row_once():
 
 def test_no_row_is_too_long_and_questions_stay_whole():
     requests = questions(40)
-    rows = branches.pack(requests, 64)
+    rows = likelihood.pack(requests, 64)
     assert max(len(row.tokens) for row in rows) <= 64
     assert sorted(number for row in rows for number, _, _ in row.spans) == list(range(len(requests)))
     held = [{number // 5 for number, _, _ in row.spans} for row in rows]

@@ -225,7 +225,7 @@ def test_conversations_score_as_with_hf(task, bench, more, tmp_path):
 def test_what_is_wrong_is_one_line(bench):
     with pytest.raises(ConfigError, match="no task arc_esy in lm-evaluation-harness; did you mean arc_easy"):
         harness.Benchmarks(["arc_esy"], settings())
-    with pytest.raises(ConfigError, match=r"hellaswag reads Rowan/hellaswag, which eval.data_dir=.* does not have"):
+    with pytest.raises(ConfigError, match=r"hellaswag reads Rowan/hellaswag, not in eval.data_dir="):
         harness.Benchmarks(["hellaswag"], settings(bench / "hub"))
     with pytest.raises(ConfigError, match=r"arc_easy: no train in .* its 3 worked examples"):
         harness.Benchmarks(["arc_easy"], settings(bench / "bare", fewshot=3))

@@ -15,7 +15,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import ConfigError, RunError, config_files
-from jaxlm.eval import sandbox
+from jaxlm.eval import humaneval
 from jaxlm.host import files, sandbox_child
 
 HUMANEVAL = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data" / "eval" / "HumanEval.jsonl.gz"
@@ -29,22 +29,20 @@ SETTINGS = dataclasses.replace(
 
 
 def whys(*programs, settings=SETTINGS):
-    return ["passed" if o.passed else o.why for o in sandbox.run_all(programs, settings)]
+    return ["passed" if o.passed else o.why for o in humaneval.run_all(programs, settings)]
 
 
 @pytest.fixture
 def cut():
-    if sandbox.way() is None:
+    if humaneval.way() is None:
         pytest.skip(f"this kernel ({platform.release()}) has no seccomp filter, by which the network is cut off")
 
 
 def test_a_program_passes_if_it_ran_to_its_end_without_an_exception():
     solved = {"prompt": "def f(x):\n", "test": "def check(f):\n    assert f(2) == 4", "entry_point": "f"}
-    right = sandbox.humaneval_program(solved, "    return x + x")
-    wrong = sandbox.humaneval_program(solved, "    return x")
-    exits = [
-        sandbox.humaneval_program(solved, f"    {last}") for last in ("raise SystemExit(0)", "import os; os._exit(0)")
-    ]
+    right = humaneval.program_of(solved, "    return x + x")
+    wrong = humaneval.program_of(solved, "    return x")
+    exits = [humaneval.program_of(solved, f"    {last}") for last in ("raise SystemExit(0)", "import os; os._exit(0)")]
     assert whys(right, wrong, *exits, "x =", "raise ValueError('no')") == [
         "passed", "AssertionError", "SystemExit: 0", "ended before its last line",
         "SyntaxError: invalid syntax (program.py, line 1)", "ValueError: no",
@@ -60,17 +58,17 @@ def test_writing_what_a_program_that_passed_would_write_is_not_to_pass():
 
 def test_without_consent_nothing_runs(tmp_path):
     with pytest.raises(ConfigError, match=r"eval\.run_code=True"):
-        sandbox.run(f"open({str(tmp_path / 'ran')!r}, 'w')", dataclasses.replace(SETTINGS, run_code=False))
+        humaneval.run(f"open({str(tmp_path / 'ran')!r}, 'w')", dataclasses.replace(SETTINGS, run_code=False))
     assert not list(tmp_path.iterdir())
 
 
 def test_where_the_network_can_not_be_cut_off_it_takes_consent_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr(sandbox, "way", lambda: None)
+    monkeypatch.setattr(humaneval, "way", lambda: None)
     with pytest.raises(ConfigError, match=r"eval\.run_code_with_network=True"):
-        sandbox.run("pass", SETTINGS)
+        humaneval.run("pass", SETTINGS)
     with socket.create_server(("127.0.0.1", 0)) as server:
         connects = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
-        assert sandbox.run(connects, dataclasses.replace(SETTINGS, run_code_with_network=True)).passed
+        assert humaneval.run(connects, dataclasses.replace(SETTINGS, run_code_with_network=True)).passed
     assert "WITH network" in capsys.readouterr().err
 
 
@@ -103,7 +101,7 @@ def started_after(monkeypatch, tmp_path, wait: str) -> None:
 def test_a_slow_start_is_no_failure_of_the_model(cut, monkeypatch, tmp_path):
     started_after(monkeypatch, tmp_path, "sleep 0.7")
     assert whys("pass", settings=dataclasses.replace(SETTINGS, code_seconds=0.1)) == ["passed"]
-    monkeypatch.setattr(sandbox, "_START_S", 1.5)
+    monkeypatch.setattr(humaneval, "_START_S", 1.5)
     started_after(monkeypatch, tmp_path, f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; sleep 9; }}")
     assert whys("pass") == ["passed"]
 
@@ -113,12 +111,12 @@ def test_a_slow_start_is_no_failure_of_the_model(cut, monkeypatch, tmp_path):
     [("sleep 9", "did not come to its first line in 0.3 s"), ("exit 7", "ended before its first line (exit code 7)")],
 )
 def test_a_program_that_never_starts_has_failed_and_is_told(cut, monkeypatch, tmp_path, capsys, wait, why):
-    monkeypatch.setattr(sandbox, "_START_S", 0.3)
+    monkeypatch.setattr(humaneval, "_START_S", 0.3)
     started_after(monkeypatch, tmp_path, wait)
     assert whys("pass", "x = 1") == [why] * 2
     assert f"2 of 2 programs never ran and count as failed; the first {why}" in capsys.readouterr().err
     with pytest.raises(RunError, match=rf"^a program {re.escape(why)}$"):
-        sandbox.run("pass", SETTINGS)
+        humaneval.run("pass", SETTINGS)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     assert whys("pass")[0].startswith("did not start: ")
 
@@ -290,9 +288,9 @@ def test_humaneval_s_own_solutions_score_1_and_with_each_fourth_broken_three_qua
     with gzip.open(HUMANEVAL, "rt") as lines:
         problems = [json.loads(line) for line in lines]
     broken = [f"{p['prompt']}    return 'broken'\n" for p in problems[::4]]
-    programs = [sandbox.humaneval_program(p, p["canonical_solution"]) for p in problems]
-    spoiled = [sandbox.humaneval_program({**p, "prompt": b}, "") for p, b in zip(problems[::4], broken, strict=True)]
-    outcomes = sandbox.run_all(programs + spoiled, SETTINGS)
+    programs = [humaneval.program_of(p, p["canonical_solution"]) for p in problems]
+    spoiled = [humaneval.program_of({**p, "prompt": b}, "") for p, b in zip(problems[::4], broken, strict=True)]
+    outcomes = humaneval.run_all(programs + spoiled, SETTINGS)
     right, wrong = outcomes[: len(problems)], outcomes[len(problems) :]
     assert [o.why for o in right if not o.passed] == []
     assert not any(o.passed for o in wrong)

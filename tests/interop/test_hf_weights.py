@@ -14,7 +14,7 @@ from tiny_steps import make_mesh
 from jaxlm import models
 from jaxlm.config import ConfigError, RunError
 from jaxlm.devices import sharding, tree
-from jaxlm.interop import hf_config, hf_weights, leaves, readers
+from jaxlm.interop import hf_config, hf_weights, leaves, peft
 from jaxlm.train import origin
 
 LLAMA3 = {
@@ -43,7 +43,7 @@ FAMILIES = {
 
 
 def params_of(folder, mesh):
-    found = origin.open(folder, readers=readers.READERS)
+    found = origin.open(folder, readers=peft.READERS)
     model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
     abstract = models.abstract_params(model)
     shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
@@ -140,9 +140,9 @@ def with_head(folder, head: str, files: int = 1, **keys):
 def test_a_head_of_its_own_in_a_tied_model_is_used_and_said(tmp_path, monkeypatch, family, files, head):
     monkeypatch.setattr(hf_config, "_PIECE", 40)  # of 101 rows
     _, table = with_head(tmp_path, head, files, family=family)
-    keys, lines = hf_config.read(tmp_path)
+    keys, lines, _ = hf_config.read(tmp_path)
     assert (keys["tie_embeddings"], lines) == (head == "equal", [])
-    said = hf_config.remarks(tmp_path)
+    said = hf_config.read(tmp_path)[2]
     if head == "equal":
         assert said == []
         params_of(tmp_path, make_mesh())
@@ -159,17 +159,17 @@ def test_head_and_embedding_are_compared_once_until_the_file_is_another(tmp_path
     monkeypatch.setattr(np, "array_equal", lambda *pair: compared.append(1) or equal(*pair))
     with_head(tmp_path, "equal")
     for _ in range(2):
-        assert (hf_config.read(tmp_path)[0]["tie_embeddings"], hf_config.remarks(tmp_path)) == (True, [])
+        assert (hf_config.read(tmp_path)[0]["tie_embeddings"], hf_config.read(tmp_path)[2]) == (True, [])
     assert len(compared) == 1
     with_head(tmp_path, "differs")
-    assert (hf_config.read(tmp_path)[0]["tie_embeddings"], len(hf_config.remarks(tmp_path))) == (False, 1)
+    assert (hf_config.read(tmp_path)[0]["tie_embeddings"], len(hf_config.read(tmp_path)[2])) == (False, 1)
     assert len(compared) == 2
 
 
 def test_a_run_that_took_such_a_model_as_tied_still_reads_its_base(tmp_path):
     """An adapter's run reads the leaves that its own config has, and knows its base by the digest of all tensors."""
     config, _ = with_head(tmp_path, "differs")
-    found = origin.open(tmp_path, readers=readers.READERS)
+    found = origin.open(tmp_path, readers=peft.READERS)
     names = [name for name, _ in tree.named_leaves(models.abstract_params(models.build(config, "xla")))]
     assert "head/kernel" not in names
     read = {name: found.leaf(name) for name in names}
@@ -184,8 +184,8 @@ def test_of_one_file_and_an_index_the_one_file_is_read_and_it_is_said(tmp_path):
     for path in (tmp_path / "b").glob("model*"):
         state = path.read_bytes()
         (tmp_path / "a" / path.name).write_bytes(state)
-    assert hf_config.remarks(tmp_path / "b") == []
-    (said,) = hf_config.remarks(tmp_path / "a")
+    assert hf_config.read(tmp_path / "b")[2] == []
+    (said,) = hf_config.read(tmp_path / "a")[2]
     assert said.endswith(
         "has model.safetensors and model.safetensors.index.json: the first is read, as transformers does"
     )
@@ -270,7 +270,7 @@ def test_logits_are_those_of_transformers(family, tmp_path):
 def test_one_parameter_is_read_on_the_host_in_any_order(tmp_path):
     tiny_hf.weights(tmp_path, 1, np.float32, family="gpt2")
     _, whole, _ = params_of(tmp_path, make_mesh())
-    read = origin.open(tmp_path, readers=readers.READERS).leaf
+    read = origin.open(tmp_path, readers=peft.READERS).leaf
     names = [name for name, _ in tree.named_leaves(whole)]
     for name in (*names[::-1], "layers_0/attn/q/kernel"):
         np.testing.assert_array_equal(read(name), dict(tree.named_leaves(whole))[name])

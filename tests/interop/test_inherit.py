@@ -66,7 +66,7 @@ def test_what_may_change_and_what_may_not(model):
     c, _ = taken(*given, "model.rope.theta=5e6", "model.max_seq_len=4096", "model.n_layers=2", "model.n_kv_heads=0")
     assert (c.model.rope.theta, c.model.max_seq_len, c.model.n_kv_heads) == (5e6, 4096, 2)
     for override, message in (
-        ("model.n_layers=4", "config.model.n_layers=4, but the model of the origin has 2"),
+        ("model.n_layers=4", "config.model.n_layers=4, but the origin's model has 2"),
         ("model.vocab_size=400", "has 450"),
         ("model.qk_norm=False", "has True"),
         ("phases.shrink=cpu", "phases.shrink"),
@@ -138,7 +138,7 @@ def test_an_adapter_is_merged_or_taken_over(tmp_path):
     on = (*given, "origin_merge=False")
     a = taken(*on, "adapter.dropout=0.1", name="sft")[0].adapter
     assert (a.kind, a.rank, a.dropout) == ("lora", 3, 0.1)
-    with pytest.raises(ConfigError, match=r"config.adapter.rank=4, but the adapter of .* has 3"):
+    with pytest.raises(ConfigError, match=r"config.adapter.rank=4, but the origin's has 3"):
         taken(*on, "adapter.rank=4", name="sft")
     prompt = f"origin={a_run(tmp_path / 'prompt', *kind, 'adapter.kind=prompt', chat_tokens=True)}", *given[1:]
     with pytest.raises(ConfigError, match="can't be merged into its model: begin with its own origin, base"):

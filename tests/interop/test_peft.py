@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from jaxlm import models
 from jaxlm.config import ConfigError
 from jaxlm.devices import tree
-from jaxlm.interop import card, hf_config, leaves, peft, peft_config, readers
+from jaxlm.interop import card, hf_config, leaves, peft, peft_config
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
@@ -144,7 +144,7 @@ def folder(tmp_path):
 
 def test_a_folder_is_opened_with_its_base(folder):
     place, params, given = folder
-    merged, apart = (origin.open(place, readers=readers.READERS, merge=merge) for merge in (True, False))
+    merged, apart = (origin.open(place, readers=peft.READERS, merge=merge) for merge in (True, False))
     wanted = dict(tree.named_leaves(tiny_peft.merged(params, given)))
     for name in ("layers_1/attn/o/kernel", "embed/embedding"):
         real = slice(400) if name.startswith("embed") else slice(None)  # the padding of the vocabulary is 0 in files
@@ -163,10 +163,10 @@ def test_a_base_that_was_moved_with_its_adapter_is_found_and_one_that_is_gone_is
     moved.mkdir()
     (tmp_path / "base").rename(moved / "base")
     with pytest.raises(ConfigError, match="no folder here: copy that model here") as error:
-        origin.open(place, readers=readers.READERS)
+        origin.open(place, readers=peft.READERS)
     assert "\n" not in str(error.value)
     place.rename(moved / "adapter")
-    assert origin.open(moved / "adapter", readers=readers.READERS).adapter is None
+    assert origin.open(moved / "adapter", readers=peft.READERS).adapter is None
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_is_not_done_here_is_named(folder, key, value, words):
     content = json.loads((place / peft_config.CONFIG).read_text()) | {key: value}
     (place / peft_config.CONFIG).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=words) as error:
-        origin.open(place, readers=readers.READERS)
+        origin.open(place, readers=peft.READERS)
     assert "\n" not in str(error.value)
 
 
@@ -194,12 +194,12 @@ def test_an_adapter_for_another_model_is_refused(folder):
     tensors = peft.to_peft(wide, config, lambda leaf: None, ("", None))[1]
     save_file(tensors, place / peft_config.WEIGHTS)
     with pytest.raises(ConfigError, match="they do not belong together"):
-        origin.open(place, readers=readers.READERS)
+        origin.open(place, readers=peft.READERS)
     save_file(
         {"model.layers.9.self_attn.q_proj.lora_A.weight": np.ones((3, 32), np.float32)}, place / peft_config.WEIGHTS
     )
-    with pytest.raises(ConfigError, match="for which there is no place"):
-        origin.open(place, readers=readers.READERS)
+    with pytest.raises(ConfigError, match="which has no place"):
+        origin.open(place, readers=peft.READERS)
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -212,7 +212,7 @@ def test_factors_of_head_or_embedding_are_refused_in_a_line(tmp_path, tie, modul
     a, b = np.ones((3, config.d_model), np.float32), np.ones((config.vocab_size, 3), np.float32)
     tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
     with pytest.raises(
-        ConfigError, match=f"has {module}.lora_A.weight, for which there is no place .*merge_and_unload"
+        ConfigError, match=f"has {module}.lora_A.weight, which has no place .*merge_and_unload"
     ) as error:
         peft.from_peft(content, tensors, config, read)
     assert "\n" not in str(error.value)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jaxlm import models
 from jaxlm.config import ConfigError
 from jaxlm.devices import tree
-from jaxlm.interop import peft, peft_config, readers
+from jaxlm.interop import peft, peft_config
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
@@ -130,7 +130,7 @@ def test_what_peft_writes_for_the_head_is_refused_in_a_line(tmp_path, tie, lora)
     model = get_peft_model(theirs(tmp_path / "base"), LoraConfig(r=4, task_type="CAUSAL_LM", **lora))
     model.save_pretrained(tmp_path / "adapter")
     with pytest.raises(ConfigError, match=r"lm_head.*merge.*merge_and_unload") as error:
-        origin.open(tmp_path / "adapter", readers=readers.READERS)
+        origin.open(tmp_path / "adapter", readers=peft.READERS)
     assert "\n" not in str(error.value)
 
 

@@ -236,8 +236,3 @@ def test_a_collection_of_no_layer_does_no_harm(scan_layers):
     with_head = tiny.hidden(model, {"params": params, "value": value_head}, batch)
     np.testing.assert_array_equal(with_head, tiny.hidden(model, {"params": params}, batch))
     assert "value" not in model.bind({"params": params, "value": value_head}).layer_variables(0)
-
-
-def test_unknown_family_is_refused():
-    with pytest.raises(config.ConfigError, match="family"):
-        models.build(dataclasses.replace(tiny.model_config(), family="rnn"), "xla")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from jaxlm.ops import attention_kernels, attention_packed
+from jaxlm.ops import attention_kernels
 from jaxlm.ops.attention import attention, masked_attention
 
 B, T, N, K, H = 2, 24, 4, 2, 8
@@ -65,11 +65,11 @@ def cudnn_by_offsets(target, results, **settings):
 
 
 def packed(q, k, v, segments, per_row=4, masked=None):
-    return attention_packed.packed_attention(q, k, v, segments, 0.3, per_row, masked or masked_by_xla)
+    return attention_kernels.packed_attention(q, k, v, segments, 0.3, per_row, masked or masked_by_xla)
 
 
 def masked_by_xla(q, k, v, segments):
-    return attention(q, k, v, backend="xla", q_segment_ids_BxT=segments, scale=0.3)
+    return attention(q, k, v, backend="xla", segment_ids_BxT=segments, scale=0.3)
 
 
 def value_and_gradients(function, q, k, v, d_out):
@@ -97,7 +97,7 @@ def cudnn(monkeypatch):
 
 
 def test_segments_are_listed_over_the_batch():
-    segments_of = jax.jit(attention_packed.segments_of, static_argnums=1)
+    segments_of = jax.jit(attention_kernels.segments_of, static_argnums=1)
     found = segments_of(PACKED, 4)
     np.testing.assert_array_equal(found.lengths_M, [5, 1, 14, 4, 11, 13, 0, 0])
     np.testing.assert_array_equal(found.starts_M1, [0, 5, 6, 20, 24, 35, 48, 48, 48])
@@ -137,7 +137,7 @@ def test_the_backend_takes_room_for_a_document_in_128_tokens(cudnn, monkeypatch)
     monkeypatch.setattr(jax.lax, "cond", lambda fit, packed, fallback, *args: packed(*args))
     *qkv, d_out = arrays()
     segments = ids([5], [11])
-    run = functools.partial(attention, backend="cudnn_packed", q_segment_ids_BxT=segments, scale=0.3)
+    run = functools.partial(attention, backend="cudnn_packed", segment_ids_BxT=segments, scale=0.3)
     want = value_and_gradients(lambda *a: masked_by_xla(*a, segments), *qkv, d_out)
     assert worst(value_and_gradients(run, *qkv, d_out), want) < 1e-6
 
@@ -172,6 +172,6 @@ def test_tokamax_is_told_where_each_document_begins(monkeypatch, segments):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, package, found)
     *qkv, d_out = arrays()
-    run = functools.partial(attention, backend="tokamax", q_segment_ids_BxT=segments, scale=0.3)
+    run = functools.partial(attention, backend="tokamax", segment_ids_BxT=segments, scale=0.3)
     want = value_and_gradients(lambda *a: masked_by_xla(*a, segments), *qkv, d_out)
     assert worst(value_and_gradients(run, *qkv, d_out), want) < 1e-6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlm.ops import decode
-from jaxlm.ops.attention import attention
+from jaxlm.ops.attention import masked_attention
 
 
 def relative(got, expected) -> float:
@@ -25,9 +25,8 @@ def test_cached_attention_is_attention(new):
     caches = jax.jit(decode.write_cache)(*caches, keys[:, 4:], values[:, 4:], 4)
     q_positions = jnp.tile(jnp.arange(6, 6 + new), (b, 1))
     kv_positions = jnp.stack([jnp.arange(s), jnp.where(jnp.arange(s) < 3, 99, jnp.arange(s))])
-    positions = {"q_positions_BxT": q_positions, "kv_positions_BxS": kv_positions}
-    expected = attention(q, keys, values, backend="xla", **positions)
     mask = kv_positions[:, None, :] <= q_positions[:, :, None]
+    expected = masked_attention(q, keys, values, mask, h**-0.5)
     assert relative(decode.cached_attention(q, *caches, mask), expected) < 1e-5
     assert relative(decode.cached_attention(q, *caches, jnp.ones_like(mask)), expected) > 1e-2
     swapped = (jnp.roll(caches[0], 1, axis=1), caches[1])

@@ -42,13 +42,6 @@ def test_statistics_are_float32_and_dtype_is_kept():
     assert norms.layer_norm(x.astype(jnp.bfloat16), jnp.ones(512)).dtype == jnp.bfloat16
 
 
-def test_wrong_width_is_one_line():
-    with pytest.raises(ValueError, match="last axis of x is 8"):
-        norms.rms_norm(jnp.ones((2, 8)), jnp.ones(4))
-    with pytest.raises(ValueError, match="bias has shape"):
-        norms.layer_norm(jnp.ones((2, 8)), jnp.ones(8), jnp.ones(4))
-
-
 def test_gradient_is_finite_at_zero():
     grad = jax.grad(lambda x: norms.rms_norm(x, jnp.ones(8)).sum())(jnp.zeros((1, 8)))
     assert jnp.isfinite(grad).all()

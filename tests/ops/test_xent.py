@@ -146,15 +146,3 @@ def test_full_logits_never_exist_when_tiled():
 
     assert shapes(256) == 0
     assert shapes(0) > 0
-
-
-def test_errors_are_one_line():
-    hidden, head, targets, weights = _inputs()
-    with pytest.raises(ValueError, match="not between 1 and the head's 128 columns"):
-        xent.cross_entropy(hidden, head, targets, weights, vocab_size=V + 1)
-    with pytest.raises(ValueError, match=r"not \[M, D\] and \[D, V\]"):
-        xent.cross_entropy(hidden, head.T, targets, weights, vocab_size=REAL)
-    with pytest.raises(ValueError, match=r"must be \[50\]"):
-        xent.cross_entropy(hidden, head, targets[:-1], weights, vocab_size=REAL)
-    with pytest.raises(ValueError, match="tile must be"):
-        xent.token_nll(hidden, head, targets, vocab_size=REAL, tile=-1)

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.devices import xla_flags
+from jaxlm.devices import processes
 from jaxlm.plan import accelerators
 from jaxlm.plan.flops import peak_tflops
 from jaxlm.plan.tune import tune
@@ -44,7 +44,7 @@ def test_no_mfu_is_given_without_its_source():
 
 def test_plan_counts_on_the_memory_that_auto_and_tune_do():
     share = tomllib.loads(accelerators.SHIPPED.read_text())["usable_memory"]
-    assert share == pytest.approx(xla_flags.MEMORY_FRACTION * tune.HEADROOM, abs=0.001)
+    assert share == pytest.approx(processes.MEMORY_FRACTION * tune.HEADROOM, abs=0.001)
 
 
 def test_names_are_found_whatever_their_case():

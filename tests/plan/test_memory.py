@@ -12,7 +12,7 @@ from jaxlm import config, models
 from jaxlm.config import MeshConfig, config_files
 from jaxlm.devices import sharding
 from jaxlm.models import hardware
-from jaxlm.models.decode import layout
+from jaxlm.models.decode import ring
 from jaxlm.plan import fit, lower, memory
 from jaxlm.plan.params import count_params
 
@@ -156,7 +156,7 @@ def test_drawing_counts_weights_as_they_are_laid_out_and_caches():
     found = memory.estimate(c, memory.abstract_mesh(one, 1))
     model = models.build(c.model, "blocked")
     laid_out = jax.eval_shape(
-        lambda params: layout.lay_out(model, {"params": params}, every_product=False), models.abstract_params(model)
+        lambda params: ring.lay_out(model, {"params": params}, every_product=False), models.abstract_params(model)
     )
     weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(laid_out))
     tied = laid_out.head_VxD.size * laid_out.head_VxD.dtype.itemsize if c.model.tie_embeddings else 0  # the same array

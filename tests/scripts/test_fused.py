@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxlm import config
 from jaxlm.config import MeshConfig, config_files
 from jaxlm.devices.sharding import make_mesh
-from jaxlm.ops import attention_packed
+from jaxlm.ops import attention_kernels
 from jaxlm.ops.attention import attention
 from jaxlm.step import parts
 from jaxlm.step.objectives import lm
@@ -102,7 +102,7 @@ def test_packed_calls_are_those_of_jax():
     """The same configuration, operand and result types and layouts that jax's own packed call has."""
     ids = jax.ShapeDtypeStruct((2, T), jnp.int32)
     ours = calls(
-        lambda q, k, v, ids: attention_packed.packed_attention(q, k, v, ids, 0.125, 4, lambda q, k, v, ids: q), ids
+        lambda q, k, v, ids: attention_kernels.packed_attention(q, k, v, ids, 0.125, 4, lambda q, k, v, ids: q), ids
     )
     lengths, offsets = (jax.ShapeDtypeStruct((2, n), jnp.int32) for n in (4, 5))
 

@@ -19,8 +19,7 @@ import tiny_serve
 from jaxlm.data.chats import chat, examples
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.serve import talk as terminal
-from jaxlm.serve.conversation import Conversation, Voice
-from jaxlm.serve.talk import Talk
+from jaxlm.serve.talk import Conversation, Talk, Voice
 
 CODER = tiny_chats.tokenizer()
 

@@ -18,7 +18,7 @@ from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import held_out as loss
 from jaxlm.host import screen
 from jaxlm.host.files import is_step
-from jaxlm.interop import readers
+from jaxlm.interop import peft
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
@@ -84,7 +84,7 @@ class Chats(Kind):
             bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
             config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
         try:
-            model = origin.begin(config, readers.READERS)
+            model = origin.begin(config, peft.READERS)
         except ConfigError as error:
             if not bases:
                 raise

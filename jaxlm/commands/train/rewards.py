@@ -15,7 +15,7 @@ from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices.processes import say
 from jaxlm.eval.held_out import Evaluator
-from jaxlm.interop import readers
+from jaxlm.interop import hf_weights, peft
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
 from jaxlm.run.checkpoints import weights
@@ -129,4 +129,4 @@ class Rewards(Chats):
 def _reward_model(config: Config) -> Origin:
     name = config.reward.model
     runs = pathlib.Path(name, "checkpoints").is_dir()
-    return origin.open(name, "latest", readers.READERS if runs else readers.SCORERS)
+    return origin.open(name, "latest", peft.READERS if runs else (hf_weights.read_scores,))

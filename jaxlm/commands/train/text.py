@@ -13,7 +13,7 @@ from jaxlm.data.batches.open import make_data, open_order
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import say, together
 from jaxlm.eval import held_out as loss
-from jaxlm.interop import readers
+from jaxlm.interop import peft
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import workdir
 from jaxlm.run.checkpoints import weights
@@ -46,7 +46,7 @@ class Text(Kind):
     def origin(self, config: Config) -> Origin | None:
         if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
             return origin.open(config.workdir)  # begins with its own weights
-        return origin.begin(config, readers.READERS)
+        return origin.begin(config, peft.READERS)
 
     def batches(self, ready: Ready, done: int) -> LoaderBatches:
         if line := passes.words(ready.data, ready.config.train.steps):

@@ -25,10 +25,9 @@ def draw(
 
     An answer depends on its prompt, its seed and the weights, and on the other answers only by rounding; the same call gives
     the same bits, whatever the engine did before. Equal prompts that stand side by side are read once. A row whose answer
-    ended gets the next one, so there may be more answers than rows.
+    ended gets the next one, so there may be more answers than rows. The engine loses all requests that it has.
 
     Args:
-      engine: loses all requests that it has.
       max_new_tokens: of an answer, at least 1; one ends also where prompt and answer fill the context.
       stop_ids: the ids that end an answer; the one that did is its last.
       seeds: of each answer; equal prompts with equal seeds get equal answers, up to rounding.
@@ -67,7 +66,6 @@ class _Answer:
     logp: list[float] = dataclasses.field(default_factory=list)
 
     def slots(self, steps: int) -> int:
-        """How many it needs for so many more steps."""
         return len(self.prompt) + min(len(self.ids) + steps - 1, self.room)
 
     def take(self, drawn: Drawn, row: int, stop_ids: frozenset[int]) -> bool:
@@ -75,9 +73,7 @@ class _Answer:
         own = (x_NxB[:, row].tolist() for x_NxB in (drawn.token_NxB, drawn.sound_NxB, drawn.logprobs.chosen))
         for token, sound, logp in zip(*own, strict=True):
             if not sound:
-                raise RunError(
-                    "the model's logits are not finite, so no answer can be drawn: have its weights diverged?"
-                )
+                raise RunError("the logits are not finite: have the weights diverged?")
             self.ids.append(token)
             self.logp.append(logp)
             if token in stop_ids or len(self.ids) >= self.room:

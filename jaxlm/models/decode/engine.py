@@ -1,7 +1,6 @@
 """The decode engine: requests enter and leave the rows of one batch between two steps (the programs: `ring`).
 
-Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, V padded vocabulary, W
-words of a guide's mask, N steps.
+Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, W words of a guide's mask.
 """
 
 import collections
@@ -13,17 +12,13 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.models.decode import ring
-from jaxlm.models.decode.layout import lay_out
-from jaxlm.models.decode.ring import Drawn, Layers, LogProbs
+from jaxlm.models.decode.ring import Drawn, Layers, LogProbs, lay_out
 from jaxlm.models.decode.sampling import Rows
 from jaxlm.models.transformer import Transformer
 
 
 class Settings(typing.NamedTuple):
-    """How one row draws (see `sampling.Rows`).
-
-    `logprobs` asks for log-probabilities: 0 of the drawn tokens, n of the n likeliest ones too; None for none.
-    """
+    """How one row draws (see `sampling.Rows`). `logprobs`: 0 of the drawn tokens, n of the n likeliest too; None for none."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -42,11 +37,7 @@ class Entry(typing.NamedTuple):
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room.
-
-    Raises:
-      ConfigError: names the first such prompt.
-    """
+    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room."""
     config, adapter = model.config, model.adapter
     ids = config.vocab_size + (adapter.prompt_tokens if adapter and adapter.kind == "prompt" else 0)
     for i, prompt in enumerate(prompts):
@@ -54,8 +45,7 @@ def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[i
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
         if len(prompt) >= config.max_seq_len:
             raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of "
-                f"model.max_seq_len={config.max_seq_len}: shorten it"
+                f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of {config.max_seq_len}"
             )
         if min(prompt) < 0 or max(prompt) >= ids:
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {ids}")
@@ -72,8 +62,7 @@ class Prefill:
     """Prompts that are being read together.
 
     Attributes:
-      prompts: the ids of each.
-      done: how many of each the staging cache holds, from the first on.
+      done: how many tokens of each the staging cache holds, from the first on.
       echo: the log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if they were asked for.
     """
 
@@ -101,13 +90,7 @@ class Prefixes:
     """Knows which chunks of keys and values are kept of how prompts begin, so that a system prompt is read once.
 
     Gives each chunk a place, by all the ids up to its end; of more chunks than places the longest unused go first.
-
-    Args:
-      places: how many chunks can be kept.
-      chunk: ids of a chunk.
-
-    Attributes:
-      hits: how many tokens were found.
+    `hits` is how many tokens were found.
     """
 
     def __init__(self, places: int, chunk: int):
@@ -134,7 +117,6 @@ class Prefixes:
         return place
 
     def clear(self) -> None:
-        """Forgets all chunks."""
         self._free += self._kept.values()
         self._kept.clear()
 
@@ -219,7 +201,6 @@ class Engine:
 
     @property
     def slots(self) -> int:
-        """Returns the length of the ring."""
         return self.state.layers[0].slots
 
     @property
@@ -232,9 +213,7 @@ class Engine:
         for length in self.lengths:
             if length >= tokens:
                 return length
-        raise ConfigError(
-            f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}: send fewer"
-        )
+        raise ConfigError(f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}")
 
     def resize(self, slots: int) -> None:
         """Changes the ring's length; requests go on. What rows that live hold, and what they write next, must fit."""
@@ -297,10 +276,7 @@ class Engine:
         )
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts steps of all rows. What they draw stays on the device, and is not waited for.
-
-        Args: see `ring.step`; no mask allows all.
-        """
+        """Starts steps of all rows, as `ring.step`; no mask allows all. What they draw stays on the device."""
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
@@ -333,5 +309,4 @@ def _bytes(tree: typing.Any) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """Returns the least power of two that is at least n, and 1 or more."""
     return 1 << max(n - 1, 0).bit_length()

@@ -1,8 +1,7 @@
 """Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step (`ring`).
 
-Prompts are padded on the left, so that all rows write the same cache slot. So the cache is updated in place, and the
-device does not wait for the host until all rows are done. Legend: B batch, P prompt slots, S cache slots, V padded
-vocabulary, M most new tokens, D model.
+Prompts are padded on the left, so that all rows write the same cache slot. Legend: B batch, P prompt slots, S cache slots, V
+padded vocabulary, M most new tokens, D model.
 """
 
 import functools
@@ -18,7 +17,7 @@ from jaxlm.devices.sharding import constrain
 from jaxlm.models import layers
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import check_prompts, on_one_cpu, power_of_two
-from jaxlm.models.decode.layout import Weights, lay_out
+from jaxlm.models.decode.ring import Weights, lay_out
 from jaxlm.models.decode.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import first_argmax
@@ -36,15 +35,10 @@ def generate(
     to a few sizes, so most calls reuse a compiled program.
 
     Args:
-      model: the model, from `models.build`; its config gives the compute dtype and the longest context.
-      variables: the model's variables by collection, sharded or not.
-      prompts: the token ids of each prompt, at least one in each.
       settings: A row ends after `max_new_tokens` ids, at a stop id, or when prompt and new ids fill `max_seq_len`.
         `temperature` 0 takes the likeliest token. `top_k` samples among the k likeliest tokens; 0 means all. `top_p`
         samples among the likeliest tokens that together have this probability (arXiv:1904.09751); 1 means all. Other
         keys are not read.
-      stop_ids: the ids that end a row.
-      seed: the seed of the samples.
 
     Raises:
       ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context, or a setting is
@@ -67,7 +61,6 @@ class Generator:
         self.weights = lay_out(model, variables, every_product=self.on_cpu)
 
     def __call__(self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0) -> list[list[int]]:
-        """As `generate`."""
         if len(prompts) == 0 or settings.max_new_tokens == 0:
             _check(self.model, prompts, settings)
             return [[] for _ in prompts]
@@ -122,10 +115,7 @@ class Generator:
 def _check(model: Transformer, prompts: Prompts, s: SampleConfig) -> None:
     check_prompts(model, prompts)
     if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
-        raise ConfigError(
-            f"sampling: max_new_tokens={s.max_new_tokens}, temperature={s.temperature} and top_k={s.top_k} must not be "
-            f"negative, top_p={s.top_p} must be above 0 and at most 1"
-        )
+        raise ConfigError(f"sampling: {s.max_new_tokens=}, {s.temperature=}, {s.top_k=} or {s.top_p=} is out of range")
 
 
 class _Request(typing.NamedTuple):
@@ -151,8 +141,6 @@ class _Static(typing.NamedTuple):
       room: columns for new tokens, M.
       parts: the cache grows to its full length in this many steps. Attention reads all slots, filled or not, so that
         short steps save time; but each length is a loop of its own to compile.
-      greedy: True takes the likeliest token.
-      top_k: samples among the k likeliest; 0 among all.
       nucleus: True if top-p is on.
     """
 
@@ -205,7 +193,6 @@ class _Loop(typing.NamedTuple):
 
     @property
     def width(self) -> int:
-        """Returns how many slots of the cache the prompts take, P."""
         return self.request.tokens_BxP.shape[1]
 
     def first(self) -> _State:
@@ -223,11 +210,9 @@ class _Loop(typing.NamedTuple):
         return self._record(state, hidden_BxPxD[:, -1])
 
     def grown(self, state: _State, tokens: int) -> _State:
-        """Returns the state with room for so many tokens behind the prompts."""
         return state._replace(cache=tuple(layer.grown(self.width + tokens) for layer in state.cache))
 
     def until(self, state: _State, last: jax.Array | int) -> _State:
-        """Returns the state after `last` tokens, or earlier if all rows are done."""
         return jax.lax.while_loop(lambda state: ~state.done_B.all() & (state.step < last), self._next, state)
 
     def _next(self, state: _State) -> _State:
@@ -267,7 +252,6 @@ def _run(model: Transformer, weights: Weights, request: _Request, static: _Stati
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _begin(model: Transformer, weights: Weights, request: _Request, static: _Static) -> _State:
-    """The state with the first token, and room for all."""
     loop = _Loop(model, weights, request, static)
     return _whole(loop.grown(loop.first(), static.room))
 
@@ -276,11 +260,9 @@ def _begin(model: Transformer, weights: Weights, request: _Request, static: _Sta
 def _advance(
     model: Transformer, weights: Weights, request: _Request, state: _State, tokens: jax.Array | int, static: _Static
 ) -> _State:
-    """The state after at most so many more tokens."""
     return _whole(_Loop(model, weights, request, static).until(state, state.step + tokens))
 
 
 def _whole(state: _State) -> _State:
-    """The state with what the host reads whole on every device."""
     done_B, counts_B = constrain(state.done_B, None), constrain(state.counts_B, None)
     return state._replace(done_B=done_B, counts_B=counts_B, out_BxM=constrain(state.out_BxM, None, None))

@@ -1,13 +1,12 @@
-"""The compiled programs of the decode engine: a batch of rows whose caches are one ring (see `decode`).
+"""The compiled programs of the decode engine: a batch of rows whose caches are one ring.
 
-The cache is a ring whose write index, the clock, is the same in all rows, so that one update in place serves them all. A
-request enters a row with its prompt in the slots before the clock. Keys are rotated by their position in the row, never
-by slot, so a slot's position is the row's newest position less the slot's age. Ideas: MaxText, inference/kvcache.py.
+The ring's write index, the clock, is the same in all rows, so that one update in place serves them all. A request enters a row
+with its prompt in the slots before the clock. Keys are rotated by their position in the row, never by slot, so a slot's
+position is the row's newest position less the slot's age (as MaxText, inference/kvcache.py). Prompts are read in chunks into a
+staging cache of their own, all but the last token, which the next step reads: so each token of a request is drawn by the step.
 
-Prompts are read in chunks into a staging cache of their own, all but the last token, which the next step reads: so each
-token of a request is drawn by the step. Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows
-that are entered, S cache slots, V padded vocabulary, W words of a guide's mask, N steps, K key-value heads, H head dim,
-D model.
+Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, S cache slots, V padded
+vocabulary, W words of a guide's mask, N steps, K key-value heads, H head dim, D model.
 """
 
 import functools
@@ -18,16 +17,63 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
-from jaxlm.models import layers
-from jaxlm.models.decode.layout import Weights
+from jaxlm.models import adapters, layers
 from jaxlm.models.decode.sampling import Rows, sample_rows
+from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import row_product
 
 LIKELIEST = 20  # the most log-probabilities beside the chosen token's
 NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
 Layers = tuple[layers.LayerCache, ...]
+
+
+class Weights(typing.NamedTuple):
+    """Variables laid out for decoding.
+
+    Attributes:
+      variables: collection -> tree; the parameters are in the compute dtype, with what can be added to them.
+      packed: the collection `packed` (see `params.pack_params`).
+      head_VxD: the output head by rows.
+    """
+
+    variables: dict
+    packed: dict
+    head_VxD: jax.Array
+
+
+def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
+    """Returns a model's variables for decoding. The same shapes are compiled once, so that new values cost little.
+
+    Kernels in the collection `quantized` stay as they are, with low-rank products beside them: in the compute dtype they
+    would take four times the memory. `every_product`: see `params.pack_params`.
+    """
+    coded = "quantized" in variables
+    added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
+    adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
+    params, packed, head_VxD = _laid_out(variables["params"], added, adapter, model.config, every_product, coded)
+    if head_VxD is None:
+        head_VxD = params["embed"]["embedding"]
+    rest = {name: part for name, part in variables.items() if name not in added}
+    return Weights(rest | {"params": params}, packed, head_VxD)
+
+
+@functools.partial(jax.jit, static_argnames=("adapter", "config", "every_product", "coded"))
+def _laid_out(
+    params: dict,
+    added: adapters.Variables,
+    adapter: adapters.Adapter | None,
+    config: ModelConfig,
+    every_product: bool,
+    coded: bool,
+) -> tuple[dict, dict, jax.Array | None]:
+    """(the parameters with an adapter added to them, in the compute dtype; packed; the head by rows, unless it is tied)."""
+    params = adapters.merge(params, added, adapter) if adapter else params
+    params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
+    packed = {} if coded else pack_params(params, config, every_product)
+    return params, packed, None if config.tie_embeddings else params["head"]["kernel"].T
 
 
 class State(typing.NamedTuple):
@@ -102,7 +148,6 @@ def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array)
 
 
 def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
-    """What a function returns, or zeros like it."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of))
     return jax.lax.cond(true, of, lambda: zeros)
 
@@ -250,7 +295,6 @@ class Entries(typing.NamedTuple):
       row_E: the row of each; one may be there twice, with the same content.
       prompt_E: which of the prompts that were read together.
       last_E, position_E: the prompt's last token, and its position.
-      settings: those of each row, (E, ...).
     """
 
     row_E: jax.Array
@@ -264,8 +308,7 @@ class Entries(typing.NamedTuple):
 def insert(state: State, staging: Layers, entries: Entries) -> State:
     """Returns the state with prompts in some rows, whose earlier content is gone.
 
-    Args:
-      staging: the keys and values of all but each prompt's last token, from slot 0 on.
+    `staging` holds the keys and values of all but each prompt's last token, from slot 0 on.
     """
     slots = state.layers[0].slots
     # A prompt may have been read beside a longer one than the ring is long.

@@ -18,14 +18,8 @@ class Sampler(typing.NamedTuple):
 def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k: int, nucleus: bool) -> jax.Array:
     """Returns one token id for each row, drawn with the row's own key, int32 (B,). Logits of -inf are never drawn.
 
-    As in Hugging Face, temperature comes first, then top-k, then top-p among what is left.
-
-    Args:
-      logits_BxV: the logits, in any float dtype.
-      keys_B: a random key for each row.
-      sampler: the temperature, above 0, and top_p.
-      top_k: the number of likeliest tokens to draw among; 0 for all.
-      nucleus: False to leave top-p out of the program.
+    As in Hugging Face, temperature (above 0) comes first, then top-k (0 for all), then top-p among what is left. `nucleus`
+    False leaves top-p out of the program.
     """
     scores_BxV = logits_BxV.astype(jnp.float32) / sampler.temperature
     if top_k:
@@ -69,7 +63,6 @@ def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Ar
 
     Args:
       logits_BxV: float32; -inf is never drawn.
-      rows: the settings.
       drawn_B: how many tokens each row drew before.
     """
     sampled_B = rows.temperature_B > 0
@@ -105,11 +98,9 @@ def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.
 
 
 def _highest(probs_BxV: jax.Array, enough: typing.Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """(B, 1): the highest t for which the tokens with a probability of at least t are enough: booleans (B, V) -> (B, 1).
-
-    The result is exact and needs no sort: the bits of non-negative floats order as integers do, so t is found bit by
-    bit, the highest bit first.
-    """
+    """(B, 1): the highest t for which the tokens with a probability of at least t are enough: booleans (B, V) -> (B, 1)."""
+    # Exact and without a sort: the bits of non-negative floats order as integers do, so t is found bit by bit, the highest
+    # bit first.
     bits_BxV = jax.lax.bitcast_convert_type(probs_BxV, jnp.int32)
 
     def set_bit(i: jax.Array, threshold_Bx1: jax.Array) -> jax.Array:

@@ -33,7 +33,6 @@ class Contestant:
 
     @property
     def key(self) -> str:
-        """What tells it from all others."""
         where = self.where if self.kind == "server" else str(pathlib.Path(self.where).resolve())
         return f"{self.kind} {where} {self.which}".rstrip()
 
@@ -71,10 +70,7 @@ def names(contestants: Sequence[Contestant]) -> dict[str, str]:
 
 
 def read_samples(path: str) -> dict[str, str]:
-    """Returns prompt -> text of a file of lines {"prompt": ..., "text": ...}; of several on a prompt the first.
-
-    Raises ConfigError if it is no such file.
-    """
+    """Returns prompt -> text of a file of lines {"prompt": ..., "text": ...}; of several on a prompt the first."""
     texts: dict[str, str] = {}
     for number, record in reading.records(path):
         prompt, text = record.get("prompt"), record.get("text")
@@ -104,10 +100,7 @@ def read_prompts(path: str) -> list[str]:
 
 
 def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> str:
-    """Returns a server's answer, by its chat if `settings.chat_template`, else as the text that follows the prompt.
-
-    Raises RunError if the server does not answer so.
-    """
+    """Returns a server's answer, by its chat if `settings.chat_template`, else as the text that follows the prompt."""
     model = server.which or _model(server.where)
     body = {"model": model, "max_tokens": settings.max_new_tokens, "temperature": settings.temperature}
     body |= {"top_p": settings.top_p, "seed": seed}

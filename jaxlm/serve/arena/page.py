@@ -1,8 +1,4 @@
-"""The page on which people vote, by NiceGUI. Before a vote it holds the prompt and the two answers, and nothing else of them.
-
-The sides are drawn by the store. What is clicked is decided here on the server: a button holds no value, and which ballot it
-votes on is not in the page.
-"""
+"""The page on which people vote, by NiceGUI. Before a vote it holds the prompt and the two answers, no more of them."""
 
 import importlib.util
 import socket
@@ -57,17 +53,12 @@ h1 { font-size: 1.5rem; line-height: 1.3; margin: .5rem 0; }
 
 
 def check() -> None:
-    """Raises ConfigError if the page's packages are not installed."""
     if importlib.util.find_spec("nicegui") is None:
         raise ConfigError('the page needs NiceGUI: pip install "jaxlm[arena]"')
 
 
 def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
-    """Shows the page until ctrl-C, which raises KeyboardInterrupt.
-
-    Args:
-      reveal: True to say after each vote whose the answers were.
-    """
+    """Shows the page until ctrl-C, which raises KeyboardInterrupt. `reveal` says after each vote whose the answers were."""
     import fastapi
     import uvicorn
     from nicegui import app, ui
@@ -173,6 +164,7 @@ class _Page:
             if key in keys:
                 self._vote(choice)
 
+    # Decided here, on the server: a button holds no value, and which ballot it votes on is not in the page.
     def _vote(self, choice: str) -> None:
         if not self._ballot or self._voted or self._too_soon():
             return

@@ -1,9 +1,8 @@
 """What votes say: ratings with intervals, who can be told apart, whether raters agree, whether length or the side decided.
 
-Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap
-draws prompts, with all their votes, as votes on the same texts go together. For each two contestants two imagined prompts are
-drawn with them, one won by each (as Agresti and Coull 1998 add wins and losses to a share): so votes that all agree leave an
-interval too. Elo and Krippendorff's alpha are evalica's.
+Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap draws prompts,
+with all their votes. For each two contestants two imagined prompts are drawn with them, one won by each (as Agresti and Coull
+1998): so votes that all agree leave an interval too. Elo and Krippendorff's alpha are evalica's.
 """
 
 import collections
@@ -43,10 +42,7 @@ class Rating:
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """How much better one contestant is than another, in points; the interval is corrected for the number of pairs.
-
-    `prompts` are those on which the two were judged against each other.
-    """
+    """How much better one contestant is than another, in points; the interval is corrected for the number of pairs."""
 
     better: str
     worse: str
@@ -71,7 +67,6 @@ class Bias:
 
     @property
     def found(self) -> bool:
-        """True if chance is a poor explanation."""
         return self.p < LEVEL
 
 
@@ -85,8 +80,6 @@ class Agreement(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All that the votes say."""
-
     votes: int
     ties: int
     raters: int
@@ -97,10 +90,7 @@ class Results:
 
 
 def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
-    """Returns what the votes say, the best contestant first.
-
-    Raises ConfigError if there are no votes, or evalica is not installed.
-    """
+    """Returns what the votes say, the best contestant first. Raises ConfigError without votes, or without evalica."""
     if importlib.util.find_spec("evalica") is None:
         raise ConfigError('results need evalica: pip install "jaxlm[arena]"')
     if not votes:
@@ -153,10 +143,9 @@ def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
 
 
 def _draws(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[list[list[Vote]], np.ndarray]:
-    """Returns the votes of each prompt, those of the imagined ones last, and how often each draw has the prompt [S, C].
-
-    The first draw has the real ones, once. An imagined prompt has as many votes as its two contestants have on one on average.
-    """
+    """The votes of each prompt, those of the imagined ones last, and how often each draw has the prompt [S, C]."""
+    # The first draw has the real ones, once. An imagined prompt has as many votes as its two contestants have on one on
+    # average.
     prompts, pairs, clusters = collections.defaultdict(list), collections.defaultdict(list), []
     for vote in votes:
         prompts[vote.prompt].append(vote)
@@ -203,14 +192,13 @@ def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
 
 
 def _agreement(votes: Sequence[Vote]) -> Agreement | None:
-    """How well raters agree on battles that several of them judged; None if there are none."""
     import evalica
     import pandas as pd
 
-    said: dict[tuple, dict[str, int]] = collections.defaultdict(dict)
+    outcomes: dict[tuple, dict[str, int]] = collections.defaultdict(dict)
     for vote in votes:
-        said[vote.prompt, vote.first, vote.second][vote.rater] = ("first", "second", "tie").index(vote.winner)
-    shared = [by_rater for by_rater in said.values() if len(by_rater) > 1]
+        outcomes[vote.prompt, vote.first, vote.second][vote.rater] = ("first", "second", "tie").index(vote.winner)
+    shared = [by_rater for by_rater in outcomes.values() if len(by_rater) > 1]
     pairs = [pair for by_rater in shared for pair in itertools.combinations(by_rater.values(), 2)]
     if not pairs:
         return None

@@ -1,10 +1,12 @@
 """Keeps an arena in one sqlite file: contestants, their answers, who was shown what on which side, and the votes.
 
-A battle is a prompt with the answers of two contestants. A ballot is a battle as one rater sees it: its token is random, and so
-is its side, which is drawn once and kept here. So the page needs no more than the token, and what comes twice counts once.
+A battle is a prompt with the answers of two contestants. A ballot is a battle as one rater sees it: its token is random, and
+its side is drawn once. So the page needs no more than the token, and what comes twice counts once.
 """
 
+import collections
 import contextlib
+import json
 import pathlib
 import secrets
 import sqlite3
@@ -14,6 +16,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError, RunError
+from jaxlm.host import files
 
 LEFT, RIGHT, BOTH_GOOD, BOTH_BAD, SKIP = "left", "right", "both good", "both bad", "skip"
 CHOICES = (LEFT, RIGHT, BOTH_GOOD, BOTH_BAD, SKIP)
@@ -103,7 +106,6 @@ class Store:
         return [*self._playing]
 
     def enter_all(self) -> list[int]:
-        """Lets all contestants of the file take part, and returns their ids."""
         self._playing = tuple(row[0] for row in self._all("SELECT id FROM contestants ORDER BY id"))
         return [*self._playing]
 
@@ -135,7 +137,6 @@ class Store:
         return self._all("SELECT value FROM secrets WHERE name = 'cookie'")[0][0]
 
     def rater(self, browser: str) -> str | None:
-        """Returns who votes in a browser; None if it has not been said."""
         return next((row[0] for row in self._all("SELECT rater FROM browsers WHERE id = ?", browser)), None)
 
     def welcome(self, browser: str, rater: str) -> None:
@@ -180,7 +181,6 @@ class Store:
         return None
 
     def battles(self) -> int:
-        """Returns how many battles there are, the most that a rater can judge."""
         return self._all(f"SELECT count(*) FROM ({self._battles()})")[0][0]
 
     def progress(self, rater: str) -> tuple[int, int]:
@@ -225,3 +225,41 @@ def _winner(choice: str, flipped: int) -> str:
     if choice not in (LEFT, RIGHT):
         return "tie"
     return "second" if (choice == RIGHT) != bool(flipped) else "first"
+
+
+def write_votes(path: pathlib.Path, votes: Sequence[Vote], names: Mapping[int, str]) -> int:
+    """Writes a line {"winner": "a", "b" or "tie", "item": the prompt, "rater"} for each vote; returns their number.
+
+    A is the first of `names`. Raises ConfigError unless two contestants are named.
+    """
+    if len(names) != 2:
+        raise ConfigError(f"--export-votes is of two contestants, not of {len(names)}: name them")
+    a = next(iter(names))
+    lines = []
+    for vote in votes:
+        winner = {"first": vote.first, "second": vote.second}.get(vote.winner)
+        side = "tie" if winner is None else "a" if winner == a else "b"
+        lines.append({"winner": side, "item": vote.prompt, "rater": vote.rater})
+    return _write(path, lines)
+
+
+def write_pairs(path: pathlib.Path, votes: Sequence[Vote]) -> int:
+    """Writes a line {"prompt", "chosen", "rejected"} for each battle that one side won by most votes; returns their number.
+
+    Battles in which a side is empty are left out: there is nothing to learn from.
+    """
+    ahead: dict[tuple[str, str, str], int] = collections.defaultdict(int)
+    for vote in votes:
+        ahead[vote.prompt, vote.first_text, vote.second_text] += {"first": 1, "second": -1, "tie": 0}[vote.winner]
+    lines = []
+    for (prompt, first, second), lead in ahead.items():
+        if lead and first.strip() and second.strip():
+            chosen, rejected = (first, second) if lead > 0 else (second, first)
+            lines.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    return _write(path, lines)
+
+
+def _write(path: pathlib.Path, lines: Sequence[dict]) -> int:
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    files.write_atomically(path, content.encode())
+    return len(lines)

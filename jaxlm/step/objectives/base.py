@@ -95,7 +95,7 @@ Maker = typing.Callable[[Transformer, Config], Objective]  # the objectives' own
 def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None) -> jax.Array:
     """Returns the hidden states [B, T, D] of a packed batch in the compute dtype, with dropout if `key` is not None.
 
-    The batch has `until` in place of `segment_ids` if its texts share their beginnings (see `eval.branches`).
+    The batch has `until` in place of `segment_ids` if its texts share their beginnings (see `eval.likelihood`).
     """
     rngs = {} if key is None else {"dropout": key}
     inputs = (batch["tokens"], batch["positions"], batch.get("segment_ids"))

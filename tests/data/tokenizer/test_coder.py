@@ -78,7 +78,7 @@ def test_bpe_dropout_is_off_in_ids_and_in_exports_and_said(folders, tmp_path):
     assert tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == plain.encode(text)
     export.check_tokenizer(tmp_path, dropping)
     tiny_hf.weights(tmp_path / "a", vocab_size=400)
-    assert hf_config.remarks(tmp_path / "a") == [
+    assert hf_config.read(tmp_path / "a")[2] == [
         "tokenizer.json has a BPE dropout of 0.9: it is off, so that a text always has the same ids"
     ]
 

@@ -19,7 +19,7 @@ from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
-from jaxlm.serve import conversation, fields, guide, requests
+from jaxlm.serve import fields, guide, requests, talk
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 HOME = "jaxlm/data/tokenizer/ids.py"
@@ -281,8 +281,8 @@ def from_the_tokens_that_the_server_gives(coder, data, tmp_path, monkeypatch):
 
 
 def _asked(coder, plain):
-    talk = conversation.Conversation(coder, (), 4096, plain)
-    return [talk.ids(text, 8) for text in TEXTS]
+    made = talk.Conversation(coder, (), 4096, plain)
+    return [made.ids(text, 8) for text in TEXTS]
 
 
 def from_a_talk(coder, data, tmp_path, monkeypatch):
@@ -324,7 +324,7 @@ CALLERS = {
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/text.py": (from_a_text_of_ones_own,),
-    "jaxlm/serve/conversation.py": (from_a_talk, from_a_talk_in_plain_text),
+    "jaxlm/serve/talk.py": (from_a_talk, from_a_talk_in_plain_text),
     "jaxlm/serve/requests.py": (
         *(from_the_server, from_ids_that_the_server_gets),
         *(from_chats_with_the_server, from_the_tokens_that_the_server_gives),

@@ -7,8 +7,7 @@ import pytest
 from jaxlm.cli import cli
 from jaxlm.data.chats import examples
 from jaxlm.eval import compare
-from jaxlm.serve.arena import export
-from jaxlm.serve.arena.store import Store, Vote
+from jaxlm.serve.arena.store import Store, Vote, write_pairs
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_several_raters_make_one_pair_and_an_empty_side_none(tmp_path):
     votes = [Vote(rater, "p", 1, 2, "x", "y", 1, winner) for rater, winner in sides]
     votes += [Vote("ann", "q", 1, 2, "x", " ", 1, "first")]
     votes += [Vote(rater, "r", 1, 2, "x", "y", 1, winner) for rater, winner in sides[1:]]
-    assert export.pairs(tmp_path / "pairs.jsonl", votes) == 1
+    assert write_pairs(tmp_path / "pairs.jsonl", votes) == 1
     assert json.loads((tmp_path / "pairs.jsonl").read_text()) == {"prompt": "p", "chosen": "x", "rejected": "y"}
 
 
