@@ -21,7 +21,7 @@ class Accelerator:
       tflops: the dense bfloat16 peak in TFLOP/s.
       bandwidth_gb: the bandwidth of its memory in 10^9 bytes a second.
       usd, usd_spot: the dollars for an hour of one device, on demand and preemptible.
-      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token (`plan.speed` scales it).
+      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token (`plan.cost` scales it).
       mfu_from: who measured `mfu`; "" if it is assumed.
     """
 

@@ -4,10 +4,10 @@ import dataclasses
 import math
 import typing
 
-from jaxlm.config import Config, milestones
-from jaxlm.plan import flops, speed
+from jaxlm.config import Config, ModelConfig, milestones
+from jaxlm.plan import flops
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.params import adapter_params, count_params
+from jaxlm.plan.params import adapter_params, count_params, kernels, multiplied_params, targets
 from jaxlm.run.checkpoints import pace
 
 # What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
@@ -60,7 +60,7 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
       devices: the number of devices.
       hosts: the number of machines that hold the devices; each may be preempted.
     """
-    tokens_per_second = speed.tokens_per_second(config, accelerator, devices)
+    tokens_per_second = speed(config, accelerator, devices)
     hours = tokens(config) / tokens_per_second / 3600
     judging = hours * judging_share(config)
     hours += judging
@@ -86,7 +86,7 @@ def judging_share(config: Config) -> float:
 
 def forward_share(config: Config) -> float:
     """Returns the time of a forward pass over a token in units of the time to train on it: a third of a step's FLOPs."""
-    return flops.judging(config).palm / (flops.of(config).palm * speed.remat_factor(config))
+    return flops.judging(config).palm / (flops.of(config).palm * remat_factor(config))
 
 
 def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int = 0) -> list[dict[str, typing.Any]]:
@@ -186,3 +186,88 @@ def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, host
         middle = (low + high) / 2
         low, high = (middle, high) if slow_down(config, middle, hosts) <= most else (low, middle)
     return low
+
+
+MEASURED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
+WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
+LAUNCH_S = 0.2e-3  # of a layer's kernels, forward and backward: about 40 of them, 5 us each
+LAYERS_OF_REST = 2  # launches of the loss, the head and the update, as so many layers
+LORA_LAUNCHES = 1.0  # of a layer all of whose kernels have a LoRA, as so many layers
+DECODED_BYTES = 2.5  # a quantised weight is read at half a byte, and written in bfloat16
+
+
+def speed(config: Config, accelerator: Accelerator, devices: int) -> float:
+    """Returns the speed of all devices together.
+
+    Args:
+      config: the config as it runs: `model.remat` is not auto, and `train.microbatch_size` is set.
+      accelerator: the kind of device.
+      devices: how many there are.
+    """
+    per_token = flops.of(config).palm * remat_factor(config)
+    tokens = config.train.microbatch_size * config.train.seq_len
+    products_s = tokens * per_token / (devices * accelerator.tflops * 1e12 * mfu(config.model, accelerator))
+    trained_s = max(products_s + _decoding_s(config, accelerator), _launches_s(config))
+    return tokens / (trained_s + _drawing_s(config, accelerator))
+
+
+def _launches_s(config: Config) -> float:
+    """The seconds of a microbatch's launches on a device: a reference's forward pass has a third of a layer's."""
+    m, each = config.model, 1.0
+    each += LORA_LAUNCHES * len(targets(m, config.adapter)) / len(kernels(m))
+    each += (flops.reference(config) == "each step") / 3
+    return LAUNCH_S * (m.n_layers * each + LAYERS_OF_REST)
+
+
+def _decoding_s(config: Config, accelerator: Accelerator) -> float:
+    """The seconds in which a device decodes its quantised kernels for a microbatch: once for each pass through them."""
+    m = config.model
+    if not quantized(config):
+        return 0.0
+    passes = 2 + (m.remat == "full") + (flops.reference(config) == "each step")
+    weights = m.n_layers * sum(inputs * outputs for inputs, outputs in kernels(m).values())
+    return passes * weights * DECODED_BYTES / (accelerator.bandwidth_gb * 1e9)
+
+
+def _drawing_s(config: Config, accelerator: Accelerator) -> float:
+    """The seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn.
+
+    Each new token reads once what it is multiplied by, for all answers that are drawn at once: that is bound by the device's
+    memory. Caches and prompts are left out; it was not measured.
+    """
+    if not flops.draws(config):
+        return 0.0
+    r, t = config.rollout, config.train
+    waves = -(-r.prompts * r.answers // (r.rows or r.prompts * r.answers))
+    bytes_read = multiplied_params(config.model) * (4 if config.model.dtype == "float32" else 2)
+    a_step = waves * r.max_new_tokens * bytes_read / (accelerator.bandwidth_gb * 1e9)
+    return a_step * t.microbatch_size / t.batch_size
+
+
+def quantized(config: Config) -> bool:
+    """True if the layers of a frozen model are quantised."""
+    return config.adapter.kind != "none" and config.adapter.quantize != "none"
+
+
+def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
+    """Returns the share of the peak that a model of this width reaches without remat: at most the accelerator's `mfu`."""
+    half = WIDTH_PER_INTENSITY * accelerator.tflops * 1e3 / accelerator.bandwidth_gb
+    width = min(model.d_model, MEASURED_WIDTH)
+    return accelerator.mfu * (width / (width + half)) / (MEASURED_WIDTH / (MEASURED_WIDTH + half))
+
+
+def remat_factor(config: Config, remat: str = "") -> float:
+    """Returns how many times as long a step takes by its FLOPs as without remat: 1 for none.
+
+    `full` repeats a layer's forward pass but for its last product, whose result the backward pass does not need. `dots`
+    repeats attention's. `names` repeats only what is no product.
+
+    Args:
+      remat: the policy; "" for the config's own.
+    """
+    m, remat = config.model, remat or config.model.remat
+    attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs
+    ups = 1 if m.family == "gpt2" else 2
+    weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # but the down projection
+    again = {"none": 0.0, "names": 0.0, "dots": attention, "full": attention + 2.0 * m.n_layers * weights}[remat]
+    return 1 + again / flops.of(config).palm

@@ -12,7 +12,8 @@ parameters: for the quickstart they reach far.
 
 import dataclasses
 import math
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, OptimConfig
 from jaxlm.host.console import Say, human
@@ -267,3 +268,237 @@ def span(key: str, rule: Rule) -> str:
 def rounded(key: str, value: float) -> float:
     """Returns a value as it is printed, so that a person who types it gets the same run."""
     return round(value, 5) if key == "b2" else float(f"{value:.3g}")
+
+
+# Share of the mean that widens the span of the two laws on both sides. The laws' own residuals are near 1%, but other data
+# and tokenizers move losses by much more.
+UNCERTAINTY = 0.10
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """L(N, D) = e + a / N^alpha + b / D^beta."""
+
+    name: str
+    e: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+
+    def loss(self, params: float, tokens: float) -> float:
+        """Returns the predicted loss in nats per token."""
+        return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
+
+    def optimal_tokens(self, params: float) -> float:
+        """Returns the number of tokens D for which `params` is the best N at a budget of 6ND FLOPs."""
+        return (self.beta * self.b / (self.alpha * self.a) * params**self.alpha) ** (1 / self.beta)
+
+
+LAWS = (
+    Law("Hoffmann et al. 2022, approach 3 (arXiv:2203.15556)", 1.69, 406.4, 410.7, 0.34, 0.28),
+    Law("Besiroglu et al. 2024, re-fit (arXiv:2404.10102)", 1.8172, 482.01, 2085.43, 0.3478, 0.3658),
+)
+TOKENS_PER_PARAM = 20.0  # the rule of thumb that Hoffmann et al.'s approaches 1 and 2 come to
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """What the laws predict for a plan.
+
+    Attributes:
+      tokens_per_param: the plan's tokens for each parameter.
+      optimal_tokens: the optimal number of tokens by the rule of 20 tokens a parameter.
+      optimal_by_law: law's name -> optimal number of tokens for this size.
+      loss_by_law: law's name -> predicted final loss in nats per token.
+      loss: the mean of the laws' losses; None if one of them is worse than guessing among the vocabulary, because then
+        the plan is far outside of the laws' range.
+      low, high: the lowest and the highest of the laws' losses, moved apart by UNCERTAINTY times the mean on each side,
+        `high` at most the loss of guessing; None if `loss` is.
+    """
+
+    tokens_per_param: float
+    optimal_tokens: float
+    optimal_by_law: dict[str, float]
+    loss_by_law: dict[str, float]
+    loss: float | None
+    low: float | None
+    high: float | None
+
+
+def stand(params: float, tokens: float, vocab_size: int) -> Scaling:
+    """Returns what the laws predict for training `params` parameters on `tokens` tokens.
+
+    Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264).
+    """
+    losses = {law.name: law.loss(params, tokens) for law in LAWS}
+    mean, guessing = sum(losses.values()) / len(losses), math.log(vocab_size)
+    known = max(losses.values()) < guessing
+    return Scaling(
+        tokens_per_param=tokens / params,
+        optimal_tokens=TOKENS_PER_PARAM * params,
+        optimal_by_law={law.name: law.optimal_tokens(params) for law in LAWS},
+        loss_by_law=losses if known else {},
+        loss=mean if known else None,
+        low=min(losses.values()) - UNCERTAINTY * mean if known else None,
+        high=min(max(losses.values()) + UNCERTAINTY * mean, guessing) if known else None,
+    )
+
+
+FACTOR = 1.5
+# A rate that is three times too low costs .026 nats at 1.2B (arXiv:2509.02046); log rates are taken to cost by their square.
+RATE_NATS = 0.026 / math.log(3) ** 2
+B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # of the tokens, with steps of up to so many tokens
+FINAL_RATIO, FINAL_NATS, FINAL_TOKENS = 0.05, 0.02, (0.10, 0.15)  # a rate that ends at a tenth (arXiv:2502.15938)
+DECAY, LEAST_DECAY = (0.5, 0.65), 0.33  # wsd: nanochat's shares of the steps, and what is well below them
+NOT_PRICED = "no published price"
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """One key that is not as the rules have it.
+
+    Attributes:
+      key: the key, "optim.lr".
+      value: its value.
+      rule: what the rules say of it.
+      why: how it differs, in words.
+      cost: what that costs by published sweeps, in words.
+      source: who says what it costs.
+      nats: of the cost, the nats a token; None if nobody says.
+      tokens: the share of the tokens that the rule would save, as (least, most); None if nobody says.
+      high: True for a rate above its rule that most parameters have: the run may diverge.
+    """
+
+    key: str
+    value: float
+    rule: Rule
+    why: str
+    cost: str
+    source: str
+    nats: float | None = None
+    tokens: tuple[float, float] | None = None
+    high: bool = False
+
+
+def compare(config: Config) -> dict[str, typing.Any] | None:
+    """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not hold.
+
+    They hold for pretraining that begins with new weights, and for a whole schedule: not for a branch that decays.
+
+    Args:
+      config: a config whose rate and b2 are not left to the rule (`by_rule`).
+    """
+    if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
+        return None
+    run, o = of(config), config.optim
+    rules = _rate_rules(o, run)
+    others = {"b2": b2(run), "batch_tokens": batch(run), "warmup_steps": warmup(run)}
+    departures = [*_rates(o, run, rules), *_others(config, run, others), *_shape(o)]
+    return {
+        "rules": {name: dataclasses.asdict(rule) for name, rule in (rules | others).items()},
+        "departures": [dataclasses.asdict(departure) for departure in departures],
+    }
+
+
+def too_high(config: Config) -> list[str]:
+    """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge. Args as `compare`."""
+    rows = (compare(config) or {"departures": []})["departures"]
+    return [
+        f"{one['key']}={one['value']:g}: {one['why']}, {one['rule']['value']:.3g} there, and the run may diverge (jaxlm plan)"
+        for one in rows
+        if one["high"]
+    ]
+
+
+def tokens_of(run: Run, nats: float) -> float:
+    """Returns the share of the run's tokens that `nats` are worth at its end, by the re-fit of Chinchilla's law."""
+    law = LAWS[-1]
+    slope = law.beta * law.b / run.tokens**law.beta  # of the loss over the logarithm of the tokens
+    return 1 - math.exp(-nats / slope)
+
+
+def _off(value: float, rule: float) -> float:
+    """By which factor a value is off; inf if it is 0."""
+    return max(value / rule, rule / value) if value else math.inf
+
+
+def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
+    """The rules of `lr` and, where the layers' matrices have a rate of their own, of `matrix_lr_ratio`."""
+    if o.matrix_lr_ratio == 1:
+        return {"lr": rate(o.name, run)}
+    lr = adamw_rate(run)  # of embeddings, head and norms, whatever the matrices' optimizer is
+    return {"lr": lr, "matrix_lr_ratio": rate(o.name, run).times(1 / lr.value)}
+
+
+def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
+    """What departs of `lr` and `matrix_lr_ratio`.
+
+    The rate of most parameters has the price: with two rates that of the matrices, their product. It stands by the key that is
+    farther off on the same side.
+    """
+    values = {key: getattr(o, key) for key in rules}
+    own, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
+    key, two = "", len(rules) > 1
+    if own and _off(own, rule) > FACTOR:
+        high = own > rule
+        key = max(rules, key=lambda key: (values[key] / rules[key].value) * (1 if high else -1))
+        whose = f"the matrices' rate, {own:.3g}, is " if two else ""
+        source = rate(o.name, run).source
+        why = f"{whose}{_off(own, rule):.2g} times too {'high' if high else 'low'} for {o.name} by {source}"
+        nats = RATE_NATS * math.log(own / rule) ** 2
+        share = tokens_of(run, nats)
+        tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
+        cost = f"about {nats:.3f} nats{tokens}{'; it may diverge' if high else ''}"
+        whence = "the sweep at 1.2B of arXiv:2509.02046"
+        yield Departure(f"optim.{key}", values[key], rules[key], why, cost, whence, nats, (share, share), high)
+    lr = rules["lr"]
+    if two and o.lr and key != "lr" and _off(o.lr, lr.value) > FACTOR:
+        why = f"{_off(o.lr, lr.value):.2g} times too {'high' if o.lr > lr.value else 'low'} for embeddings, head and norms"
+        yield Departure("optim.lr", o.lr, lr, f"{why} by {lr.source}", NOT_PRICED, lr.source)
+
+
+def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
+    """What departs of b2, batch and warm-up."""
+    half, largest, least = (rules[name] for name in ("b2", "batch_tokens", "warmup_steps"))
+    ours, best = half_life(run, config.optim.b2), half_life(run, half.value)
+    if config.optim.name != "adafactor" and config.optim.b2 and _off(ours, best) > FACTOR:
+        why = f"a half-life of {human(ours)} tokens in place of {human(best)}"
+        cost, tokens = "little with so large a batch", None
+        if run.batch <= B2_BATCH:
+            cost, tokens = f"{B2_TOKENS[0]:.0%} to {B2_TOKENS[1]:.0%} of the tokens", B2_TOKENS
+        yield Departure("optim.b2", config.optim.b2, half, why, cost, half.source, tokens=tokens)
+    # A smaller batch than the rule's costs no tokens, so only a larger one departs, and that from the largest rule.
+    if run.batch > FACTOR * largest.high:
+        why = (
+            f"{human(run.batch)} tokens a step, {run.batch / largest.high:.2g} times the largest of the published rules"
+        )
+        yield Departure("train.batch_size", run.batch, largest, why, NOT_PRICED, largest.source)
+    steps = config.optim.warmup_steps
+    if not least.low / FACTOR <= steps <= least.high * FACTOR:
+        short = steps < least.low
+        why, spikes = (
+            "shorter than 1% of the steps" if short else "longer than 10% of the steps",
+            ", but spikes" * short,
+        )
+        yield Departure("optim.warmup_steps", steps, least, why, f"{NOT_PRICED}{spikes}", least.source)
+
+
+def _shape(o: OptimConfig) -> Iterator[Departure]:
+    """What departs of the schedule: where it ends, and how long it decays."""
+    constant = o.schedule == "constant"
+    ends = 1.0 if constant else o.final_lr_ratio
+    if ends > FINAL_RATIO:
+        rule = Rule(0.0, 0.0, FINAL_RATIO, "arXiv:2502.15938")
+        why = f"{o.schedule} ends at {ends:g} of the peak, and linear to 0 does better"
+        cost = f"about {FINAL_NATS} nats, {FINAL_TOKENS[0]:.0%} to {FINAL_TOKENS[1]:.0%} of the tokens"
+        if constant:
+            yield Departure("optim.schedule", ends, rule, why, f"more than {cost}", rule.source)
+        else:
+            yield Departure("optim.final_lr_ratio", ends, rule, why, cost, rule.source, FINAL_NATS, FINAL_TOKENS)
+    if o.schedule == "wsd" and o.decay_fraction < LEAST_DECAY:
+        rule = Rule(DECAY[0], *DECAY, "nanochat's settings")
+        why = (
+            f"wsd decays over the last {o.decay_fraction:.0%} of the steps; {DECAY[0]:.0%} to {DECAY[1]:.0%} do better"
+        )
+        yield Departure("optim.decay_fraction", o.decay_fraction, rule, why, NOT_PRICED, rule.source)

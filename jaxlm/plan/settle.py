@@ -17,7 +17,7 @@ from jaxlm.devices.processes import from_first, say
 from jaxlm.host import files
 from jaxlm.host.console import Say
 from jaxlm.models import hardware
-from jaxlm.plan import departures, recipe
+from jaxlm.plan import recipe
 from jaxlm.run import workdir
 from jaxlm.step import optim as optimizer
 
@@ -45,7 +45,7 @@ class Settled:
         config = by_rule(config, say, rates)
         if not rates:
             optimizer.check_learns(config.optim, config.train.steps)
-            for line in departures.too_high(config):
+            for line in recipe.too_high(config):
                 say(line)
         asked = dataclasses.replace(self.asked, eval=config.eval, optim=config.optim)
         return Settled(asked, config)

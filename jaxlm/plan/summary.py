@@ -6,9 +6,9 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig, with_keys
-from jaxlm.plan import accelerators, departures, fit, flops, params, scaling, speed
+from jaxlm.plan import accelerators, fit, flops, params, recipe
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.cost import by_phase, cost, tokens
+from jaxlm.plan.cost import by_phase, cost, remat_factor, tokens
 from jaxlm.plan.memory import Memory
 from jaxlm.plan.params import count_params, params_by_component
 
@@ -35,7 +35,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "model": _model(config),
         "training": _training(config),
         "run": _run(config),
-        "recipe": departures.compare(config),
+        "recipe": recipe.compare(config),
         "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
         "memory": {
             "microbatch": microbatch,
@@ -46,7 +46,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "by_remat": {
                 remat: {
                     "total": planner.memory(mesh, remat=remat, microbatch=microbatch).total,
-                    "time": speed.remat_factor(config, remat),  # of a step, in units of one without remat
+                    "time": remat_factor(config, remat),  # of a step, in units of one without remat
                 }
                 for remat in fit.REMATS
             },
@@ -138,7 +138,7 @@ def _training(config: Config) -> dict[str, typing.Any]:
 
 def _run(config: Config) -> dict[str, typing.Any]:
     t, total, per_token = config.train, tokens(config), flops.of(config)._asdict()
-    law = scaling.stand(count_params(config.model), total, config.model.vocab_size)
+    law = recipe.stand(count_params(config.model), total, config.model.vocab_size)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,

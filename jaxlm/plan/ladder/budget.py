@@ -2,7 +2,7 @@
 
 The models are a config's, made narrower or wider in its own proportions. On an accelerator the money buys hours, and hours buy
 each size so many tokens; the size with the lowest loss by the law is the best one. The law is that of a ladder (`plan.ladder`)
-if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`scaling`): it ranks sizes, and is no
+if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`recipe`): it ranks sizes, and is no
 forecast of a loss that one measures.
 """
 
@@ -13,13 +13,13 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, milestones, with_keys
-from jaxlm.plan import accelerators, cost, fit, recipe, scaling, settle, speed
+from jaxlm.plan import accelerators, cost, fit, recipe, settle
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import Fit
 from jaxlm.plan.params import count_params
 
-LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
+LAW = recipe.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
 UNEVEN = 1.5  # how far the key-value heads may be from their share
 LEAST_STEPS = 20  # of a run that is worth its warm-up
@@ -138,7 +138,7 @@ def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) 
     runs, law, hours = [], known.law if known else LAW, usd / device.usd
     for model in family(config.model):
         sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)
-        fast = speed.tokens_per_second(sized, device, 1)
+        fast = cost.speed(sized, device, 1)
         tokens = hours * 3600 * fast  # of steps alone
         steps = max(int(tokens / (config.train.batch_size * config.train.seq_len)), 1)
         beside = _hours(sized, config, fast, 1, steps) - hours
@@ -154,7 +154,7 @@ def _row(
     """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
     devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
     t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
-    fast, hours = speed.tokens_per_second(fitted, device, devices), usd / (devices * device.usd)
+    fast, hours = cost.speed(fitted, device, devices), usd / (devices * device.usd)
     most = range(LEAST_STEPS, int(hours * 3600 * fast / batch_tokens) + 1)
     bought = bisect.bisect_right(most, hours, key=lambda steps: _hours(fitted, config, fast, devices, steps))
     steps = max(LEAST_STEPS + bought - 1, LEAST_STEPS)
@@ -206,7 +206,7 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
     if known:
         loss, low, high = known.loss(params, tokens)
         return {"law_loss": loss, "loss": loss, "low": low, "high": high}
-    stand, loss = scaling.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
+    stand, loss = recipe.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
     return {"law_loss": loss, "loss": None if stand.loss is None else loss, "low": stand.low, "high": stand.high}
 
 

@@ -18,10 +18,11 @@ import fsspec
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.host import console
+from jaxlm.host.child import Child, Died
 from jaxlm.host.redact import redact_url
 from jaxlm.run.checkpoints import keep, remote
 from jaxlm.run.checkpoints.damage import ToldError
-from jaxlm.run.checkpoints.mirror_layout import Abandoned, Trouble, Worker
+from jaxlm.run.checkpoints.mirror_worker import Gone, Refused, Trouble
 
 _ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
 _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
@@ -32,6 +33,14 @@ _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
     "hf": ("huggingface_hub", "mirror-hf"),
 }
 _NOT_KEPT = ("memory", "http", "https", "data")  # gone with the process, or only read
+
+
+class Abandoned(Trouble):
+    """The process that copies did not answer in time (`late`), or died."""
+
+    def __init__(self, why: str, late: bool):
+        super().__init__(why)
+        self.late = late
 
 
 class Mirror:
@@ -347,3 +356,54 @@ def check(url: str, workdir: pathlib.Path) -> None:
         folder = pathlib.Path(remote.file_system(url)[1]).resolve()
         if folder.is_relative_to(pathlib.Path(workdir).resolve()):
             raise ConfigError(f"{shown} lies in the run's own folder, and would be lost with it: give another place")
+
+
+class Worker:
+    """The process that copies. It starts with the first job, and anew with the first after it died or was late."""
+
+    def __init__(self, url: str):
+        self._url, self.stopped = url, False
+        self._child: Child | None = None
+
+    def ask(self, job: dict, timeout_s: float, heard: Callable[[dict], None]) -> dict:
+        """Gives a job of `mirror_worker.JOBS` to the worker and returns its result. `heard` gets each event before it.
+
+        Raises:
+          Abandoned: no result within `timeout_s`, or the worker died. It was ended then.
+          Trouble: the worker can't do it.
+        """
+        if self.stopped:
+            raise Abandoned("its time is up", late=False)
+        end = time.monotonic() + timeout_s
+        try:
+            if self._child is None or self._child.ended:
+                self._child = Child("jaxlm.run.checkpoints.mirror_worker:work")
+            self._child.send({"url": self._url, **job}, timeout_s)
+            while True:
+                event = self._child.receive(end - time.monotonic())
+                if "done" in event:
+                    return event["done"]
+                if "error" in event:
+                    trouble = {"config": Refused, "gone": Gone}.get(event["kind"], Trouble)
+                    raise trouble(event["error"])
+                heard(event)
+        except TimeoutError:
+            raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
+        except Died as death:
+            # The last line that it printed is a library's, and may hold the URL with its secrets.
+            words = f": {death.said}" if death.said else ""
+            why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
+            raise Abandoned(why, late=False) from None
+        except OSError as error:
+            raise Trouble(f"the process that copies can't be started: {error.strerror}") from error
+
+    def stop(self) -> None:
+        """Ends the worker for good. A thread that waits for its answer gets Abandoned, as who asks later does."""
+        self.stopped = True
+        if self._child:
+            self._child.kill()
+
+    def end(self) -> None:
+        """Ends the worker; the next job starts another."""
+        if self._child:
+            self._child.end()

@@ -1,6 +1,12 @@
 """Copies checkpoints to the mirror and back, in a process of its own that `mirror.py` may abandon. Imports no JAX.
 
-Each job is answered with events, then `done` or `error`.
+Each job is answered with events, then `done` or `error`. The mirror holds:
+
+run_id.json                        whose mirror it is: the run, and which start of it writes here
+config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
+checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were
+checkpoints/<step>/manifest.json   size and sha256 of each of them: written when all are there and were read back
+checkpoints/<step>/verified.json   written when its logs were read back too: only now the step counts
 """
 
 import concurrent.futures
@@ -15,9 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from jaxlm.host import console, files
 from jaxlm.host.redact import redact, redact_url
-from jaxlm.run.checkpoints import mirror_layout as layout
 from jaxlm.run.checkpoints import remote as remote_lib
-from jaxlm.run.checkpoints.mirror_layout import Damaged, Gone, Refused, Trouble, Unfinished
 from jaxlm.run.checkpoints.remote import Remote, Sum, measure, seal, sum_of, unseal
 
 WEIGHTS = ("params", "meta")  # the items of a checkpoint without the optimizer's state
@@ -27,6 +31,32 @@ _TRIES = 3  # of a file that does not read back as it was written
 
 Tell = Callable[[dict[str, typing.Any]], None]
 Sums = dict[str, Sum]  # of files by their names
+
+
+class Trouble(Exception):
+    """What went wrong, in one line. `kind` says what the run does about it: "run" (try again), "config" (refuse), "gone"."""
+
+    kind = "run"
+
+
+class Refused(Trouble):
+    """Only a change of the config mends this."""
+
+    kind = "config"
+
+
+class Gone(Trouble):
+    """The checkpoint to copy is no longer there."""
+
+    kind = "gone"
+
+
+class Damaged(Trouble):
+    """A copy in the mirror is not what was written."""
+
+
+class Unfinished(Damaged):
+    """A copy that was never read back to its end."""
 
 
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
@@ -41,7 +71,7 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
     Raises:
       Refused: the mirror belongs to another run.
     """
-    record, name = layout.owner(remote), pathlib.Path(job["workdir"]).name
+    record, name = owner(remote), pathlib.Path(job["workdir"]).name
     comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
     if record and record["id"] != job["id"] and not comes_back:
         raise Refused(
@@ -50,10 +80,10 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
         )
     run_id, unwritable = record["id"] if record else job["id"] or job["new_id"], ""
     try:
-        layout.own(remote, run_id, job)
+        own(remote, run_id, job)
     except Exception as error:
-        unwritable = layout.one_line(error)
-    return {"id": run_id, "unwritable": unwritable, **layout.held(remote)}
+        unwritable = one_line(error)
+    return {"id": run_id, "unwritable": unwritable, **held(remote)}
 
 
 def copy(remote: Remote, job: dict, tell: Tell) -> dict:
@@ -68,12 +98,12 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """
     step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
     source = workdir / "checkpoints" / str(step)
-    layout.check_owner(remote, job)
+    check_owner(remote, job)
     sums = _sums(source, job["weights_only"])
     _check_source(source, sums)
     if _has(remote, step, sums, job["weights_only"]):
         write_logs(remote, job, tell)
-        return layout.held(remote)
+        return held(remote)
     if not job["copied"]:
         _make_way(remote, step)
 
@@ -99,26 +129,26 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     # Before the copy counts: else a run that comes back to it lacks the steps since the last.
     write_logs(remote, job, tell)
     remote.write(f"{folder}/verified.json", seal({"manifest": hashlib.sha256(manifest).hexdigest()}))
-    layout.manifest(remote, step)  # raises if the last two files do not read back either
-    return layout.held(remote)
+    manifest_of(remote, step)  # raises if the last two files do not read back either
+    return held(remote)
 
 
 def write_logs(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies the run's logs as they are now. `job`: `workdir`, `id` and `start` of the run."""
-    layout.check_owner(remote, job)
+    check_owner(remote, job)
     remote.write("logs.json", seal({"files": _write_logs(remote, pathlib.Path(job["workdir"]), "")}))
     return {}
 
 
 def delete(remote: Remote, job: dict, tell: Tell) -> dict:
     """Deletes `steps`, but never the last whole copy. Returns what the mirror then holds, as `copy`."""
-    layout.check_owner(remote, job)
-    whole = set(layout.held(remote)["whole"])
+    check_owner(remote, job)
+    whole = set(held(remote)["whole"])
     for step in job["steps"]:
         if whole - {step}:
-            layout.remove(remote, step)
+            remove(remote, step)
             whole.discard(step)
-    return layout.held(remote)
+    return held(remote)
 
 
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
@@ -131,9 +161,9 @@ def restore(remote: Remote, job: dict, tell: Tell) -> dict:
       Refused: all copies are damaged, or the newest one holds weights only.
     """
     workdir, damaged = pathlib.Path(job["workdir"]), []
-    for step in reversed(layout.steps(remote)):
+    for step in reversed(steps(remote)):
         try:
-            manifest = layout.manifest(remote, step)
+            manifest = manifest_of(remote, step)
             if manifest["weights_only"]:
                 raise Refused(
                     f"the mirror's checkpoint {step} holds weights only, so no run can go on from it: give another "
@@ -158,7 +188,7 @@ JOBS = {"claim": claim, "copy": copy, "write_logs": write_logs, "delete": delete
 
 
 def work(jobs: Iterable[dict], tell: Tell) -> None:
-    """Does each job at its `url`. `mirror_layout.Worker` starts it by its name."""
+    """Does each job at its `url`. `mirror_Worker` starts it by its name."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
     remote = None
@@ -167,7 +197,7 @@ def work(jobs: Iterable[dict], tell: Tell) -> None:
             remote = remote or _open(job["url"])
             tell({"done": JOBS[job["do"]](remote, job, tell)})
         except Exception as error:
-            words = layout.one_line(error).replace(job["url"], redact_url(job["url"]))
+            words = one_line(error).replace(job["url"], redact_url(job["url"]))
             tell({"error": words, "kind": error.kind if isinstance(error, Trouble) else Trouble.kind})
 
 
@@ -175,7 +205,7 @@ def _open(url: str) -> Remote:
     try:
         return Remote(url)
     except (ImportError, ValueError) as error:
-        raise Refused(f"can't be opened: {layout.one_line(error)}") from error
+        raise Refused(f"can't be opened: {one_line(error)}") from error
 
 
 def _sums(folder: pathlib.Path, weights_only: bool) -> Sums:
@@ -206,7 +236,7 @@ def _check_source(folder: pathlib.Path, sums: Sums) -> None:
 def _has(remote: Remote, step: int, sums: Sums, weights_only: bool) -> bool:
     """True if the mirror holds exactly these files of the step already."""
     try:
-        manifest = layout.manifest(remote, step)
+        manifest = manifest_of(remote, step)
     except Damaged:
         return False
     return manifest["files"] == sums and manifest["weights_only"] == weights_only
@@ -214,11 +244,11 @@ def _has(remote: Remote, step: int, sums: Sums, weights_only: bool) -> bool:
 
 def _make_way(remote: Remote, step: int) -> None:
     """Deletes what the mirror holds of a step that is about to be copied anew, unless it is the last whole copy."""
-    if layout.held(remote)["whole"] == [step]:
+    if held(remote)["whole"] == [step]:
         raise Trouble(
             f"another checkpoint {step} is the only whole one in the mirror: it stays until a later one is copied"
         )
-    layout.remove(remote, step)
+    remove(remote, step)
 
 
 def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
@@ -262,7 +292,7 @@ def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, 
 
     def fetch(name: str) -> str:
         target = half / name
-        if not layout.below(name):
+        if not below(name):
             raise Damaged(f"{damaged}: no file can be called {name!r}")
         if target.is_file() and measure(target) == sums[name]:
             return name
@@ -295,7 +325,7 @@ def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Pat
         newest = {}
     for name in sorted({*newest, *of_step}):
         path = workdir / name
-        if not layout.below(name) or (path.exists() and name != console.LOG):
+        if not below(name) or (path.exists() and name != console.LOG):
             continue
         for place, sum_ in ((name, newest.get(name)), (f"checkpoints/{step}/workdir/{name}", of_step.get(name))):
             try:
@@ -319,3 +349,81 @@ def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[r
         yield from pool.map(do, names)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def owner(remote: Remote) -> dict | None:
+    """Returns the record of run_id.json; None if it is absent or damaged."""
+    try:
+        record = unseal(remote.read("run_id.json"))
+    except FileNotFoundError:
+        return None
+    return record if record and {"id", "workdir", "start"} <= record.keys() else None
+
+
+def own(remote: Remote, run_id: str, job: dict) -> None:
+    """Writes run_id.json: from now on the mirror is that of this start of the run."""
+    remote.write(
+        "run_id.json", seal({"id": run_id, "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]})
+    )
+
+
+def check_owner(remote: Remote, job: dict) -> None:
+    """Raises Trouble if another run, or a later start of this one, writes to the mirror."""
+    record = owner(remote)
+    if record is None:
+        own(remote, job["id"], job)
+    elif record["id"] != job["id"]:
+        raise Trouble(f"the mirror belongs to another run, in a folder called {record['workdir']}")
+    elif record["start"] != job["start"]:
+        raise Trouble("a later start of this run has taken the mirror over")
+
+
+def steps(remote: Remote) -> list[int]:
+    """Returns the steps of which the mirror holds anything, ascending."""
+    return sorted(int(name) for name in remote.folders("checkpoints") if files.is_step(name))
+
+
+def manifest_of(remote: Remote, step: int) -> dict:
+    """Returns the manifest of a step. Raises Damaged, or Unfinished if the copy was never read back."""
+    try:
+        verified = remote.read(f"checkpoints/{step}/verified.json")
+        content = remote.read(f"checkpoints/{step}/manifest.json")
+    except FileNotFoundError:
+        raise Unfinished(f"the mirror's copy of checkpoint {step} is not whole") from None
+    record = unseal(content)
+    # The mark names the manifest that was there when all was read back: another one proves nothing.
+    mark = {"manifest": hashlib.sha256(content).hexdigest()}
+    if record is None or unseal(verified) != mark or record["step"] != step:
+        raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: its manifest is not what was written")
+    return record
+
+
+def held(remote: Remote) -> dict[str, list[int]]:
+    """Returns which steps the mirror holds `whole` by its books, and which only in part. Reads none of their arrays."""
+    of_kind = {"whole": [], "partial": []}
+    for step in steps(remote):
+        try:
+            manifest_of(remote, step)
+            of_kind["whole"].append(step)
+        except Damaged:
+            of_kind["partial"].append(step)
+    return of_kind
+
+
+def remove(remote: Remote, step: int) -> None:
+    """Deletes a step. The manifest goes first: what is deleted by half never looks whole."""
+    folder = f"checkpoints/{step}"
+    first = [f"{folder}/manifest.json", f"{folder}/verified.json"]
+    remote.delete([*first, *(name for name in remote.names(folder) if name not in first)])
+    remote.prune(folder)
+
+
+def below(name: str) -> bool:
+    """True if a relative name stays inside the folder that it is relative to."""
+    path = pathlib.PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def one_line(error: Exception) -> str:
+    """Returns the first line of an error's words, or if it has none, its class."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

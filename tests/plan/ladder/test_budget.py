@@ -14,7 +14,7 @@ from jaxlm.plan.ladder import budget
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.law import Fit
 from jaxlm.plan.params import count_params
-from jaxlm.plan.scaling import Law
+from jaxlm.plan.recipe import Law
 
 
 def load(name: str, *overrides: str) -> config.Config:
