@@ -18,7 +18,8 @@ import jax
 from jaxlm import models
 from jaxlm.config import Config, config_files, resolve
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, cost, flops
+from jaxlm.plan import accelerators, flops
+from jaxlm.plan.cost import mfu
 from jaxlm.step import optim
 
 WIDTHS = {"f32": 4, "bf16": 2}
@@ -52,7 +53,7 @@ def products(text: str) -> tuple[int, int]:
     return operations, moved
 
 
-def update(config: Config, name: str) -> Cost:
+def cost(config: Config, name: str) -> Cost:
     """Returns what an update of all parameters of a config by the optimizer `name` takes."""
     params = models.abstract_params(models.build(config.model, "xla"))
     tx = optim.make(dataclasses.replace(config.optim, name=name), params, dtype=config.model.dtype)
@@ -73,7 +74,7 @@ def main() -> None:
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu" if of_cpu else "gpu"))
     tokens = args.tokens or c.train.batch_size * c.train.seq_len
     model = tokens * flops.of(c).palm
-    costs = {name: update(c, name) for name in ("adamw", "muon")}
+    costs = {name: cost(c, name) for name in ("adamw", "muon")}
     print(f"{args.config}: {tokens:,} tokens a step, {model / 1e12:.4g} TFLOP in the model's passes, {c.model.dtype}")
     for name, found in costs.items():
         print(
@@ -84,10 +85,10 @@ def main() -> None:
     print(f"  muon's step over adamw's, by operations: {ratio:.4f}")
     if not of_cpu:
         card = accelerators.load().named(args.accelerator)
-        rate, bandwidth = card.tflops * 1e12 * cost.mfu(c.model, card), card.bandwidth_gb * 1e9
+        rate, bandwidth = card.tflops * 1e12 * mfu(c.model, card), card.bandwidth_gb * 1e9
         seconds = {name: (model + x.flops) / rate + (x.products + x.rest) / bandwidth for name, x in costs.items()}
         print(
-            f"  by seconds on one {card.name} ({cost.mfu(c.model, card):.0%} of its peak, {card.bandwidth_gb:g} GB/s): "
+            f"  by seconds on one {card.name} ({mfu(c.model, card):.0%} of its peak, {card.bandwidth_gb:g} GB/s): "
             f"{seconds['muon']:.3f} / {seconds['adamw']:.3f} = {seconds['muon'] / seconds['adamw']:.4f}"
         )
 

@@ -15,13 +15,12 @@ class Accelerator:
     """One accelerator that can be rented.
 
     Attributes:
-      name: its name in tables.
       kind: the words of JAX's `device_kind` that identify it.
-      memory: the bytes of memory that a program can use.
-      tflops: the dense bfloat16 peak in TFLOP/s.
-      bandwidth_gb: the bandwidth of its memory in 10^9 bytes a second.
-      usd, usd_spot: the dollars for an hour of one device, on demand and preemptible.
-      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token (`plan.cost` scales it).
+      memory: the bytes that a program can use.
+      tflops: the dense bfloat16 peak.
+      bandwidth_gb: of its memory, in 10^9 bytes a second.
+      usd, usd_spot: for an hour of one device, on demand and preemptible.
+      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token.
       mfu_from: who measured `mfu`; "" if it is assumed.
     """
 
@@ -38,20 +37,14 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """The content of a prices file.
-
-    Attributes:
-      accelerators: the accelerators, in the file's order.
-      peaks: words of JAX's `device_kind` -> dense bfloat16 peak in TFLOP/s.
-      as_of: the date of the prices.
-    """
+    """The content of a prices file. `peaks`: words of JAX's `device_kind` -> dense bfloat16 peak in TFLOP/s."""
 
     accelerators: tuple[Accelerator, ...]
     peaks: dict[str, float]
     as_of: str
 
     def named(self, name: str) -> Accelerator:
-        """Returns the accelerator with this name, ignoring case and punctuation. Raises ConfigError if there is none."""
+        """Returns the accelerator of this name, whatever its case and punctuation. Raises ConfigError if there is none."""
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]
@@ -65,7 +58,7 @@ class Prices:
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
     def kind(self, device_kind: str) -> str | None:
-        """Returns the key of `peaks` that a `jax.Device.device_kind` has: the longest that fits; None if none does."""
+        """Returns the longest key of `peaks` that stands in a `device_kind`; None if none does."""
         fitting = [kind for kind in self.peaks if re.search(rf"\b{re.escape(kind)}\b", device_kind, re.IGNORECASE)]
         return max(fitting, key=len, default=None)  # "H200 NVL" before "H200"
 
@@ -75,11 +68,7 @@ class Prices:
 
 
 def load(path: str = "") -> Prices:
-    """Reads a prices file, the shipped one by default.
-
-    Raises:
-      ConfigError: there is no such file, it is not TOML, or a value is missing or wrong.
-    """
+    """Reads a prices file, the shipped one by default. Raises ConfigError if it is absent or wrong."""
     file = pathlib.Path(path) if path else SHIPPED
     try:
         prices = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -138,10 +127,7 @@ def _plain(name: str) -> str:
 
 
 def check_price(config: Config, device_kind: str, devices: int) -> None:
-    """Raises ConfigError if a budget counts dollars and `hardware.usd_per_hour` is 0: it would never be spent.
-
-    The line has the prices of the accelerators that the device may be, times their number, as flags to type.
-    """
+    """Raises ConfigError, with prices to type, if a budget counts dollars and `hardware.usd_per_hour` is 0."""
     budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
     budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
     budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd

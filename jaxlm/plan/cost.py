@@ -1,4 +1,18 @@
-"""Computes the tokens, hours and dollars of a run, on demand and on spot machines."""
+"""Estimates tokens per second, hours and dollars of a run, on demand and on spot machines.
+
+The speed is a measured one, made less by what a smaller model and remat cost. The MFU in the prices file is of one shape:
+1.04B parameters, d 2048. Smaller models reach less, for two reasons:
+
+- A layer's products grow with d^2, the activations that it reads and writes with d. So products take the share d / (d + d0)
+  of a token's time, where d0 grows with the FLOPs that the device makes while it reads a byte. Three widths for each FLOP a
+  byte is a fit: it gives GPT-2 124M (d 768) 49% of an A100, as PyTorch does. (Published are 29% to 60% for that model, and
+  64% for 1.04B.) Wider models are not thought to reach more. (3.12B on an H100 reached 50%, 1.04B 57%: nothing here says so.)
+- Each kernel has to be launched. A step is never shorter than its launches.
+
+A frozen model saves a third of the products. But each kernel with a LoRA has as many launches again as it has by itself, and
+a quantised one is decoded in both passes, bound by the device's memory. These two were not measured. The time of the
+optimizer, the loader and links between devices is not in here.
+"""
 
 import dataclasses
 import math
@@ -23,13 +37,10 @@ class Cost:
     """The time and the price of a run on a number of devices of one accelerator.
 
     Attributes:
-      tokens_per_second: the speed of all devices together (`plan.speed`).
-      hours: the hours of training without any interruption, and of judging before it.
-      judging_hours: of them, those in which DPO's reference judges the pairs once before step 0; 0 without. It is taken
-        to see as many tokens as the run trains on, which is so if the run goes through its pairs once.
-      usd: the dollars for `hours` on demand.
-      spot_hours: the hours of training with preemptions, lost work included; inf if the run would never end.
-      usd_spot: the dollars for `spot_hours` on spot machines.
+      tokens_per_second: of all devices together.
+      hours: without any interruption, with those of judging before it.
+      judging_hours: those in which DPO's reference judges all of the run's tokens once before step 0.
+      spot_hours: with preemptions and lost work; inf if the run would never end.
       usd_per_billion: the dollars for 10^9 tokens on demand.
       save_hours: the hours between two checkpoints.
       spot_pays_hours: spot is cheaper if a checkpoint comes at least so often; 0 if it never is, inf if always.
@@ -52,13 +63,9 @@ def tokens(config: Config) -> int:
 
 
 def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> Cost:
-    """Returns the hours and dollars of the config's whole run.
+    """Returns hours and dollars of a run whose `model.remat` and `train.microbatch_size` are those of the plan.
 
-    Args:
-      config: the config as it would run there: `model.remat` and `train.microbatch_size` are those of the plan.
-      accelerator: the kind of device to rent.
-      devices: the number of devices.
-      hosts: the number of machines that hold the devices; each may be preempted.
+    `hosts`: the machines that hold the devices; each may be preempted.
     """
     tokens_per_second = speed(config, accelerator, devices)
     hours = tokens(config) / tokens_per_second / 3600
@@ -80,12 +87,12 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def judging_share(config: Config) -> float:
-    """Returns the time in which a reference judges a token once, in units of the time to train on it; 0 if none does."""
+    """Returns the time in which a reference judges a token once, in the same units; 0 if none does."""
     return forward_share(config) if flops.reference(config) == "once" else 0.0
 
 
 def forward_share(config: Config) -> float:
-    """Returns the time of a forward pass over a token in units of the time to train on it: a third of a step's FLOPs."""
+    """Returns the time of a forward pass over a token in units of the time to train on it."""
     return flops.judging(config).palm / (flops.of(config).palm * remat_factor(config))
 
 
@@ -94,9 +101,7 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
     Steps after the last phase are one more, named "". The hours hold evaluations and saves, and in the first phase the start
     and a reference's judging. Samples and benchmarks are not counted, nor that an evaluation of PPO and GRPO draws answers.
-
-    Args:
-      hosts: the number of machines that hold the devices; 0 = eight devices to one.
+    `hosts` = 0: eight devices to one.
     """
     t, rows = config.train, []
     step = t.batch_size * t.seq_len / tokens_per_second / 3600
@@ -115,10 +120,10 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
 
 def held_out_tokens(config: Config) -> int:
-    """Returns the tokens of an evaluation at most: those that `eval` lets each source, or the examples, have.
+    """Returns the tokens of an evaluation at most.
 
-    A megabyte of text counts as 250,000 tokens, an example as a row. Where `eval` lets them have all, it is the share that is
-    held out of the tokens that the run trains on.
+    A megabyte of text counts as 250,000 tokens, an example as a row. Where `eval` takes all, it is the share of the
+    run's tokens that is held out.
     """
     e, seq_len = config.eval, config.train.seq_len
     if config.program != "pretrain":
@@ -130,11 +135,7 @@ def held_out_tokens(config: Config) -> int:
 
 
 def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
-    """Returns the hours between two checkpoints, as training saves: by steps, by minutes, or by both, and at the end.
-
-    Args:
-      hours: those of the whole run.
-    """
+    """Returns the hours between two checkpoints of a run of `hours`, as training saves: by steps, minutes, or both."""
     c, steps = config.checkpoint, config.train.steps
     by_steps = hours * min(c.every_steps or steps, steps) / steps
     minutes = c.every_minutes or math.inf
@@ -142,13 +143,12 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
 
 
 def auto_minutes(config: Config, devices: int, hosts: int) -> float:
-    """Returns the minutes between two checkpoints that training would choose, from what is assumed of disk and devices."""
     waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
     return pace.minutes(waits, verifies, config.plan.preemptions_per_day)
 
 
 def save_seconds(config: Config, devices: int) -> float:
-    """Returns the seconds for which the loop waits while so many devices save a checkpoint, from what is assumed of them."""
+    """Returns the seconds for which the loop waits while so many devices save a checkpoint."""
     state = STATE_BYTES * (adapter_params(config.model, config.adapter) or count_params(config.model))
     return state / devices / TO_HOST
 
@@ -156,13 +156,9 @@ def save_seconds(config: Config, devices: int) -> float:
 def slow_down(config: Config, every: float, hosts: int) -> float:
     """Returns the expected factor by which preemptions prolong a run on spot machines; inf if it is 100 or more.
 
-    Preemptions come at a constant rate r, and the preemption of one host stops all hosts. Each preemption costs the
-    work since the last checkpoint, and R hours for the restart. The h hours between two checkpoints then take (1/r +
-    R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h
-    + rh (h/2 + R): each preemption costs half an interval and a restart.
-
-    Args:
-      every: h.
+    Preemptions come at a constant rate r, and that of one host stops all. Each costs the work since the last checkpoint and R
+    hours for the restart. So h = `every` hours between two checkpoints take (1/r + R)(exp(rh) - 1) hours (Daly 2006,
+    doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h + rh (h/2 + R).
     """
     rate = config.plan.preemptions_per_day * hosts / 24
     if not rate * every:
@@ -174,7 +170,7 @@ def slow_down(config: Config, every: float, hosts: int) -> float:
 def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, hosts: int) -> float:
     """Returns the longest time between two checkpoints, in hours, with which spot costs no more than on demand.
 
-    0 if spot never pays, because restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
+    0 if restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
     """
     most = accelerator.usd / accelerator.usd_spot
     low, high = pace.LEAST / 60, hours
@@ -197,13 +193,7 @@ DECODED_BYTES = 2.5  # a quantised weight is read at half a byte, and written in
 
 
 def speed(config: Config, accelerator: Accelerator, devices: int) -> float:
-    """Returns the speed of all devices together.
-
-    Args:
-      config: the config as it runs: `model.remat` is not auto, and `train.microbatch_size` is set.
-      accelerator: the kind of device.
-      devices: how many there are.
-    """
+    """Returns the tokens a second of all devices. `model.remat` and `train.microbatch_size` must not be auto."""
     per_token = flops.of(config).palm * remat_factor(config)
     tokens = config.train.microbatch_size * config.train.seq_len
     products_s = tokens * per_token / (devices * accelerator.tflops * 1e12 * mfu(config.model, accelerator))
@@ -230,11 +220,7 @@ def _decoding_s(config: Config, accelerator: Accelerator) -> float:
 
 
 def _drawing_s(config: Config, accelerator: Accelerator) -> float:
-    """The seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn.
-
-    Each new token reads once what it is multiplied by, for all answers that are drawn at once: that is bound by the device's
-    memory. Caches and prompts are left out; it was not measured.
-    """
+    """The seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn."""
     if not flops.draws(config):
         return 0.0
     r, t = config.rollout, config.train
@@ -257,13 +243,9 @@ def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
 
 
 def remat_factor(config: Config, remat: str = "") -> float:
-    """Returns how many times as long a step takes by its FLOPs as without remat: 1 for none.
+    """Returns how many times as long a step takes by its FLOPs as without remat; "" = the config's own policy.
 
-    `full` repeats a layer's forward pass but for its last product, whose result the backward pass does not need. `dots`
-    repeats attention's. `names` repeats only what is no product.
-
-    Args:
-      remat: the policy; "" for the config's own.
+    `full` repeats a layer's forward pass but for its last product, `dots` attention's, `names` only what is no product.
     """
     m, remat = config.model, remat or config.model.remat
     attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs

@@ -25,7 +25,7 @@ class FlopsPerToken(typing.NamedTuple):
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
-    """Returns the FLOPs of pretraining on one token in rows of `seq_len`; d = n_heads * head_dim."""
+    """Returns the FLOPs of pretraining on one token in rows of `seq_len`."""
     return _flops(config, multiplied_params(config), seq_len, forward=1, backward=2)
 
 
@@ -46,7 +46,7 @@ def of(config: Config) -> FlopsPerToken:
 
 
 def multiplied(config: Config) -> int:
-    """Returns N: the number of the model's parameters, without an adapter's, by which the training multiplies a token."""
+    """Returns N: by how many of the model's parameters, without an adapter's, a token is multiplied."""
     return multiplied_params(config.model, head=config.program != "reward")
 
 
@@ -56,14 +56,12 @@ def draws(config: Config) -> bool:
 
 
 def judging(config: Config) -> FlopsPerToken:
-    """Returns the FLOPs for one token of a forward pass alone, as of the reference."""
+    """Returns the FLOPs for one token of a forward pass alone."""
     return _flops(config.model, multiplied(config), config.train.seq_len, forward=1, backward=0)
 
 
 def reference(config: Config) -> str:
-    """Returns when a reference is run: "each step" (the frozen model), "once" before step 0, "each batch" before its updates,
-    or "" if there is none.
-    """
+    """Returns when a reference is run: "each step", "once" before step 0, "each batch" before its updates; "" if never."""
     if draws(config):
         return "each batch" if config.policy.reference else ""
     if config.program != "dpo" or not dpo.has_reference(config.dpo):

@@ -39,8 +39,6 @@ TENTH = 1.2816  # standard normal: 80% lie within so many standard deviations
 
 @dataclasses.dataclass(frozen=True)
 class TooEarly:
-    """Why there is no forecast yet, in one line."""
-
     why: str
 
 
@@ -52,7 +50,6 @@ class Forecast:
       done: the last step whose loss was seen, or may have been.
       rate: the run's own learning rates, of the past and of the plan.
       theta: log(L0), log(A), then the parameters in the order of PRIORS, as logarithms.
-      covariance: theirs.
       misfit: how far the law was from the losses, as a standard deviation in nats; their noise is not in it.
     """
 
@@ -63,17 +60,14 @@ class Forecast:
     misfit: float
 
     def at(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns the loss after `step` steps, and the interval that holds it with 80%: (loss, low, high) in nats.
+        """Returns (loss, low, high) in nats after `step` steps: the loss and its 80% interval.
 
-        Args:
-          step: a step of the past or the future.
-          rate: the learning rates from step `done` + 1 on; by default the plan's. Those of earlier steps are the run's own.
+        `rate`: the learning rates from step `done` + 1 on; by default the plan's.
         """
         loss, low, high = self.curve(np.array([step]), rate)
         return float(loss[0]), float(low[0]), float(high[0])
 
     def curve(self, steps: np.ndarray, rate: Rate | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns losses and the ends of their 80% intervals, as `at` does for one step."""
         loss, spread = self._predict(np.append(steps, self.done), rate)
         drift = DRIFT * (loss[:-1] - loss[-1])
         sd = np.sqrt(_variance(spread[:-1], self.covariance) + drift**2 + self.misfit**2)
@@ -92,7 +86,7 @@ class Forecast:
         return gain, gain - TENTH * sd, gain + TENTH * sd
 
     def _predict(self, steps: np.ndarray, rate: Rate | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the losses at `steps`, and their derivatives by the parameters: [steps], [steps, parameters]."""
+        """The losses at `steps`, and their derivatives by the parameters: [steps], [steps, parameters]."""
         schedule = _schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))
         small = 1e-4 * np.eye(self.theta.size)
         ends = [(_law(self.theta + e, schedule, steps), _law(self.theta - e, schedule, steps)) for e in small]
@@ -104,9 +98,7 @@ class Rise:
     """What a new schedule does to the loss before it helps.
 
     Attributes:
-      now: the loss now.
       peak: the highest loss to come; `now` if it does not rise.
-      peak_step: the step of the peak.
       back_step: the first step at which the loss is again at most `now`; None if the schedule ends before.
       end: the loss at the end of the new schedule.
     """
@@ -124,16 +116,10 @@ def then(rate: Rate, done: int, after: Rate) -> Rate:
 
 
 def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) -> Forecast | TooEarly:
-    """Fits the law to the losses of a run's first `done` steps.
+    """Fits the law to the losses of a run's first `done` steps, of `end` that are planned.
 
     Least squares with Huber's weights and the priors, over the medians of bins. Losses that are not finite are left out; of a
     step that stands there twice (a run that was resumed) the later loss counts. Takes about 0.05 s.
-
-    Args:
-      steps, losses: what was logged, in the order of the file.
-      rate: the learning rates of the steps 1 to `end`: those that the run had, then those that it will have.
-      done: the number of steps done.
-      end: the last step of the plan.
 
     Raises:
       ValueError: the rate is 0 where it should be highest, or not finite.
@@ -161,7 +147,7 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
 
 
 def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
-    """Returns what happens if the run goes on from `forecast.done` with the learning rates `rate` to step `end`.
+    """Returns what happens if the run goes on with the learning rates `rate` to step `end`.
 
     A schedule that has come down and is then made longer starts again with a higher rate: the loss rises first.
     """
@@ -269,15 +255,7 @@ SURE = 2  # a future is too dear if it is so even with a gain this far above the
 
 @dataclasses.dataclass(frozen=True)
 class Future:
-    """One way to go on, against stopping now.
-
-    Attributes:
-      name: PLAN, DECAY or STOP.
-      steps: how many more steps it takes.
-      loss, low, high: the loss at its end in nats, and its 80% interval.
-      gain, gain_low, gain_high: by how much the loss falls from now on, and the 80% interval of that.
-      hours, usd: the time and the price of its steps.
-    """
+    """One way to go on, against stopping now: its 80% intervals of loss and gain (how far the loss falls from now on)."""
 
     name: str
     steps: int
@@ -303,8 +281,6 @@ class Future:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What to do (GO_ON, DECAY, STOP or TOO_EARLY), and why in one line."""
-
     word: str
     line: str
 
@@ -314,11 +290,8 @@ def futures(
 ) -> list[Future]:
     """Returns the three futures of a run, in the order PLAN, DECAY, STOP.
 
-    Args:
-      end: the last step of the plan.
-      seconds_per_step: the time of a step, evaluations and saves included if they should be paid.
-      usd_per_hour: the price of the machine.
-      decay_share: "decay now" takes this share of the steps done, and no more steps than the plan has left.
+    `seconds_per_step`: evaluations and saves included if they should be paid. `decay_share`: "decay now" takes this share of
+    the steps done, and no more steps than the plan has left.
     """
     done = forecast.done
     n = min(max(round(decay_share * done), 1), end - done)
@@ -336,14 +309,10 @@ def futures(
 
 
 def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
-    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars.
+    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars; 0 = whatever it costs.
 
     A future is too dear if it costs more than that even where its loss falls as far as it can be thought to. Stopping late
     wastes dollars. Stopping early wastes the model. The plan's own decay is in the plan's price.
-
-    Args:
-      found: the three futures, or why there are none.
-      usd_per_centinat: 0 = whatever it costs.
     """
     if isinstance(found, TooEarly):
         return Advice(TOO_EARLY, found.why)
@@ -359,7 +328,6 @@ def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advic
 
 
 def table(found: Sequence[Future]) -> list[str]:
-    """Returns the futures as lines of text, with a head line."""
     lines = [f"{'':<16}{'steps':>8}{'loss':>9}{'80%':>18}{'hours':>8}{'dollars':>10}{'per 0.01 nats':>15}"]
     for f in found:
         price = f"${f.usd_per_centinat:,.2f}" if f.usd and math.isfinite(f.usd_per_centinat) else "-"

@@ -55,7 +55,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
     """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
 
-    Which tokens have rows of their own is taken to be the last of the vocabulary, as ChatML's are.
+    Tokens with rows of their own are taken to be the last of the vocabulary, as ChatML's are.
     """
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
@@ -66,14 +66,7 @@ def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a parameter is split over devices.
-
-    Attributes:
-      shape: the shape of the whole parameter.
-      spec: the mesh axes that split each dimension, such as "fsdp, tensor, -"; "-" for none.
-      per_device: the number of its elements on each device.
-      replicated: True if every device holds the whole parameter.
-    """
+    """How a parameter is split: the mesh axes of each dimension ("fsdp, tensor, -"), its elements on each device."""
 
     name: str
     shape: tuple[int, ...]
@@ -85,15 +78,9 @@ class Placement:
 def lower_step(
     config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Lowers the train step of a config for a mesh.
+    """Lowers the train step for a mesh, whose devices may be absent. Returns it and the placement of each parameter.
 
-    Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      mesh: the mesh; its devices may be absent.
-      make_parts: makes the parts, if the run's own are there already.
-
-    Returns:
-      The lowered step (`.compile()` compiles it) and the placement of each parameter.
+    `model.attention` and `model.dtype` must not be auto. `make_parts` makes the parts, if the run's own are there already.
     """
     made = make_parts(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
@@ -101,7 +88,6 @@ def lower_step(
 
 
 def placements(params: dict, shardings: dict) -> list[Placement]:
-    """Returns the placement of each parameter, in tree order."""
     rows = []
     for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
         size = math.prod(placed.shard_shape(leaf.shape))
@@ -123,9 +109,8 @@ def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax
 def memory_of(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
 
-    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small. XLA
-    allocates the temporaries as one block. Its GPU compiler does not count the gaps in that block, and its CPU compiler
-    does not count the block at all.
+    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small: its GPU compiler
+    leaves out the gaps in the block of temporaries, its CPU compiler the block itself.
     """
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
@@ -133,14 +118,7 @@ def memory_of(compiled: jax.stages.Compiled) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices to compile for, which may be absent.
-
-    Attributes:
-      platform: "gpu" or "cpu", as `models.hardware.for_platform` takes it.
-      name: the name of the devices for users.
-      devices: the devices, absent or fake.
-      options: the compiler's options.
-    """
+    """The devices to compile for, which may be absent; `name` is theirs for users."""
 
     platform: str
     name: str
@@ -170,19 +148,9 @@ def target(devices: int, hosts: int) -> Target:
 
 
 def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
-    """Compiles the step and reads the program.
+    """Compiles the step for a target's platform, and returns what the program holds and sends, as `jaxlm plan` shows it.
 
-    Args:
-      config: the config, with the dtype and the attention of the target's platform, and a microbatch that the mesh
-        divides.
-      mesh: the sizes of the mesh's axes.
-      target: the devices.
-
-    Returns:
-      A dict. target, dtype, microbatch: as given. seconds: the time of compiling. memory: the bytes on each device.
-        memory_note: what to know of these bytes. parameters_per_device: the number of parameters' elements on each
-        device. replicated: how many parameters over LARGE every device holds whole, and the largest of them.
-        collectives: kind, times and bytes a step.
+    `replicated` counts the parameters over LARGE that every device holds whole.
     """
     start = time.monotonic()
     lowered, rows = lower_step(config, sharding.make_mesh(mesh, target.devices))
@@ -208,12 +176,7 @@ def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Memory that there is.
-
-    Attributes:
-      bytes: for each device.
-      of: whose it is, for the user.
-    """
+    """Memory that there is, for each device, and whose it is, for the user."""
 
     bytes: float
     of: str
@@ -222,8 +185,7 @@ class Room:
 def of_devices(memory_gb: float) -> Room | None:
     """Returns the memory of each device, the least of all processes; None if this platform does not say it.
 
-    Args:
-      memory_gb: `config.tune.memory_gb`, which counts if it is not 0.
+    `memory_gb` (`config.tune.memory_gb`) counts if it is not 0.
     """
     if memory_gb:
         return Room(memory_gb * 1e9, "by config.tune.memory_gb")
@@ -244,14 +206,8 @@ def of_devices(memory_gb: float) -> Room | None:
 def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigError | RunError:
     """Returns the error of a step that does not fit: what the same command meets again, or what may pass.
 
-    A device has the same memory the next time. A machine may have more of it free then; so a run that has begun only
-    failed.
-
-    Args:
-      words: what is wrong and how to mend it.
-      platform: of the devices.
-      memory_gb: `config.tune.memory_gb`: then the limit never changes.
-      begun: True if the run has checkpoints.
+    A device has the same memory the next time, and so has `memory_gb` (`config.tune.memory_gb`). A machine may have more of it
+    free then; so a run that has begun only failed.
     """
     if platform != "cpu" or memory_gb:
         return ConfigError(words)
@@ -260,7 +216,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
 
 
 def available_bytes(root: pathlib.Path = files.ROOT) -> int:
-    """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves.
+    """Returns the bytes of the host's memory that this process may still take: MemAvailable, or what its cgroup leaves.
 
     Raises OSError where there is no /proc (macOS).
     """
@@ -295,14 +251,11 @@ class Collective:
     """One collective operation, as one device sees it.
 
     Attributes:
-      kind: one of KINDS.
-      bytes: the bytes of its input or its result on one device, whichever is larger: a gather's result, a
-        reduce-scatter's input.
+      bytes: of its input or its result on one device, whichever is larger: a gather's result, a reduce-scatter's input.
       group: the number of devices that take part together.
-      shapes: the shapes of the results, such as "bf16[64,128]".
-      in_loop: True if it is in the body of a loop.
+      shapes: of the results, such as "bf16[64,128]".
       name: the model's operation that it comes from (`op_name`).
-      turns: the number of times that it runs in one step; a loop of unknown length counts as one turn.
+      turns: how often it runs in one step; a loop of unknown length counts as one turn.
     """
 
     kind: str
@@ -315,7 +268,7 @@ class Collective:
 
 
 def collectives(compiled_text: str) -> list[Collective]:
-    """Returns the collectives of an optimised HLO module, in the order of the text. Leaves out those within one device.
+    """Returns the collectives of an optimised HLO module, in the order of the text, without those within one device.
 
     Raises:
       ValueError: the text lists the devices of a collective in an unknown format.
@@ -368,10 +321,7 @@ def _devices(text: str) -> int:
 
 
 def _group(line: str, kind: str, devices: int) -> int:
-    """Returns the number of devices in a group.
-
-    HLO writes replica_groups={{0,1},{2,3}}, [groups,size]<=[...] or mesh['a'=4,'b'=2] {'b'}; {} means all devices.
-    """
+    """The devices of a group: replica_groups={{0,1},{2,3}}, [groups,size]<=[...], mesh['a'=4,'b'=2] {'b'}; {} = all."""
     if kind == "collective-permute":
         return 2 if re.search(r"source_target_pairs=\{\{", line) else 1
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
@@ -388,10 +338,7 @@ def _group(line: str, kind: str, devices: int) -> int:
 
 
 def _turns(text: str) -> dict[str, tuple[int, bool]]:
-    """Returns computation -> (how often it runs, True if it is in a loop).
-
-    It runs as often as the lengths of the loops around it multiply to, as far as XLA knows them.
-    """
+    """Computation -> (how often it runs: the lengths of the loops around it multiplied, True if it is in a loop)."""
     calls: dict[str, list[tuple[str, int, bool]]] = {}
     entry, computation = "", ""
     for line in text.splitlines():

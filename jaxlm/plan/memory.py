@@ -46,17 +46,13 @@ class Memory:
     """Bytes on each device at the peak of a step, by component.
 
     Attributes:
-      parameters: the trained parameters, float32.
-      frozen: the parameters that are not trained, in the compute type, or quantised.
-      optimizer: the optimizer's state, without the part that is offloaded to the host.
-      gradients: the float32 sums over microbatches. If there is only one microbatch: the gradients at the update, in
-        the compute type.
+      frozen: in the compute type, or quantised.
+      optimizer: without the part that is offloaded to the host.
+      gradients: the float32 sums over microbatches. With only one: the gradients at the update, in the compute type.
       copies: the parameters in the compute type.
       activations: what all layers keep for the backward pass.
-      workspace: everything else that the step needs at its peak.
       batch: the rows of a whole step.
-      rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches. 0
-        without.
+      rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches.
     """
 
     parameters: int
@@ -71,23 +67,19 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Returns the sum of all components."""
         return sum(dataclasses.astuple(self))
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns a config's mesh on devices that need not exist. Raises ConfigError if the axes do not multiply to `devices`."""
+    """Returns a mesh of devices that need not exist. Raises ConfigError if the axes do not multiply to `devices`."""
     sizes = sharding.mesh_shape(config, devices)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
-    """Returns the memory that a config's train step takes on each device of a mesh (`abstract_mesh`, or a real one).
+    """Returns the memory of a step on each device of a mesh (`abstract_mesh`, or a real one).
 
-    Args:
-      config: the config, with `model.dtype` and `model.attention` set (not auto), and a microbatch that the mesh
-        divides.
-      mesh: the mesh, over which the rules of `jaxlm.devices.sharding` split parameters, optimizer state and batch.
+    `model.dtype` and `model.attention` must not be auto, and the mesh must divide the microbatch.
     """
     return Estimator(config, mesh)(config)
 
@@ -98,8 +90,8 @@ class _Share(typing.NamedTuple):
     Attributes:
       numbers, bytes: the elements, and their bytes in the types in which they are there.
       layer_numbers, layer_bytes: of them, those in the layers.
-      narrow_bytes: of the bytes, those of types narrower than float32.
-      drawing_bytes: the bytes if nothing is wider than the compute type; what is coded stays so.
+      narrow_bytes: of types narrower than float32.
+      drawing_bytes: if nothing is wider than the compute type; what is coded stays so.
     """
 
     numbers: int
@@ -126,7 +118,6 @@ class Estimator:
         self._batch, _ = device_bytes(made.batch(), placed)
 
     def __call__(self, config: Config) -> Memory:
-        """Returns the memory with this config's remat policy and microbatch."""
         m, t, trained, frozen = config.model, config.train, self._trained, self._frozen
         tokens = t.seq_len // self._axes.get("context", 1)
         rows = t.microbatch_size // self._ways
@@ -169,11 +160,7 @@ class Estimator:
         return weights + packed // self._fsdp + cache // (self._ways * self._tensor)
 
     def _joined(self, m: ModelConfig) -> int:
-        """The bytes of the weights of layers as products use them: q|k|v and gate|up side by side, all gathered.
-
-        They are held for one layer at a time under remat or a scan, or if they are frozen; else for all layers until
-        their backward pass.
-        """
+        """The bytes of a layer's weights as products use them, gathered: of one layer, or of all without remat and scan."""
         joined = _side_by_side(m, self._tensor) if m.fuse_projections else 0
         # The joined weights are gathered already: they are not counted again.
         whole = (self._trained.layer_numbers + self._frozen.layer_numbers) * self._fsdp
@@ -191,10 +178,7 @@ class Estimator:
         return m.padded_vocab_size * m.d_model * self._width // self._tensor if copied else 0
 
     def _loss(self, config: Config, tokens: int) -> int:
-        """The bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all.
-
-        With a frozen head and tiles a copy of a tied head, transposed; without tiles the logits' gradient in float32.
-        """
+        """The bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all."""
         m, width = config.model, self._width
         tile = min(config.loss.tile_tokens or tokens, tokens)
         of_gradient, head = width, self._head(m)
@@ -239,14 +223,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
 
 
 class _Layer:
-    """Bytes of one layer's activations on a device, for `rows` rows of `tokens` tokens.
-
-    Attributes:
-      kept: from the forward pass to the backward pass.
-      shared: kept once for all layers.
-      backward: more of them at the start of the last layer's backward pass: what is recomputed, and the gradient of the
-        MLP's hidden activations.
-    """
+    """Bytes of one layer's activations on a device: `kept` for the backward pass, `shared` by all, `backward`: more then."""
 
     def __init__(self, config: Config, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         m, tensor = config.model, axes.get("tensor", 1)

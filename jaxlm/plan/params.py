@@ -34,12 +34,9 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
 
 
 def multiplied_params(config: ModelConfig, head: bool = True) -> int:
-    """Returns the number of parameters by which each token is multiplied: no table that is only looked up counts.
+    """Returns by how many parameters each token is multiplied: no table that is only looked up counts.
 
-    The embedding is one, unless it is the head too, and so are the positions.
-
-    Args:
-      head: False if no logits are computed, as by a reward model.
+    `head`: False if no logits are computed, as by a reward model.
     """
     parts = params_by_component(config)
     tied = parts["embed"] if config.tie_embeddings else 0
@@ -49,8 +46,7 @@ def multiplied_params(config: ModelConfig, head: bool = True) -> int:
 def kernels(config: ModelConfig, part: str = "") -> dict[str, tuple[int, int]]:
     """Returns name -> (inputs, outputs) of each kernel of one layer, as `adapter.targets` names them: `attn/q`.
 
-    Args:
-      part: "attn" or "mlp"; "" for both.
+    `part`: "attn" or "mlp"; "" for both.
     """
     c = config
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim

@@ -1,13 +1,12 @@
-"""Published rules for a pretraining run: learning rate, b2, batch, warm-up and decay from parameters, tokens and batch.
+"""Published rules for a pretraining run, where a config departs from them and what that costs, and scaling laws.
 
-Each rule is a function with its source. A rule returns the value that jaxlm takes, and between which values the published
-rules lie. `optim.lr=0` and `optim.b2=0` in a config mean "by rule": `by_rule` fills them in.
+A rule returns the value that jaxlm takes, and between which values the published rules lie. `optim.lr=0` and `optim.b2=0` in a
+config mean "by rule": `by_rule` fills them in. Tokens are those of the schedule. Parameters are counted without embeddings,
+positions and an untied head. All rates are for a decay towards 0 and a model that begins with new weights. The constants are
+as published and fitted to nothing of ours, on models of 50M to several billion parameters: for the quickstart they reach far.
 
-Tokens are those of the schedule. Parameters are counted without embeddings, positions and an untied head, as the rules count
-them. All rates are for a decay towards 0 and a model that begins with new weights.
-
-The constants are as published and fitted to nothing of ours. The rules were fitted on models of 50M to several billion
-parameters: for the quickstart they reach far.
+The scaling laws are L(N, D) = E + A / N^alpha + B / D^beta, in nats per token OF THEIR OWN TOKENIZER AND TEXT (MassiveText,
+32,000 ids). Compare two plans by them, never a plan with a loss that you have measured.
 """
 
 import dataclasses
@@ -31,14 +30,7 @@ FITTED_FROM = 50e6  # parameters, about: from where the laws of the rates were f
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the rules read of a run.
-
-    Attributes:
-      params: parameters without embeddings, positions and an untied head.
-      width: d_model.
-      tokens: tokens that the schedule is made for.
-      batch: tokens of a step.
-    """
+    """What the rules read of a run. `params`: those of the layers; `tokens`: of the schedule; `batch`: tokens of a step."""
 
     params: float
     width: int
@@ -48,13 +40,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The value of a rule.
-
-    Attributes:
-      value: what jaxlm takes.
-      low, high: the lowest and highest of the published rules.
-      source: where `value` comes from, in a few words.
-    """
+    """The value that jaxlm takes, and the lowest and highest of the published rules."""
 
     value: float
     low: float
@@ -62,7 +48,6 @@ class Rule:
     source: str
 
     def times(self, factor: float) -> "Rule":
-        """Returns the rule with all its values times a factor."""
         return dataclasses.replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
 
 
@@ -112,10 +97,7 @@ def porian_batch(run: Run) -> float:
 
 
 def marin(run: Run) -> float | None:
-    """Returns the rate that Marin tuned at 1.2B parameters, 2e-3 at 2^20 tokens a step (arXiv:2509.02046).
-
-    It is one point and no law: None for models of less than a half or more than twice the size.
-    """
+    """Returns the rate that Marin tuned at 1.2B parameters (arXiv:2509.02046); None far from that size: it is one point."""
     return 2e-3 * math.sqrt(run.batch / 2**20) if 0.6e9 <= run.params <= 2.4e9 else None
 
 
@@ -132,7 +114,6 @@ ADAMW_LAWS: dict[str, Callable[[Run], float | None]] = {
 
 
 def adamw_rates(run: Run) -> dict[str, float]:
-    """Returns what each published rule says of AdamW's rate, by its name."""
     rates = {name: law(run) for name, law in ADAMW_LAWS.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
@@ -152,8 +133,8 @@ def muon_rate(run: Run) -> Rule:
 
     It is drawn through published points and no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for the same scale
     of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
-    marin-community/marin). Rates that were tuned for other scales, put into this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens,
-    2^20 a step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
+    marin-community/marin). Rates tuned for other scales, put into this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a
+    step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
     """
     rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
     low, high = (share * rate for share in MUON_SPAN)
@@ -178,7 +159,6 @@ def b2(run: Run) -> Rule:
 
 
 def b2_of(run: Run, half_life: float) -> float:
-    """Returns the b2 of a half-life in tokens, within `B2_SPAN` and `MOST_OF_RUN`."""
     return min(max(0.5 ** (run.batch / min(half_life, MOST_OF_RUN * run.tokens)), B2_SPAN[0]), B2_SPAN[1])
 
 
@@ -213,9 +193,7 @@ def warmup(run: Run) -> Rule:
 def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
     """Returns the config with rates and a b2 where it leaves them to the rule (0); says what they are.
 
-    Args:
-      config: a resolved config.
-      kept: `lr`, `matrix_lr_ratio` and `b2` of the run that goes on, which it keeps; None for a new run.
+    `kept`: `lr`, `matrix_lr_ratio` and `b2` of the run that goes on, which it keeps; None for a new run.
 
     Raises:
       ConfigError: the run begins with the weights of another, for which no rule is known.
@@ -247,7 +225,7 @@ def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> C
 
 
 def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
-    """Returns key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
+    """Key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
     if o.name != "muon" or o.matrix_lr_ratio:
         ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
         return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
@@ -307,14 +285,11 @@ class Scaling:
     """What the laws predict for a plan.
 
     Attributes:
-      tokens_per_param: the plan's tokens for each parameter.
-      optimal_tokens: the optimal number of tokens by the rule of 20 tokens a parameter.
-      optimal_by_law: law's name -> optimal number of tokens for this size.
-      loss_by_law: law's name -> predicted final loss in nats per token.
-      loss: the mean of the laws' losses; None if one of them is worse than guessing among the vocabulary, because then
-        the plan is far outside of the laws' range.
-      low, high: the lowest and the highest of the laws' losses, moved apart by UNCERTAINTY times the mean on each side,
-        `high` at most the loss of guessing; None if `loss` is.
+      tokens_per_param: the plan's.
+      optimal_tokens: by the rule of 20 tokens a parameter.
+      loss_by_law, loss: final losses in nats per token, and their mean; {} and None if one is worse than guessing among the
+        vocabulary: then the plan is far outside of the laws' range.
+      low, high: the lowest and highest of them, moved apart by UNCERTAINTY times the mean; `high` at most the loss of guessing.
     """
 
     tokens_per_param: float
@@ -359,12 +334,7 @@ class Departure:
     """One key that is not as the rules have it.
 
     Attributes:
-      key: the key, "optim.lr".
-      value: its value.
-      rule: what the rules say of it.
-      why: how it differs, in words.
-      cost: what that costs by published sweeps, in words.
-      source: who says what it costs.
+      cost, source: what that costs by published sweeps, in words, and who says so.
       nats: of the cost, the nats a token; None if nobody says.
       tokens: the share of the tokens that the rule would save, as (least, most); None if nobody says.
       high: True for a rate above its rule that most parameters have: the run may diverge.
@@ -384,10 +354,9 @@ class Departure:
 def compare(config: Config) -> dict[str, typing.Any] | None:
     """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not hold.
 
-    They hold for pretraining that begins with new weights, and for a whole schedule: not for a branch that decays.
-
-    Args:
-      config: a config whose rate and b2 are not left to the rule (`by_rule`).
+    They hold for pretraining that begins with new weights, and for a whole schedule: not for a branch that decays. A rate, a
+    half-life of b2, a batch or a warm-up departs if it is off by more than FACTOR. Costs are rough: sweeps of others, on their
+    models and data, read at our distance from the rule. No rate or b2 may be left to the rule (`by_rule`).
     """
     if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
         return None
@@ -402,7 +371,7 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
 
 
 def too_high(config: Config) -> list[str]:
-    """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge. Args as `compare`."""
+    """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge."""
     rows = (compare(config) or {"departures": []})["departures"]
     return [
         f"{one['key']}={one['value']:g}: {one['why']}, {one['rule']['value']:.3g} there, and the run may diverge (jaxlm plan)"
@@ -432,11 +401,7 @@ def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
 
 
 def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
-    """What departs of `lr` and `matrix_lr_ratio`.
-
-    The rate of most parameters has the price: with two rates that of the matrices, their product. It stands by the key that is
-    farther off on the same side.
-    """
+    """What departs of `lr` and `matrix_lr_ratio`. Two rates are priced by their product, at the key that is farther off."""
     values = {key: getattr(o, key) for key in rules}
     own, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
     key, two = "", len(rules) > 1

@@ -24,12 +24,7 @@ from jaxlm.step import optim as optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A config on its way from what was asked to what runs.
-
-    Attributes:
-      asked: what config.json keeps: `auto` as the user left it, so that another machine chooses for itself.
-      runs: what runs.
-    """
+    """A config on its way from what was asked (which config.json keeps, `auto` and all) to what runs."""
 
     asked: Config
     runs: Config
@@ -37,8 +32,7 @@ class Settled:
     def as_begun(self, folder: pathlib.Path) -> "Settled":
         """Returns it with the held-out text and the rates that the run in a folder began with; of a new run, by rule.
 
-        Raises:
-          ConfigError: a new run would learn nothing.
+        Raises ConfigError if a new run would learn nothing.
         """
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
         rates = from_first(lambda: rates_so_far(folder, config))
@@ -79,7 +73,6 @@ def assuming(config: Config, *, remat: str, rows: int) -> Config:
 
 
 def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
-    """Returns the config with the rates and the b2 that it leaves to the rule; see `recipe.by_rule`."""
     return recipe.by_rule(config, say, kept)
 
 

@@ -16,11 +16,7 @@ from jaxlm.plan.params import count_params, params_by_component
 def summarise(config: Config) -> dict[str, typing.Any]:
     """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator if that is "".
 
-    `model.dtype` and `model.attention` must not be auto.
-
-    Raises:
-      ConfigError: the accelerator is unknown, the mesh is wrong or does not divide the batch, or the prices file is
-        wrong.
+    `model.dtype` and `model.attention` must not be auto. Raises ConfigError if accelerator, mesh or prices file are wrong.
     """
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators

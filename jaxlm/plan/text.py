@@ -14,12 +14,7 @@ BUSY = 0.5  # processes that want to run, for each core, from which a measuremen
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    """Returns a plan as text.
-
-    Args:
-      plan: the dict that `summary.summarise` returns, under `here` the one of `here.row`, and under `disk` what the run
-        leaves there. If the step was compiled, `compiled` has the dict that `lower.compile_step` returns.
-    """
+    """Returns a plan of `summary.summarise` as text, under `here` and `disk` what `jaxlm plan` adds."""
     parts = (_model, _tokens, _recipe, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
     return "\n\n".join(filter(None, (part(plan) for part in parts)))
 
@@ -360,6 +355,5 @@ def _spot(plan: dict) -> list[str]:
 
 
 def wrapped(text: str, indent: str = "  ") -> str:
-    """Returns the text in lines of at most WIDTH columns, the first indented by `indent`, the others by two more columns."""
     words = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_on_hyphens=False, break_long_words=False)
     return words.fill(text)

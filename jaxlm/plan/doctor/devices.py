@@ -30,10 +30,10 @@ class Need:
     """What the plan says that a run needs, in bytes.
 
     Attributes:
-      step: of each device at the peak of a step, by arithmetic (`plan.memory`).
+      step: of each device at the peak of a step.
       state: of each device, for what is there all the time: parameters, optimizer, gradients.
       offloaded: of the host's memory for each device: the optimizer's state, if it lives there.
-      checkpoint: of the disk for one checkpoint: parameters and optimizer's state, over all devices.
+      checkpoint: of the disk for one checkpoint, over all devices.
       microbatch, remat: the settings for which `step` holds; those that are chosen at the start stand for the most frugal.
       wider: True if `step` holds for float32, which this CPU computes in, where `jaxlm plan` counts an accelerator's bfloat16.
     """
@@ -48,13 +48,7 @@ class Need:
 
 
 def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
-    """Returns what the plan says.
-
-    Args:
-      config: the config; `model.attention` and `model.dtype` must not be auto.
-      mesh: the devices.
-      dtype_asked: `model.dtype` as it was given, perhaps auto.
-    """
+    """Returns what the plan says. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
     microbatch = fit.own_microbatch(config, MeshConfig(**mesh.shape))
     remat = "full" if config.model.remat == "auto" else config.model.remat
     settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
@@ -68,11 +62,7 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
 
 
 def present(gpu_present: bool) -> Finding:
-    """Returns a finding on the devices that JAX has; FAIL if it has none of the GPUs that are there.
-
-    Args:
-      gpu_present: True if the machine has an NVIDIA device.
-    """
+    """Returns a finding on the devices that JAX has; FAIL if it has none of the NVIDIA GPUs that are there."""
     devices, first = jax.devices(), jax.devices()[0]
     figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices)}
     figures |= {"processes": jax.process_count()}
@@ -101,13 +91,7 @@ def device_memory(planned: Need, free: int) -> Finding:
 
 
 def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
-    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half.
-
-    Args:
-      planned: the plan.
-      devices: the number of JAX's devices on this host, which share its memory.
-      free: the free bytes of this host.
-    """
+    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half."""
     step, plural = planned.step * devices, "s" * (devices > 1)
     text = f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{plural}"
     verdict = OK
@@ -131,12 +115,7 @@ def _mend(planned: Need) -> str:
 
 
 def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
-    """Returns how many bytes could be allocated, up to `wanted`, in growing chunks. Frees them again.
-
-    Args:
-      wanted: the bytes that the plan needs.
-      allocate: bytes -> an array of them; raises JAX's RESOURCE_EXHAUSTED if there is no room.
-    """
+    """Returns how many bytes `allocate` could have, up to `wanted`, in growing chunks. Frees them again."""
     held, total, chunk = [], 0, _FIRST_CHUNK
     while total < wanted:
         chunk = min(chunk, wanted - total)
@@ -157,7 +136,6 @@ def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
 
 
 def zeros(device: jax.Device, count: int) -> jax.Array:
-    """Returns `count` zero bytes that really lie on the device."""
     return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))
 
 
@@ -181,11 +159,8 @@ _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
     """Returns (the config of a forward pass that takes seconds, what it is in words).
 
-    The batch is one row for each part of the mesh. The model is whole if it is small, or if it fits an accelerator;
-    else it has fewer layers, and on a CPU a smaller vocabulary and shorter rows. Its width, so its kernels, stay.
-
-    Args:
-      free_bytes: the memory of one device that may be used.
+    The batch is one row for each part of the mesh. The model is whole if it is small, or if it fits `free_bytes` of an
+    accelerator; else it has fewer layers, and on a CPU a smaller vocabulary and shorter rows. Its width, so its kernels, stay.
     """
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
     params = count_params(m)
@@ -206,12 +181,7 @@ def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
 def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     """Returns a finding on the same forward pass, made three times: its hidden states must agree to the last bit.
 
-    Forward passes add in a fixed order, so a difference is an error of the hardware (or of a kernel). The parameters are
-    new ones, from `config.seed`.
-
-    Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      free_bytes: the memory of one device that may be used.
+    Forward passes add in a fixed order, so a difference is an error of the hardware (or of a kernel).
     """
     small, what = shrunk(config, mesh, free_bytes)
     made = parts.make(small, mesh, lm.make)
@@ -245,10 +215,6 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
     """Returns a finding on the tokens per second of the real step, against what such devices did before.
 
     It compiles the run's own step, so the run's start finds it in the compile cache. What was measured is remembered.
-
-    Args:
-      config: the config as it runs: nothing is auto any more.
-      product_flops: what `bench.product` measured.
     """
     kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
     before = machines.known(kind, mesh.size, setting)
@@ -277,12 +243,9 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
 
 
 def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
-    """Returns a finding on `tokens_per_second` of `figures` against what is known, if anything is.
+    """Returns a finding on `tokens_per_second` of `figures` against what such devices did with this setting before.
 
-    Args:
-      figures: also has `product_flops`, the FLOP/s of a matrix product.
-      before: what such devices did with this setting.
-      peak_tflops: the peak of one device by its data sheet, if known.
+    `peak_tflops`: of one device by its data sheet, if known.
     """
     now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
     text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"

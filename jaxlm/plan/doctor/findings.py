@@ -28,7 +28,6 @@ class Finding:
 
     @property
     def hung(self) -> bool:
-        """Returns True if what was looked at did not answer in time."""
         return self.figures.get("hung", False)
 
     def __str__(self) -> str:
@@ -49,7 +48,6 @@ def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: 
 
 
 def no_answer(name: str, text: str) -> Finding:
-    """Returns the finding on something that hangs."""
     return Finding(name, FAIL, text, {"hung": True})
 
 

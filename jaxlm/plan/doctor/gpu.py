@@ -48,19 +48,13 @@ Ask = Callable[
 
 
 def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Returns True if this machine, or container, has an NVIDIA device."""
     return (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/gpus").is_dir()
 
 
 def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> list[Finding]:
     """Returns a finding for each problem of each card, and a line with its figures for each card without one.
 
-    Call it before JAX takes the GPUs' memory.
-
-    Args:
-      nvml: the module pynvml; None if it is not installed.
-      kernel_log: the kernel's messages, "" if they can't be read.
-      has_device: True if there is an NVIDIA device (`present`).
+    Call it before JAX takes the GPUs' memory. `nvml`: the module pynvml; None if it is not installed.
     """
     if nvml is None:
         missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')

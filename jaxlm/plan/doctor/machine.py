@@ -43,10 +43,7 @@ def start(config: Config) -> "Machine":
 class Machine:
     """The checks of one config on this machine's devices. Each returns findings, may raise, and is to be bounded in time.
 
-    Args:
-      asked: the config as it was given.
-      config: the same with `model.attention` and `model.dtype` chosen.
-      mesh: the devices.
+    `asked` is the config as it was given, `config` the same with `model.attention` and `model.dtype` chosen.
     """
 
     def __init__(self, asked: Config, config: Config, mesh: Mesh):
@@ -59,7 +56,6 @@ class Machine:
 
     @property
     def who(self) -> str:
-        """Returns what to put before the names of findings: the process's number where there are several."""
         return f"{jax.process_index()}: " if jax.process_count() > 1 else ""
 
     @property
@@ -91,20 +87,16 @@ class Machine:
         return Finding("config", OK, "; ".join([text, *said]), {"mesh": dict(self._mesh.shape)})
 
     def memory(self) -> list[Finding]:
-        """Returns findings on the memory of devices and host against the plan."""
         free = lower.available_bytes()
         return [devices.device_memory(self._need, free), devices.host_memory(self._need, free)]
 
     def checkpoint(self) -> Finding:
-        """Returns a finding on a tiny checkpoint in the run's folder."""
         return tiny_checkpoint(self._config.workdir, self._mesh)
 
     def links(self) -> list[Finding]:
-        """Returns findings on the links between devices and hosts."""
         return [links(self._mesh), *shared_memory()]
 
     def forward(self) -> Finding:
-        """Returns a finding on equal forward passes."""
         free = lower.available_bytes() if jax.default_backend() == "cpu" else self._need.step
         return devices.twice(self._config, self._mesh, free)
 
@@ -119,7 +111,6 @@ class Machine:
         return devices.speed(self._fitted, self._mesh, product)
 
     def clock(self, began: tuple[float, float]) -> Finding:
-        """Returns a finding on the clock since `began` (`now`)."""
         return clock(began, now(), clocks())
 
 
@@ -127,14 +118,9 @@ _FOLDER = ".doctor-checkpoint"
 
 
 def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
-    """Saves, verifies, restores and removes a checkpoint. Returns what failed. All processes call it.
+    """Saves, verifies, restores and removes a checkpoint in the run's folder. Returns what failed. All processes call it.
 
-    Args:
-      workdir: the run's folder; "" for the current one. If it has to be made, it is removed again.
-      mesh: the devices.
-
-    Raises:
-      RunError: what was saved can't be restored.
+    Raises RunError if what was saved can't be restored.
     """
     folder = pathlib.Path(workdir).absolute() / _FOLDER
     made = [path for path in folder.parents if not path.exists()]
@@ -172,16 +158,13 @@ _ALONE = "one process: no other clock to agree with"
 
 
 def now() -> tuple[float, float]:
-    """Returns the wall clock (Unix seconds) and the monotonic one."""
     return time.time(), time.monotonic()
 
 
 def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list[float] | None = None) -> Finding:
-    """Returns a finding on the clock.
+    """Returns a finding on the clock between two moments, as `now` returns them.
 
-    Args:
-      began, ended: what `now` returned at two moments.
-      at_hosts: the wall clocks of all processes at one moment; None if there is one process.
+    `at_hosts`: the wall clocks of all processes at one moment; None if there is one process.
     """
     seconds = ended[1] - began[1]
     drift, skew = ended[0] - began[0] - seconds, max(at_hosts) - min(at_hosts) if at_hosts else 0.0

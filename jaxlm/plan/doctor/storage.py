@@ -40,9 +40,7 @@ _PREFIX = ".jaxlm-doctor-"
 def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
     """Returns what the function `task` of this module returns, called in a process of its own.
 
-    Raises:
-      NoAnswer: it does not answer in `seconds`.
-      OSError: the function raised an exception, or the process died.
+    Raises NoAnswer if it does not answer in `seconds`, OSError if it raised an exception or the process died.
     """
     trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
@@ -62,14 +60,9 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
 def disk(
     workdir: str, checkpoint_bytes: int, config: CheckpointConfig, kept: int, seconds: float = ANSWER_S
 ) -> list[Finding]:
-    """Returns two findings on the disk of the run's folder: its speed and truth, and whether all checkpoints have room.
+    """Returns findings on the disk of the run's folder: its speed and truth, and whether all checkpoints have room.
 
-    Args:
-      workdir: the run's folder; if it does not exist, the nearest folder above it is tried.
-      checkpoint_bytes: the bytes of one checkpoint.
-      config: the section `checkpoint` of the config.
-      kept: how many checkpoints will stay, at most, the one that is being written included.
-      seconds: the most that the trial may take.
+    `kept`: how many checkpoints will stay, at most, the one that is being written included.
     """
     try:
         trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
@@ -93,14 +86,7 @@ def disk(
 
 
 def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = ANSWER_S) -> Finding:
-    """Returns a finding on the mirror: a file is written there, read back, compared and removed.
-
-    Args:
-      url: a folder, or a URL that fsspec knows.
-      checkpoint_bytes: the bytes of one checkpoint.
-      timeout_s: the key `checkpoint.mirror_timeout_s`.
-      seconds: the most that the trial may take.
-    """
+    """Returns a finding on the mirror: a file is written there, read back, compared and removed."""
     cap = REMOTE_BYTES if "://" in url else CAP_BYTES
     try:
         trial = apart("try_place", url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
@@ -196,11 +182,7 @@ def try_place(place: str, most_bytes: float, most_s: float) -> dict:
 
 
 def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most_s: float) -> dict:
-    """Writes random bytes, flushes them to the device, drops them from the page cache, reads them and compares sha256.
-
-    Returns `write` and `read` in bytes a second (of one stream), `bytes` written, `chunks`, how many of them are `garbled`,
-    and the `problem` that ended it ("" = none) with its `errno`.
-    """
+    """Writes random bytes, flushes them to the device, drops them from the page cache, reads them and compares sha256."""
     trial = {"write": 0.0, "read": 0.0, "bytes": 0, "chunks": 0, "garbled": 0, "problem": "", "errno": 0}
     digests, reading = [], _Reading()
     end, write_s = time.monotonic() + most_s / 2, 0.0
@@ -274,7 +256,6 @@ class _Reading:
             yield chunk
 
     def speed(self) -> float:
-        """Returns bytes a second."""
         return self.bytes / max(self._seconds, 1e-9)
 
 

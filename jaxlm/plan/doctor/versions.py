@@ -40,13 +40,7 @@ def required() -> list[str]:
 def check(
     packages: Mapping[str, str], requirements: list[str], python: tuple[int, ...] = sys.version_info[:3]
 ) -> list[Finding]:
-    """Returns a finding for each thing that is wrong, or one line with the versions.
-
-    Args:
-      packages: name -> version, as `installed` returns them.
-      requirements: lines such as "jax>=0.10,<0.12".
-      python: the version of Python.
-    """
+    """Returns a finding for each thing that is wrong, or one line with the versions."""
     problems = [*_python(python), *_packages(packages, requirements), *_jax(packages)]
     figures = {"python": ".".join(map(str, python)), **{name: packages.get(name) for name in _SHOWN}}
     if problems:

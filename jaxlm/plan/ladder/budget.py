@@ -38,7 +38,6 @@ def dollars_of(text: str) -> float:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError if the config is of post-training, or names the devices."""
     if config.program != "pretrain":
         raise ConfigError(f"--budget chooses a model to pretrain, and this is a config of {config.program}")
     if config.plan.mesh:
@@ -48,15 +47,11 @@ def check(config: Config) -> None:
 def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
     """Returns the best model for the money on each accelerator of the prices file, or on `plan.accelerator`, best first.
 
-    Args:
-      config: a resolved config of pretraining, whose `model.dtype` and `model.attention` are not auto. Its proportions, rows,
-        vocabulary and optimizer are kept.
-      usd: the money.
-      known: the fit of a ladder on the data at hand, in place of the published law.
+    The config's proportions, rows, vocabulary and optimizer are kept; `model.dtype` and `model.attention` must not be auto.
+    `known`: the fit of a ladder on the data at hand, in place of the published law.
 
     Raises:
-      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, the money buys no run, or
-        none that fits.
+      ConfigError: the config is of post-training or names a mesh, or the money buys no run, or none that fits.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)
@@ -101,7 +96,7 @@ def family(model: ModelConfig) -> list[ModelConfig]:
 
 
 def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
-    """Returns the config of a run of this model over so many tokens: batch by rule; None if that is too few steps.
+    """Returns the config of a run of this model over so many tokens; None if that is too few steps.
 
     The batch is the power of two of rows that is nearest to the rule.
     """
@@ -117,7 +112,6 @@ def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
 
 
 def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int, steps: int) -> float:
-    """The hours of so many steps, with all that a run takes (`cost.by_phase`)."""
     return sum(row["hours"] for row in cost.by_phase(of_steps(config, asked, steps), tokens_per_second, devices))
 
 

@@ -73,13 +73,6 @@ class Asked:
 def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
 
-    Args:
-      config: the target; its data and the size of its vocabulary are known.
-      order: its data.
-      folder: LADDER.
-      asked: what the command line says.
-      name: the config, as it was named.
-
     Raises:
       ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
         this machine's speed is needed and not known.
@@ -209,11 +202,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
 
 
 def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
-    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is not done, or it is of another kind.
-
-    Raises:
-      ConfigError: its file is damaged.
-    """
+    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None without one, or if it is not done or of another kind."""
     folder = pathlib.Path(config.workdir) / FOLDER
     if not config.workdir or not (ladder := read(folder)):
         return None
@@ -244,11 +233,7 @@ _FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters"
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
-    """Returns what LADDER/ladder.json holds; None if there is no such file.
-
-    Raises:
-      ConfigError: the file is damaged, of another version, or can't be read.
-    """
+    """Returns what LADDER/ladder.json holds; None if there is no such file. Raises ConfigError if it is not to be used."""
     path = folder / FILE
     try:
         ladder = files.json_of(path.read_bytes())
@@ -269,6 +254,5 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
 
 
 def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:
-    """Writes LADDER/ladder.json. Raises OSError if it can't."""
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / FILE, (json.dumps(ladder, indent=1) + "\n").encode())

@@ -41,14 +41,12 @@ _FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One run.
+    """One run of a ladder, in LADDER/runs/NAME.
 
     Attributes:
-      name: its folder below LADDER/runs.
       kind: "grid", or "rate" for one that only varies the rate.
       times: its rate over the one that the config's own implies.
       rule: the published rule's rate for it.
-      config: all that it trains with.
     """
 
     name: str
@@ -75,7 +73,6 @@ class Rung:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError if there is no ladder for this kind of training."""
     if config.program != "pretrain" or config.adapter.kind != "none":
         raise ConfigError(f"a ladder is of pretraining; this config is of {config.program}")
     if config.origin:
@@ -202,10 +199,9 @@ def held_out_tokens(config: Config, order: Rows) -> int:
 
 
 def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
-    """Returns how often the largest run reads sources more than once, in words; "" if it reads each less than that.
+    """Returns how often the largest run reads sources more than once, in words; "" if it does not.
 
-    Raises:
-      ConfigError: it reads the data more often than `passes.MOST` times.
+    Raises ConfigError if it reads the data more often than `passes.MOST` times.
     """
     most = max(climbed, key=lambda run: run.tokens)
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
@@ -221,20 +217,13 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
 
 
 def seconds(run: Rung, speed: float, held_out: int) -> float:
-    """Returns what a run takes at `speed` tokens a second."""
     return START_S + (run.tokens + held_out / EVAL_SPEED) / speed
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
     """Returns the three budgets that fit into `hours`; at most the config's own tokens.
 
-    Args:
-      speeds: width -> tokens a second, of the three sizes.
-      hours: the limit.
-      held_out: tokens that each run is measured on.
-
-    Raises:
-      ConfigError: the smallest run would have fewer than STEPS steps.
+    `speeds`: width -> tokens a second, of the three sizes. Raises ConfigError if the smallest run would have too few steps.
     """
     smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
 

@@ -30,7 +30,6 @@ def runs(ladder: Ladder) -> str:
 
 
 def found(ladder: Ladder) -> str:
-    """Returns what the ladder found: losses by size and budget, the rate, the law, what it foretells, hours."""
     parts = [_grid(ladder), _rates(ladder), _law(ladder), _foretold(ladder), _hours(ladder)]
     return "\n\n".join(filter(None, parts))
 
@@ -105,12 +104,7 @@ def _block(text: str) -> str:
 
 
 def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
-    """Returns what `budget.plan` found as text.
-
-    Args:
-      config: the config whose proportions the models have, as the command line names it.
-      overrides: those of the command line, KEY=VALUE: the command that trains the model needs them too.
-    """
+    """Returns what `budget.plan` found as text. `config` and `overrides` are those of the command line."""
     rows = choice["accelerators"]
     best = rows[0]
     head = ["ACCELERATORS", "devices", "parameters", "tokens", "a step", "tokens/s", "time", "loss", "interval", "MFU"]

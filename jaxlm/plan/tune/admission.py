@@ -19,14 +19,7 @@ _TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled train step and the memory that it takes.
-
-    Attributes:
-      step: the step, called as the jitted one.
-      need: the bytes that it needs on each device.
-      state, temporaries: parts of them: the state with a batch, and what is there only while a step runs.
-      room: the memory that there is; None if unknown.
-    """
+    """A compiled train step; the bytes that it needs on each device, of them `state` (with a batch) and `temporaries`."""
 
     step: jax.stages.Compiled
     need: int
@@ -36,23 +29,14 @@ class Program:
 
 
 class Once:
-    """Compiles the train step of a run when it is first asked for, and keeps it.
-
-    Args:
-      made: the parts, with nothing of the config left at "auto".
-      make_parts: makes the parts of other settings, of the same kind of training.
-    """
+    """Compiles the train step of a run when it is first asked for, and keeps it. Nothing may be auto."""
 
     def __init__(self, made: Parts, make_parts: lower.MakeParts):
         self._made, self._make_parts = made, make_parts
         self._program: Program | None = None
 
     def __call__(self, done: int) -> Program | None:
-        """Returns the program; None if all steps are done. All processes call it. Raises as `admit`.
-
-        Args:
-          done: how many steps the run has done.
-        """
+        """Returns the program; None if all steps are `done`. All processes call it. Raises as `admit`."""
         if done >= self._made.config.train.steps:
             return None
         if self._program is None:
@@ -66,9 +50,7 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     """Compiles the train step, from shapes alone.
 
     Args:
-      made: the parts, with nothing of the config left at "auto".
       room: the memory that there is, the same on all processes; None if unknown, and then nothing is refused.
-      make_parts: makes the parts of other settings, of the same kind of training.
       begun: True if the run has checkpoints: then its optimizer stays, and lack of memory may pass.
 
     Raises:
@@ -112,14 +94,9 @@ def remedy(
 ) -> tuple[list[str], int] | None:
     """Returns (the overrides that make a step fit, the bytes that it needs then); None if there are none.
 
-    The smallest change comes first: microbatch and remat, which change no result; then tiles of the loss; then 8-bit AdamW.
-    All are compiled.
-
-    Args:
-      limit_bytes: the bytes of one device's memory that a step may take.
-      make_parts: makes the parts of a config.
-      known: the bytes that the config as it stands needs (None if the compiler could not place it), and those of its state.
-      begun: True if the optimizer must stay.
+    The smallest change comes first: microbatch and remat, which change no result; then tiles of the loss; then 8-bit AdamW,
+    unless the run has `begun`. `known`: the bytes that the config as it stands needs (None if the compiler could not place it),
+    and those of its state.
     """
     size, remat = config.train.microbatch_size, config.model.remat
     sizes = [s for s in tune.microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]

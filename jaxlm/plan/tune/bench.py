@@ -30,16 +30,7 @@ CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are m
 class Bench:
     """Compiles and times candidates. All of them share one train state and one loader.
 
-    Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      mesh: the devices.
-      limit_bytes: the bytes of one device's memory that a step may take.
-      batches: an iterator without end over batches on the mesh.
-      say: shows a line to the user.
-
-    Attributes:
-      done: the trials so far.
-      stop: an event; once it is set, the next step raises KeyboardInterrupt.
+    `done` has the trials so far. Once `stop` is set, the next step raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -83,12 +74,9 @@ class Bench:
         )  # that of an earlier trial may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own settings again, one step of each in turn.
+        """Times the fastest trials and the config's own settings again, and returns all trials, fastest first.
 
-        Returns all trials, fastest first.
-
-        The machine may have become faster or slower between two trials. Candidates that take turns run under equal
-        conditions.
+        The machine may have become faster or slower between two trials. So they take turns, a step at a time.
         """
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
@@ -102,10 +90,7 @@ class Bench:
         return sorted(again, key=slowness) + sorted(rest, key=slowness)
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
-        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time.
-
-        Each makes `tune.steps` steps, or fewer (two at least) when `tune.step_seconds` for each program have passed.
-        """
+        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time."""
         tune_keys, train = self._config.tune, self._config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
         seconds = medians(steps, tune_keys.steps, tune_keys.step_seconds * len(programs))
@@ -140,12 +125,11 @@ def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> 
 
 
 def slowness(trial: tune.Trial) -> float:
-    """Returns a key to sort trials by: the fastest come first, and trials that did not run come last."""
     return -(trial.tokens_per_second or 0)
 
 
 def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
-    """Returns a trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
+    """Returns a trial as a row of the table."""
     speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
     peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
@@ -162,7 +146,6 @@ def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
 
 
 def _gigabytes(number: int | None) -> float | None:
-    """Bytes in units of 10^9, three digits of them: a number for JSON. None stays None."""
     return float(f"{number / 1e9:.3g}") if number else None
 
 

@@ -33,14 +33,7 @@ _PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of one setting on one kind of machine.
-
-    Attributes:
-      tokens_per_second: the median of all measurements, of all devices together.
-      measurements: how many there are.
-      by: who made the newest one: "train", "tune", "doctor" or "plan".
-      time: when, in Unix seconds.
-    """
+    """What is known of one setting on one kind of machine: the median speed of all devices; who measured last, and when."""
 
     tokens_per_second: float
     measurements: int
@@ -49,16 +42,13 @@ class Known:
 
 
 def path() -> pathlib.Path:
-    """Returns the file."""
     return pathlib.Path("~/.cache/jaxlm/machines.json").expanduser()
 
 
 def key(config: Config, mesh: Mapping[str, int]) -> str:
     """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages.
 
-    Args:
-      config: the config as it runs: `attention`, `dtype`, `remat` and `microbatch_size` are chosen.
-      mesh: axis -> devices.
+    `attention`, `dtype`, `remat` and `microbatch_size` of the config must be chosen.
     """
     t = config.train
     parts = {
@@ -85,14 +75,9 @@ def known(kind: str, count: int, setting: str) -> Known | None:
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
-    """Adds a measurement. The oldest beyond MOST are dropped; one by plan takes the place of its last. Never raises.
+    """Adds a measurement by "train", "tune", "doctor" or "plan". Never raises.
 
-    Args:
-      kind: `jax.Device.device_kind`.
-      count: the number of devices, of all processes.
-      setting: what `key` returns.
-      tokens_per_second: of all devices together; nothing is added unless it is above 0 and finite.
-      by: "train", "tune", "doctor" or "plan".
+    The oldest beyond MOST are dropped; one by plan takes the place of its last.
     """
     if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
         return
@@ -115,10 +100,7 @@ def planned(asked: str) -> dict | None:
 
 
 def remember(asked: str, found: dict) -> None:
-    """Keeps what `jaxlm plan` found out about this host (see `here.measure`), under any key. Never raises.
-
-    Beyond MOST_PLANS the oldest are dropped.
-    """
+    """Keeps what `jaxlm plan` found out about this host (see `this_machine.measure`), under any key. Never raises."""
 
     def add(content: dict) -> None:
         host = _part(_part(content, _PLANS), platform.node())

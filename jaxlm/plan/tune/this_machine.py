@@ -36,8 +36,7 @@ REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to ti
 def row(config: Config) -> dict[str, typing.Any]:
     """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for.
 
-    Args:
-      config: the config as planned: `model.remat` and `train.microbatch_size` are not auto.
+    `model.remat` and `train.microbatch_size` of the config are not auto.
     """
     mode, key = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
@@ -136,10 +135,9 @@ def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
 def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     """Yields what this process's devices do with a config, the speed first.
 
-    A dict. kind, count: the devices. setting: `machines.key` as training would have it. microbatch: its rows. memory: the
-    bytes of a device that a step may take, now and without `tune.memory_gb`. needed: those that this one takes; None as
-    long as it is not known. tokens_per_second: None if nothing that is small enough fits. by: who measured. what: what was
-    timed; "" for the step itself. time: in Unix seconds.
+    A dict. setting: `machines.key` as training would have it. memory: the bytes of a device that a step may take, now and
+    without `tune.memory_gb`. needed: those that this one takes; None as long as it is not known. tokens_per_second: None if
+    nothing that is small enough fits. what: what was timed; "" for the step itself. time: in Unix seconds.
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]

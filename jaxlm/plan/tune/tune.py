@@ -42,7 +42,6 @@ class Candidate:
     tile_tokens: int
 
     def overrides(self) -> list[str]:
-        """Returns the settings as overrides for the command line of `jaxlm train`."""
         return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
 
     def __str__(self) -> str:
@@ -68,10 +67,9 @@ class Trial:
     """The result of compiling and timing a candidate.
 
     Attributes:
-      candidate: the candidate.
-      predicted_bytes: the bytes of one device that it needs by the compiler's account; None if it can't be compiled.
-      measured_bytes: the most bytes that were in use on one device; None if unknown.
-      tokens_per_second: the speed of all devices together; None if the candidate did not run.
+      predicted_bytes: of one device, by the compiler's account; None if it can't be compiled.
+      measured_bytes: the most that were in use on one device; None if unknown.
+      tokens_per_second: of all devices together; None if the candidate did not run.
       note: why it did not run, for the user.
     """
 
@@ -83,10 +81,7 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, its quarter, ... as long as the devices that share it divide them; and one row each.
-
-    `ways` is how many devices share it (data x fsdp of the mesh).
-    """
+    """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp) divides them; and one row each."""
     sizes, size = [], config.train.batch_size
     while size and size % ways == 0:
         sizes.append(size)
@@ -100,10 +95,8 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 class Compiler:
     """Compiles candidates and remembers how much memory each needs.
 
-    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache.
-
-    Args:
-      options: of XLA's compiler; None for its own. See `lower.QUICK`.
+    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache. `options` are of XLA's
+    compiler (`lower.QUICK`).
     """
 
     config: Config
@@ -184,15 +177,10 @@ def resolve(
     make_parts: lower.MakeParts = lower.parts_of,
     begun: Callable[[], bool] = lambda: False,
 ) -> Config:
-    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
-
-    See `plan.fit.choose` for what it takes.
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by what `plan.fit.choose` takes.
 
     Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      mesh: the devices that the step will run on.
-      limit_bytes: the bytes of one device's memory that a step may take.
-      log: called with a line that names the choice.
+      limit_bytes: of one device's memory that a step may take.
       make_parts: makes the parts, if the run's own are there already.
       begun: returns True if the run has checkpoints.
 
@@ -220,7 +208,6 @@ def resolve(
 
 
 def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
-    """Returns the config's own settings with this microbatch and remat."""
     m = config.model
     return Candidate(microbatch_size, remat, m.attention, m.scan_layers, config.loss.tile_tokens)
 
@@ -235,8 +222,7 @@ def full_speed_rows(config: Config, mesh: Mesh) -> float:
 def candidates(config: Config, backends: Sequence[str], ways: int) -> dict[str, tuple]:
     """Returns setting's name -> the values to try, in the order in which `search` varies the settings.
 
-    The values come from `config.tune`. If it lists none, `backends` are the attention backends to try, and the
-    microbatch sizes are those that `ways` (data x fsdp of the mesh) divides.
+    They come from `config.tune`. Where it lists none: the `backends`, and the microbatch sizes that `ways` divides.
     """
     t = config.tune
     sizes = t.microbatch_sizes or microbatch_sizes(config, ways)
@@ -253,18 +239,12 @@ def search(
     exhaustive: bool,
     max_seconds: float,
 ) -> list[Trial]:
-    """Tries candidates and returns all trials, in the order in which they were made.
+    """Tries candidates and returns all trials, in the order in which they were made. The candidate `start` should fit.
 
     By default it varies one setting after the other, starting each time from the fastest candidate so far. So the
     number of trials is the number of values, not of combinations. Microbatch and remat are varied together. A policy
-    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less.
-
-    Args:
-      values: setting's name -> values to try, from `candidates`.
-      start: the first candidate, which should fit.
-      trial: compiles and times a candidate. The trial's `tokens_per_second` is None if the candidate does not fit.
-      exhaustive: True to try every combination instead.
-      max_seconds: the seconds after which no further trial begins.
+    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less. `exhaustive` tries
+    every combination instead. After `max_seconds` no further trial begins.
     """
     end = time.monotonic() + max_seconds
     done: dict[Candidate, Trial] = {}
@@ -302,16 +282,14 @@ def search(
 
 
 def best(trials: list[Trial]) -> Trial | None:
-    """Returns the fastest trial; None if no candidate ran."""
     ran = [t for t in trials if t.tokens_per_second]
     return max(ran, key=lambda t: t.tokens_per_second, default=None)
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
-    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the memory.
+    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else HEADROOM of its memory.
 
-    HEADROOM is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory. All
-    processes get the same.
+    The rest is for the next batch, for evaluation and for gaps between blocks of memory. All processes get the same.
 
     Raises:
       ConfigError: this platform does not say how much memory it has.
