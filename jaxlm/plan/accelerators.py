@@ -6,6 +6,7 @@ import re
 import tomllib
 
 from jaxlm.config import Config, ConfigError, config_files, nearest
+from jaxlm.host import files
 
 SHIPPED = config_files.CONFIG_PACKAGE / "prices.toml"
 
@@ -48,13 +49,8 @@ class Prices:
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]
-        if longer := [a.name for a in self.accelerators if _plain(a.name).startswith(_plain(name))]:
-            hint = f"there are {', '.join(longer)}"
-        else:
-            names = {a.name.lower(): a.name for a in self.accelerators}
-            hint = nearest(name.lower(), names)
-            for lower, proper in names.items():
-                hint = hint.replace(f"'{lower}'", f"'{proper}'")
+        longer = [a.name for a in self.accelerators if _plain(a.name).startswith(_plain(name))]
+        hint = f"there are {', '.join(longer)}" if longer else nearest(name, [a.name for a in self.accelerators])
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
     def kind(self, device_kind: str) -> str | None:
@@ -71,28 +67,23 @@ def load(path: str = "") -> Prices:
     """Reads a prices file, the shipped one by default. Raises ConfigError if it is absent or wrong."""
     file = pathlib.Path(path) if path else SHIPPED
     try:
-        prices = tomllib.loads(file.read_text(encoding="utf-8"))
+        prices = {"peak_tflops": {}} | tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config.plan.prices={path}: {error.strerror}; copy {SHIPPED} and edit it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     usable, assumed = (_number(file, prices, key, (0, 1)) for key in ("usable_memory", "assumed_mfu"))
-    table = prices.get("accelerators")
-    if not isinstance(table, dict) or not table:
-        raise ConfigError(f'{file} has no [accelerators."NAME"]: copy {SHIPPED} and edit it')
-    rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in table.items())
-    others = prices.get("peak_tflops", {})
-    if not isinstance(others, dict):
-        raise ConfigError(f"{file}: peak_tflops is not a table")
+    if problem := files.problem(prices, {"accelerators": {str: {}}, "peak_tflops": {}}):
+        raise ConfigError(f"{file}: {problem}; copy {SHIPPED} and edit it")
+    rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in prices["accelerators"].items())
+    others = prices["peak_tflops"]
     peaks = {kind: _number(f"{file}, [peak_tflops]", others, kind) for kind in others}
     peaks |= {row.kind: row.tflops for row in rows}
     return Prices(rows, peaks, str(prices.get("prices_as_of", "an unknown date")))
 
 
-def _accelerator(file: pathlib.Path, name: str, entry: object, usable: float, assumed: float) -> Accelerator:
+def _accelerator(file: pathlib.Path, name: str, entry: dict, usable: float, assumed: float) -> Accelerator:
     place = f'{file}, [accelerators."{name}"]'
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{place} is not a table")
     known = ("kind", "memory_gb", "tflops", "bandwidth_gb", "usd", "usd_spot", "mfu", "mfu_from")
     for key in entry:
         if key not in known:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import typing
 from collections.abc import Callable, Sequence
 
@@ -40,19 +41,17 @@ class Fit:
 
 def parse_mesh(text: str) -> MeshConfig:
     """Returns the mesh of a text such as `fsdp:64` or `data:4,fsdp:8`; other axes have size 1. Raises ConfigError."""
-    given, sizes = f"config.plan.mesh={text!r}", dataclasses.asdict(ONE_DEVICE)
-    named = set()
+    flag, axes, sizes = f"config.plan.mesh={text!r}", dataclasses.asdict(ONE_DEVICE), {}
     for part in text.replace(" ", "").split(","):
-        axis, colon, size = part.partition(":")
-        if axis not in sizes:
-            raise ConfigError(f"{given}: no axis {axis!r}; {nearest(axis, sizes)} (such as fsdp:64 or data:4,fsdp:8)")
-        if not colon or not size.isascii() or not size.isdigit() or int(size) < 1:
-            raise ConfigError(f"{given}: give {axis} a number of devices, such as {axis}:8")
-        if axis in named:
-            raise ConfigError(f"{given}: {axis} stands there twice")
-        named.add(axis)
+        axis, _, size = part.partition(":")
+        if axis not in axes:
+            raise ConfigError(f"{flag}: no axis {axis!r}; {nearest(axis, axes)} (such as fsdp:64 or data:4,fsdp:8)")
+        if not re.fullmatch(r"0*[1-9][0-9]*", size):
+            raise ConfigError(f"{flag}: give {axis} a number of devices, such as {axis}:8")
+        if axis in sizes:
+            raise ConfigError(f"{flag}: {axis} stands there twice")
         sizes[axis] = int(size)
-    return MeshConfig(**sizes)
+    return MeshConfig(**axes | sizes)
 
 
 def devices_of(mesh: MeshConfig) -> int:
@@ -210,9 +209,8 @@ def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, ty
     rows = []
     for name in METHODS:
         planner = Planner(with_method(config, name))
-        taken = {
-            remat: planner.memory(ONE_DEVICE, remat=remat, microbatch=1).total for remat in (REMATS[0], REMATS[-1])
-        }
+        ends = REMATS[0], REMATS[-1]
+        taken = {remat: planner.memory(ONE_DEVICE, remat=remat, microbatch=1).total for remat in ends}
         large = [card for card in cards if card.memory >= taken[REMATS[-1]]]
         card = min(large, key=lambda card: (card.memory, card.usd), default=None)
         rows.append({"method": name, "bytes": taken, "card": card and card.name})

@@ -62,70 +62,37 @@ def of(config: Config) -> Run:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# AdamW's rate: each function returns the rate for `run.batch`. The laws give it at a batch of their own, and between batches
-# it goes with the square root of their ratio (arXiv:2205.10287).
+# Rates
 
-
-def step_law(run: Run) -> float:
-    """Returns Step Law's rate (arXiv:2503.04715): 1.79 N^-.713 D^.307 at `step_law_batch`."""
-    return 1.79 * run.params**-0.713 * run.tokens**0.307 * math.sqrt(run.batch / step_law_batch(run))
-
-
-def step_law_batch(run: Run) -> float:
-    """Returns Step Law's batch in tokens (arXiv:2503.04715): .58 D^.571."""
-    return 0.58 * run.tokens**0.571
-
-
-def deepseek(run: Run) -> float:
-    """Returns DeepSeek LLM's rate (arXiv:2401.02954): .3118 C^-.125 at `deepseek_batch`, C = 6ND."""
-    return 0.3118 * _flops(run) ** -0.125 * math.sqrt(run.batch / deepseek_batch(run))
-
-
-def deepseek_batch(run: Run) -> float:
-    """Returns DeepSeek LLM's batch in tokens (arXiv:2401.02954): .2920 C^.3271."""
-    return 0.2920 * _flops(run) ** 0.3271
-
-
-def porian(run: Run) -> float:
-    """Returns the rate of Porian et al. (arXiv:2406.19146): 3.7 N^-.36 at `porian_batch`. It is for 20 tokens a parameter."""
-    return 3.7 * run.params**-0.36 * math.sqrt(run.batch / porian_batch(run))
-
-
-def porian_batch(run: Run) -> float:
-    """Returns the batch in tokens of Porian et al. (arXiv:2406.19146): .7576 N^.703."""
-    return 0.7576 * run.params**0.703
-
-
-def marin(run: Run) -> float | None:
-    """Returns the rate that Marin tuned at 1.2B parameters (arXiv:2509.02046); None far from that size: it is one point."""
-    return 2e-3 * math.sqrt(run.batch / 2**20) if 0.6e9 <= run.params <= 2.4e9 else None
-
-
-def _flops(run: Run) -> float:
-    return 6 * run.params * run.tokens
-
-
-ADAMW_LAWS: dict[str, Callable[[Run], float | None]] = {
-    "Step Law, arXiv:2503.04715": step_law,
-    "DeepSeek LLM, arXiv:2401.02954": deepseek,
-    "Porian et al., arXiv:2406.19146": porian,
-    "Marin's 1.2B, arXiv:2509.02046": marin,
+# AdamW's: source -> (the rate at a batch of the law's own, that batch in tokens). DeepSeek's are of C = 6ND; Porian's rate is
+# for 20 tokens a parameter.
+ADAMW_LAWS: dict[str, tuple[Callable[[Run], float], Callable[[Run], float]]] = {
+    "Step Law, arXiv:2503.04715": (
+        lambda run: 1.79 * run.params**-0.713 * run.tokens**0.307,
+        lambda run: 0.58 * run.tokens**0.571,
+    ),
+    "DeepSeek LLM, arXiv:2401.02954": (
+        lambda run: 0.3118 * (6 * run.params * run.tokens) ** -0.125,
+        lambda run: 0.2920 * (6 * run.params * run.tokens) ** 0.3271,
+    ),
+    "Porian et al., arXiv:2406.19146": (lambda run: 3.7 * run.params**-0.36, lambda run: 0.7576 * run.params**0.703),
 }
+MARIN = "Marin's 1.2B, arXiv:2509.02046"
 
 
 def adamw_rates(run: Run) -> dict[str, float]:
-    rates = {name: law(run) for name, law in ADAMW_LAWS.items()}
-    return {name: rate for name, rate in rates.items() if rate is not None}
+    """Returns what each published rule says of AdamW's rate, by its name.
+
+    Between batches a rate goes with the square root of their ratio (arXiv:2205.10287). Marin's is one tuned point (2e-3 at 2^20
+    tokens a step) and no law: it says nothing of models of less than a half or more than twice the size.
+    """
+    rates = {name: rate(run) * math.sqrt(run.batch / batch(run)) for name, (rate, batch) in ADAMW_LAWS.items()}
+    return rates | ({MARIN: 2e-3 * math.sqrt(run.batch / 2**20)} if 0.6e9 <= run.params <= 2.4e9 else {})
 
 
 def adamw_rate(run: Run) -> Rule:
     """Returns AdamW's rate by Step Law, with its neighbours as the interval."""
-    rates = adamw_rates(run)
-    return Rule(step_law(run), min(rates.values()), max(rates.values()), "Step Law, arXiv:2503.04715")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The others
+    return _first(adamw_rates(run))
 
 
 def muon_rate(run: Run) -> Rule:
@@ -172,8 +139,13 @@ def batch(run: Run) -> Rule:
 
     A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101), but the device may be slower.
     """
-    sizes = [law(run) for law in (step_law_batch, deepseek_batch, porian_batch)]
-    return Rule(sizes[0], min(sizes), max(sizes), "Step Law, arXiv:2503.04715")
+    return _first({name: batch(run) for name, (_, batch) in ADAMW_LAWS.items()})
+
+
+def _first(rules: dict[str, float]) -> Rule:
+    """The first published rule, with all of them as the interval."""
+    source = next(iter(rules))
+    return Rule(rules[source], min(rules.values()), max(rules.values()), source)
 
 
 def warmup(run: Run) -> Rule:
@@ -213,14 +185,14 @@ def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> C
         )
     run = of(config)
     rules = {key: rule(run) for key, rule in left.items()}
-    for key, found in rules.items():
-        say(f"by rule: optim.{key} {rounded(key, found.value):g} ({found.source}{span(key, found)})")
-    if run.params < FITTED_FROM and any(key != "b2" and found is not ONE_RATE for key, found in rules.items()):
+    for key, rule in rules.items():
+        say(f"by rule: optim.{key} {rounded(key, rule.value):g} ({rule.source}{_span(key, rule)})")
+    if run.params < FITTED_FROM and any(key != "b2" and rule is not ONE_RATE for key, rule in rules.items()):
         say(
             f"by rule: rates were fitted from about {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} "
             "without embeddings: try half and a quarter too (docs/recipe.md)"
         )
-    values = {key: rounded(key, found.value) for key, found in rules.items()}
+    values = {key: rounded(key, rule.value) for key, rule in rules.items()}
     return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
 
 
@@ -237,7 +209,7 @@ def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
     } | given
 
 
-def span(key: str, rule: Rule) -> str:
+def _span(key: str, rule: Rule) -> str:
     """Returns between which values the published rules lie, to be written behind others; "" if they agree."""
     low, high = (f"{rounded(key, value):g}" for value in (rule.low, rule.high))
     return f"; published: {low} to {high}" if low != high else ""
@@ -247,6 +219,9 @@ def rounded(key: str, value: float) -> float:
     """Returns a value as it is printed, so that a person who types it gets the same run."""
     return round(value, 5) if key == "b2" else float(f"{value:.3g}")
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scaling laws
 
 # Share of the mean that widens the span of the two laws on both sides. The laws' own residuals are near 1%, but other data
 # and tokenizers move losses by much more.
@@ -280,45 +255,29 @@ LAWS = (
 TOKENS_PER_PARAM = 20.0  # the rule of thumb that Hoffmann et al.'s approaches 1 and 2 come to
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaling:
-    """What the laws predict for a plan.
+def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any]:
+    """Returns what the laws predict for training `params` parameters on `tokens` tokens, as plain values.
 
-    Attributes:
-      tokens_per_param: the plan's.
-      optimal_tokens: by the rule of 20 tokens a parameter.
-      loss_by_law, loss: final losses in nats per token, and their mean; {} and None if one is worse than guessing among the
-        vocabulary: then the plan is far outside of the laws' range.
-      low, high: the lowest and highest of them, moved apart by UNCERTAINTY times the mean; `high` at most the loss of guessing.
-    """
-
-    tokens_per_param: float
-    optimal_tokens: float
-    optimal_by_law: dict[str, float]
-    loss_by_law: dict[str, float]
-    loss: float | None
-    low: float | None
-    high: float | None
-
-
-def stand(params: float, tokens: float, vocab_size: int) -> Scaling:
-    """Returns what the laws predict for training `params` parameters on `tokens` tokens.
-
-    Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264).
+    Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264). `optimal_tokens` are by the
+    rule of 20 tokens a parameter, `loss` is the mean of the laws' final losses; `low` and `high` are the lowest and highest of
+    them, moved apart by UNCERTAINTY. All are None if one law's loss is worse than guessing among the vocabulary: then the plan
+    is far outside of the laws' range.
     """
     losses = {law.name: law.loss(params, tokens) for law in LAWS}
     mean, guessing = sum(losses.values()) / len(losses), math.log(vocab_size)
+    span = min(losses.values()) - UNCERTAINTY * mean, min(max(losses.values()) + UNCERTAINTY * mean, guessing)
     known = max(losses.values()) < guessing
-    return Scaling(
-        tokens_per_param=tokens / params,
-        optimal_tokens=TOKENS_PER_PARAM * params,
-        optimal_by_law={law.name: law.optimal_tokens(params) for law in LAWS},
-        loss_by_law=losses if known else {},
-        loss=mean if known else None,
-        low=min(losses.values()) - UNCERTAINTY * mean if known else None,
-        high=min(max(losses.values()) + UNCERTAINTY * mean, guessing) if known else None,
-    )
+    return {
+        "tokens_per_param": tokens / params,
+        "optimal_tokens": TOKENS_PER_PARAM * params,
+        "optimal_by_law": {law.name: law.optimal_tokens(params) for law in LAWS},
+        "loss_by_law": losses if known else {},
+        **dict(zip(("loss", "low", "high"), (mean, *span) if known else (None,) * 3, strict=True)),
+    }
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What departs from the rules
 
 FACTOR = 1.5
 # A rate that is three times too low costs .026 nats at 1.2B (arXiv:2509.02046); log rates are taken to cost by their square.
@@ -373,11 +332,8 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
 def too_high(config: Config) -> list[str]:
     """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge."""
     rows = (compare(config) or {"departures": []})["departures"]
-    return [
-        f"{one['key']}={one['value']:g}: {one['why']}, {one['rule']['value']:.3g} there, and the run may diverge (jaxlm plan)"
-        for one in rows
-        if one["high"]
-    ]
+    words = "{key}={value:g}: {why}, {rule[value]:.3g} there, and the run may diverge (jaxlm plan)"
+    return [words.format(**row) for row in rows if row["high"]]
 
 
 def tokens_of(run: Run, nats: float) -> float:
@@ -442,11 +398,9 @@ def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Depart
     steps = config.optim.warmup_steps
     if not least.low / FACTOR <= steps <= least.high * FACTOR:
         short = steps < least.low
-        why, spikes = (
-            "shorter than 1% of the steps" if short else "longer than 10% of the steps",
-            ", but spikes" * short,
-        )
-        yield Departure("optim.warmup_steps", steps, least, why, f"{NOT_PRICED}{spikes}", least.source)
+        why = "shorter than 1% of the steps" if short else "longer than 10% of the steps"
+        cost = NOT_PRICED + ", but spikes" * short
+        yield Departure("optim.warmup_steps", steps, least, why, cost, least.source)
 
 
 def _shape(o: OptimConfig) -> Iterator[Departure]:
@@ -457,13 +411,10 @@ def _shape(o: OptimConfig) -> Iterator[Departure]:
         rule = Rule(0.0, 0.0, FINAL_RATIO, "arXiv:2502.15938")
         why = f"{o.schedule} ends at {ends:g} of the peak, and linear to 0 does better"
         cost = f"about {FINAL_NATS} nats, {FINAL_TOKENS[0]:.0%} to {FINAL_TOKENS[1]:.0%} of the tokens"
-        if constant:
-            yield Departure("optim.schedule", ends, rule, why, f"more than {cost}", rule.source)
-        else:
-            yield Departure("optim.final_lr_ratio", ends, rule, why, cost, rule.source, FINAL_NATS, FINAL_TOKENS)
+        key, more = ("schedule", "more than ") if constant else ("final_lr_ratio", "")
+        known = () if constant else (FINAL_NATS, FINAL_TOKENS)
+        yield Departure(f"optim.{key}", ends, rule, why, more + cost, rule.source, *known)
     if o.schedule == "wsd" and o.decay_fraction < LEAST_DECAY:
         rule = Rule(DECAY[0], *DECAY, "nanochat's settings")
-        why = (
-            f"wsd decays over the last {o.decay_fraction:.0%} of the steps; {DECAY[0]:.0%} to {DECAY[1]:.0%} do better"
-        )
+        why = f"wsd decays over the last {o.decay_fraction:.0%} of the steps; 50% to 65% do better"
         yield Departure("optim.decay_fraction", o.decay_fraction, rule, why, NOT_PRICED, rule.source)

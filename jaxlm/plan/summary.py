@@ -145,7 +145,7 @@ def _run(config: Config) -> dict[str, typing.Any]:
         "flops": {name: value * total for name, value in per_token.items()},
         "formula": flops.formula(config),
         "multiplied": flops.multiplied(config),
-        "scaling": dataclasses.asdict(law) if config.program == "pretrain" else None,
+        "scaling": law if config.program == "pretrain" else None,
     }
 
 

@@ -49,14 +49,7 @@ _LOOK = "check EOS, leading space, truncation"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model of others.
-
-    Attributes:
-      params, tokens: its parameters, and the tokens that it was trained on; None if they are not published.
-      source: where the figures stand.
-      scores: task -> metric -> score.
-      shown: False for one that only says what so many FLOPs give.
-    """
+    """A model of others. `params`, `tokens` (None: not published); `shown`: False for one that only says what FLOPs give."""
 
     name: str
     params: float
@@ -93,10 +86,7 @@ def accuracy(metrics: Mapping[str, float]) -> str | None:
 
 
 def expected(task: str, metric: str, flops: float) -> float | None:
-    """Returns what models score that were trained with so many FLOPs, interpolated in log FLOPs; None if nobody near is known.
-
-    Beyond the largest the largest counts.
-    """
+    """Returns what models score that were trained with so many FLOPs, interpolated in log FLOPs; None without one near."""
     known = [m for m in models() if m.flops and metric in m.scores.get(task, {})]
     points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
     if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:
@@ -119,7 +109,7 @@ def alarm(
 
     Args:
       chance: the accuracy of guessing; None if the task has no choices.
-      flops: of the training, 6 x parameters x tokens; 0 if unknown.
+      flops: of the training; 0 if unknown.
       n: the questions; 0 if unknown. Of four that are all wrong the standard error is 0, so that of guessing counts too.
     """
     metric = accuracy(metrics)
@@ -177,7 +167,7 @@ def _alike(points: list[dict]) -> list[dict]:
 
 
 def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
-    """Returns which steps the curves of a task leave out, as other questions do not compare; "" if none."""
+    """Which steps the curves of a task leave out, as other questions do not compare; "" if none."""
     if len(points) == len(drawn):
         return ""
     steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)

@@ -17,13 +17,7 @@ _SIZE = 1000.0  # of the drawing's own coordinates
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One line of a chart.
-
-    Attributes:
-      name: what the legend calls it.
-      points: (x, y) in ascending x. Points that are not finite make a gap.
-      dotted: True for what is predicted, not measured.
-    """
+    """One line of a chart: (x, y) in ascending x, with a gap where y is not finite; dotted if it is predicted, not measured."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -40,10 +34,9 @@ def lines(
     shown: Callable[[float], str] = human,
     shown_x: Callable[[float], str] = human,
 ) -> Markup:
-    """Returns a chart of curves with a legend; nothing if no curve has two finite points.
+    """Returns a chart of at most six curves with a legend; nothing if no curve has two finite points.
 
     Args:
-      curves: at most six, which differ in colour.
       label: what the chart shows, for its title and for screen readers: "Loss by step".
       along: what the x axis counts: "steps".
       unit: of the y axis: "nats a token"; "" if the label says it.
@@ -84,7 +77,6 @@ def lines(
 
 
 def grid(charts: Sequence[Markup]) -> Markup:
-    """Returns charts side by side where they fit; nothing without any. Those that are empty are left out."""
     drawn = [one for one in charts if one]
     return tag("div", *drawn, class_="charts") if drawn else Markup("")
 

@@ -285,7 +285,6 @@ TARGET = "target"
 
 
 def _mismatch(report: dict[str, typing.Any]) -> Markup:
-    """Returns the content of the section, given the dict that `corpus.mismatch.Report.to_dict` returns."""
     parts = [_advice(report["advice"])]
     if report["mixture"]:
         parts.append(_mixture(report["mixture"]))

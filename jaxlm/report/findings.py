@@ -11,10 +11,7 @@ _OWN_ROWS = 10  # of what is no junk
 
 
 def show(found: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
-    """Prints junk with an example each, then what is only characteristic, then what to do.
-
-    `patterns` and `level` are those that the config has already.
-    """
+    """Prints junk with an example each, then what is only characteristic, then what to do."""
     junk = [finding for finding in found if finding.is_junk]
     own = [finding for finding in found if not finding.is_junk][:_OWN_ROWS]
     if junk:

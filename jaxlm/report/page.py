@@ -147,10 +147,7 @@ def value(item: object) -> object:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) -> Markup:
-    """Returns a table, which scrolls sideways if it is too wide.
-
-    The first item of a row is its header; the others are texts or cells from `cell`.
-    """
+    """Returns a table, which scrolls sideways if it is too wide. The first item of a row is its header."""
     lines, left = [], {0}
     for first, *rest in rows:
         cells = [c if isinstance(c, Markup) and c.startswith("<td") else cell(c) for c in rest]
@@ -176,7 +173,6 @@ def with_error(point: Mapping, metric: str) -> str:
 
 
 def details(summary: object, *children: object, opened: bool = False) -> Markup:
-    """Returns a summary that shows the children if it is clicked."""
     body = join([tag("summary", summary), *children])
     return Markup(f"<details{' open' if opened else ''}>{body}</details>")
 
@@ -210,12 +206,10 @@ def link(words: str, target: pathlib.Path, page: pathlib.Path) -> Markup:
 
 
 def section(title: str, *children: object) -> tuple[str, Markup]:
-    """Returns a section with its title, as `write` takes it."""
     return title, tag("section", tag("h2", title), *children, id=anchor(title))
 
 
 def anchor(title: str) -> str:
-    """Returns the id in the page of the section with this title."""
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 

@@ -120,7 +120,6 @@ def _loss(summary: dict) -> Markup:
 
 
 def _is_paid(summary: dict) -> bool:
-    """True if the machine has a price. Without one, dollars say nothing."""
     return summary["run"]["cost_usd"] > 0
 
 
@@ -312,7 +311,7 @@ Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.
 
 
 def took(summary: dict) -> Markup:
-    """Returns the table of a summary of `report.run`: a row for each stage, and their sum; nothing if the run is the first."""
+    """Returns the table of a summary: a row for each stage, and their sum; nothing if the run is the first."""
     stages = summary.get("stages") or ()
     if not stages:
         return Markup("")
@@ -368,7 +367,7 @@ def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
 
 
 def before_and_after(summary: dict) -> Markup:
-    """Returns the section of a summary of `report.run`; nothing if no earlier stage has samples."""
+    """Returns the samples of all stages side by side; nothing if no earlier stage has samples."""
     own = {"name": summary["run"].get("name", ""), "samples": summary.get("samples") or {}}
     runs = [*(summary.get("before") or ()), own]
     stages = [(run["name"], texts) for run in runs if (texts := _latest(run.get("samples") or {}))]

@@ -32,8 +32,8 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
       parted: {step, metric, a, b} at the first step at which a metric of training or evaluation differs; None if all are
         equal to the last bit.
       held_out: a line if their held-out texts differ, "" else; then no `val/` metric counts as parted.
-      loss: {mean, error, steps}: the mean of loss B - loss A over the last half of the common steps, and its standard
-        error by blocks of steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
+      loss: {mean, error, steps} of loss B - loss A over the last half of the common steps, and its standard error by blocks of
+        steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
       verdict: one line.
 
     Raises:
@@ -104,11 +104,7 @@ def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
 def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
     """Returns what changed since the run's last start, [{name, was, is}, ...]; [] if there was none, or its files are damaged.
 
-    Call it before the new start is recorded.
-
-    Args:
-      config: the config of the new start, with "auto" as the user left it.
-      new: what else the new start records: hardware, choices.
+    Call it before the new start is recorded. `config` has "auto" as the user left it; `new` is what else the start records.
     """
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:

@@ -103,7 +103,7 @@ def append(folder: pathlib.Path, key: str, entry: object) -> None:
 
 
 def put(folder: pathlib.Path, key: str, entries: list) -> None:
-    """Replaces a list of run.json, whole or not at all. Raises OSError (disk full, ...)."""
+    """Replaces a list of run.json. Raises OSError."""
     book = read(folder)
     if book[key] != entries:
         _write(folder, book | {key: entries})
@@ -134,7 +134,6 @@ def record_start(
 
     Args:
       step: the number of steps already done.
-      manifest_sha256: of the data directory's manifest.
       hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
       changed: what `differences.since_last_start` returned.
@@ -175,7 +174,6 @@ def end(
 
     Args:
       step: the last step that it did; 0 if it did none.
-      code: the exit code; -9 for a process that SIGKILL ended.
       cause: the ending's, such as "budget".
       pid: this process by default. A supervisor gives its child's.
       hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
@@ -206,7 +204,7 @@ def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int
 
 
 def lock(folder: pathlib.Path) -> typing.IO[str]:
-    """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
+    """Locks the run's folder against other processes, until the returned file is closed; see `files.lock`."""
     return files.lock(folder, "trains in", "workdir", wait_s=files.ENDING_S)
 
 

@@ -66,9 +66,8 @@ def origins(folder: pathlib.Path) -> list[Origin]:
 def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
     """Returns a row for each stage that made the run in `folder`, first to last: its data, the runs before, itself.
 
-    Each has name, program, config, phases (their names), steps, tokens, wall_s, cost_usd, figure, begin, end. What is not
-    known is None or "". There are none if nothing was before the run. `held_out` is a line where a run and the one before it
-    measure different held-out texts.
+    What is not known is None or "". There are none if nothing was before the run. `held_out` is a line where a run and the one
+    before it measure different held-out texts.
     """
     if not before:
         return []
@@ -82,8 +81,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
     """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds.
 
-    Raises:
-      ConfigError: there is no such folder, or a file in it holds no number.
+    Raises ConfigError if there is no such folder, or a file in it holds no number.
     """
     if not folder.is_dir():
         raise ConfigError(

@@ -128,7 +128,7 @@ def resolved(name: str, *overrides: str) -> config.Config:
 def row_of(card: str, c: config.Config) -> dict:
     """A row of the table, as far as the phases read it."""
     device = accelerators.load().named(card)
-    fast = cost.tokens_per_second(c, device, 1)
+    fast = cost.speed(c, device, 1)
     return {"name": card, "fits": True, "devices": 1, "usd": 1.0, "usd_per_hour": device.usd, "tokens_per_second": fast}
 
 

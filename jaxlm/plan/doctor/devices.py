@@ -136,7 +136,7 @@ def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
 
 
 def zeros(device: jax.Device, count: int) -> jax.Array:
-    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))
+    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))  # they really lie there
 
 
 def host_memory(planned: Need, free: int) -> Finding:

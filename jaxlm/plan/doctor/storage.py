@@ -93,12 +93,11 @@ def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = A
     except files.NoAnswer as late:
         return no_answer("mirror", f"{late}: the mirror hangs; mend config.checkpoint.mirror")
     finding = _speed("mirror", trial, checkpoint_bytes, "mend config.checkpoint.mirror")
-    if finding.verdict == OK:
-        takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"])
-        if takes > timeout_s:
-            mend = f"raise checkpoint.mirror_timeout_s={timeout_s:g}"
-            return Finding("mirror", FAIL, f"a copy takes about {_seconds(takes)} by {finding.text}; {mend}", trial)
-    return finding
+    takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"]) if finding.verdict == OK else 0.0
+    if takes <= timeout_s:
+        return finding
+    mend = f"raise checkpoint.mirror_timeout_s={timeout_s:g}"
+    return Finding("mirror", FAIL, f"a copy takes about {_seconds(takes)} by {finding.text}; {mend}", trial)
 
 
 def data(folder: str, seconds: float = ANSWER_S) -> Finding:
@@ -184,8 +183,8 @@ def try_place(place: str, most_bytes: float, most_s: float) -> dict:
 def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most_s: float) -> dict:
     """Writes random bytes, flushes them to the device, drops them from the page cache, reads them and compares sha256."""
     trial = {"write": 0.0, "read": 0.0, "bytes": 0, "chunks": 0, "garbled": 0, "problem": "", "errno": 0}
-    digests, reading = [], _Reading()
-    end, write_s = time.monotonic() + most_s / 2, 0.0
+    digests, write_s, read, read_s = [], 0.0, 0, 0.0
+    end = time.monotonic() + most_s / 2
     try:
         with open_file("wb") as out:
             for chunk in _noise(most_bytes):
@@ -203,13 +202,13 @@ def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most
         end = time.monotonic() + most_s / 2
         with open_file("rb") as file:
             # A file that is too short reads as empty pieces, which are garbled.
-            for digest, chunk in zip(
-                digests, itertools.chain(reading.chunks(file), itertools.repeat(b"")), strict=False
-            ):
+            pieces = itertools.chain(_chunks(file), itertools.repeat((b"", 0.0)))
+            for digest, (chunk, seconds) in zip(digests, pieces, strict=False):
+                read, read_s = read + len(chunk), read_s + seconds
                 trial["garbled"] += hashlib.sha256(chunk).digest() != digest
                 if time.monotonic() > end:
                     break
-        trial["read"] = reading.speed()
+        trial["read"] = read / max(read_s, 1e-9)
     except OSError as error:
         trial |= {"problem": error.strerror or words(error), "errno": error.errno or 0}
     except Exception as error:  # fsspec's file systems raise their own
@@ -222,9 +221,8 @@ def _noise(total: float) -> Iterator[bytes]:
     rng, left = np.random.default_rng(), max(1, int(total))
     noise = rng.integers(0, 2**64, _CHUNK // 8, np.uint64)
     while left > 0:
-        chunk = (noise ^ rng.integers(0, 2**64, 1, np.uint64)).tobytes()[
-            :left
-        ]  # new noise would take longer than a disk
+        # New noise would take longer than a disk.
+        chunk = (noise ^ rng.integers(0, 2**64, 1, np.uint64)).tobytes()[:left]
         left -= len(chunk)
         yield chunk
 
@@ -233,30 +231,18 @@ def _sync(out: typing.IO[bytes]) -> None:
     """Sends what was written to the device; fsspec's files elsewhere have no number to do so."""
     out.flush()
     with contextlib.suppress(AttributeError, io.UnsupportedOperation):
-        descriptor = out.fileno()
-        os.fdatasync(descriptor)
+        os.fdatasync(out.fileno())
 
 
-class _Reading:
-    """Reads files from the device, past the page cache, and measures how fast."""
-
-    def __init__(self):
-        self.bytes, self._seconds = 0, 0.0
-
-    def chunks(self, file: typing.IO[bytes]) -> Iterator[bytes]:
-        with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps it
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while True:
-            began = time.monotonic()
-            chunk = file.read(_CHUNK)
-            self._seconds += time.monotonic() - began
-            self.bytes += len(chunk)
-            if not chunk:
-                return
-            yield chunk
-
-    def speed(self) -> float:
-        return self.bytes / max(self._seconds, 1e-9)
+def _chunks(file: typing.IO[bytes]) -> Iterator[tuple[bytes, float]]:
+    """Yields pieces of a file from the device, past the page cache, each with the seconds that it took."""
+    with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps it
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    while True:
+        began = time.monotonic()
+        if not (chunk := file.read(_CHUNK)):
+            return
+        yield chunk, time.monotonic() - began
 
 
 def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
@@ -265,7 +251,7 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
     Returns `there` (False without a manifest), `files`, how many were `checked`, `read` in bytes a second, and `damaged`:
     None or (name of the first bad file, what is wrong).
     """
-    root, reading, end = pathlib.Path(folder), _Reading(), time.monotonic() + most_s
+    root, end = pathlib.Path(folder), time.monotonic() + most_s
     trial = {"there": True, "files": 0, "checked": 0, "read": 0.0, "damaged": None}
     try:
         entries = list(_entries(files.json_of((root / "manifest.json").read_bytes())))
@@ -273,22 +259,23 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
         return trial | {"there": False}
     except ValueError as error:
         return trial | {"damaged": ("manifest.json", f"is damaged ({words(error)})")}
-    trial["files"] = len(entries)
+    trial["files"], read, read_s = len(entries), 0, 0.0
     for entry in random.sample(entries, len(entries)):
-        digest, chunk = hashlib.sha256(), b""
+        digest = hashlib.sha256()
         try:
             with open(root / entry["file"], "rb") as file:
-                for chunk in reading.chunks(file):
+                for chunk, seconds in _chunks(file):
                     digest.update(chunk)
-                    spent = time.monotonic() > end or reading.bytes > most_bytes
+                    read, read_s = read + len(chunk), read_s + seconds
+                    trial["read"], spent = read / max(read_s, 1e-9), time.monotonic() > end or read > most_bytes
                     if spent and len(chunk) == _CHUNK:
-                        return trial | {"read": reading.speed()}
+                        return trial
         except OSError as error:
             return trial | {"damaged": (entry["file"], f"can't be read ({error.strerror})")}
         if digest.hexdigest() != entry["sha256"]:
             return trial | {"damaged": (entry["file"], "is not what the manifest says (sha256)")}
-        trial |= {"checked": trial["checked"] + 1, "read": reading.speed()}
-        if time.monotonic() > end or reading.bytes > most_bytes:
+        trial["checked"] += 1
+        if time.monotonic() > end or read > most_bytes:
             break
     return trial
 

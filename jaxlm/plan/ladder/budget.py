@@ -31,8 +31,8 @@ def dollars_of(text: str) -> float:
     try:
         usd = float(text.removeprefix("$"))
     except ValueError:
-        usd = math.nan
-    if not math.isfinite(usd) or usd <= 0:
+        usd = 0.0
+    if not 0 < usd < math.inf:
         raise ConfigError(f"--budget={text}: give dollars above 0, such as --budget=200")
     return usd
 
@@ -201,7 +201,7 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
         loss, low, high = known.loss(params, tokens)
         return {"law_loss": loss, "loss": loss, "low": low, "high": high}
     stand, loss = recipe.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
-    return {"law_loss": loss, "loss": None if stand.loss is None else loss, "low": stand.low, "high": stand.high}
+    return {key: stand[key] for key in ("low", "high")} | {"law_loss": loss, "loss": stand["loss"] and loss}
 
 
 def of_steps(config: Config, asked: Config, steps: int) -> Config:

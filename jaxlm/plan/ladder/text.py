@@ -1,7 +1,6 @@
 """Writes what `jaxlm ladder` and `jaxlm plan --budget` say: the runs before they are done, what they found, the best models."""
 
 import shlex
-import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -59,9 +58,10 @@ def _rates(ladder: Ladder) -> str:
     tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
     where = f"{rates['best'] / rates['lr']:.2g} times the config's own"
     where = "the end of what was tried: the best may lie beyond" if rates["edge"] else where
-    return _block(
+    return wrapped(
         f"RATE  {tried}. The config's own, scaled to the smallest run, is {rates['lr']:.3g}, the published rule's "
-        f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent says nothing."
+        f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent says nothing.",
+        indent="",
     )
 
 
@@ -69,9 +69,10 @@ def _law(ladder: Ladder) -> str:
     if not (fit := ladder["fit"]):
         return ""
     law = fit["law"]
-    return _block(
+    return wrapped(
         f"LAW  L = {law['e']:.3g} + {law['a']:.3g} / N^{law['alpha']:.3g} + {law['b']:.3g} / D^{law['beta']:.3g}; runs scatter "
-        f"around it by {fit['noise']:.1%}. The largest size, foretold from the others, is off by {abs(fit['missed']):.1%}."
+        f"around it by {fit['noise']:.1%}. The largest size, foretold from the others, is off by {abs(fit['missed']):.1%}.",
+        indent="",
     )
 
 
@@ -83,8 +84,10 @@ def _foretold(ladder: Ladder) -> str:
         rows.append([f"  {_size(row)}", f"{row['loss']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"])
     text = table(rows, right=(1,))
     if is_wide(ladder["foretold"]):
-        wide = "The interval is wide and decides little: more hours (--hours) or larger models (--sizes) narrow it."
-        text += f"\n{_block(wide)}"
+        text += "\n" + wrapped(
+            "The interval is wide and decides little: more hours (--hours) or larger models (--sizes) narrow it.",
+            indent="",
+        )
     return text
 
 
@@ -97,10 +100,6 @@ def is_wide(foretold: Sequence[Mapping[str, typing.Any]]) -> bool:
 def _hours(ladder: Ladder) -> str:
     spent, planned = ladder["hours"]["spent"], ladder["hours"]["planned"]
     return f"HOURS  {hours(spent)} so far" + (f", {hours(planned)} were planned" if planned else "")
-
-
-def _block(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:

@@ -51,10 +51,8 @@ class Mirror:
 
     Args:
       url: a folder, or an fsspec URL such as `s3://bucket/runs/a`. Its secrets stand in no message.
-      config: `config.checkpoint`.
-      workdir: the run's folder.
       pinned: steps that are never deleted, here as in the folder: milestones. The caller may add steps later.
-      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
+      scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
 
     Raises:
       ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
@@ -102,13 +100,8 @@ class Mirror:
         """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
 
         To call at each start, before anything else looks into the folder. The newest checkpoint whose files all match
-        comes back, and of the logs those that the folder lacks.
-
-        Args:
-          alive: called at each answer of the storage, at most `checkpoint.mirror_timeout_s` apart.
-
-        Returns:
-          The step that came back, or None.
+        comes back, and of the logs those that the folder lacks. Returns its step, or None. `alive` is called at each answer of
+        the storage, at most `checkpoint.mirror_timeout_s` apart.
 
         Raises:
           ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
@@ -189,8 +182,7 @@ class Mirror:
     def close(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
 
-        Returns:
-          True if all pinned steps that `begin` named, and the folder's newest checkpoint, are in the mirror and read back.
+        Returns True if all pinned steps that `begin` named, and the folder's newest checkpoint, were read back.
         """
         if not self._closing:
             self._closing = True
@@ -368,9 +360,7 @@ class Worker:
     def ask(self, job: dict, timeout_s: float, heard: Callable[[dict], None]) -> dict:
         """Gives a job of `mirror_worker.JOBS` to the worker and returns its result. `heard` gets each event before it.
 
-        Raises:
-          Abandoned: no result within `timeout_s`, or the worker died. It was ended then.
-          Trouble: the worker can't do it.
+        Raises Abandoned (the worker was ended then), or Trouble if it can't do it.
         """
         if self.stopped:
             raise Abandoned("its time is up", late=False)
@@ -404,6 +394,5 @@ class Worker:
             self._child.kill()
 
     def end(self) -> None:
-        """Ends the worker; the next job starts another."""
         if self._child:
             self._child.end()

@@ -62,14 +62,9 @@ class Unfinished(Damaged):
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
     """Makes this start of the run the one that writes to the mirror.
 
-    Args:
-      job: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints).
-
-    Returns:
-      `id` of the run, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`.
-
-    Raises:
-      Refused: the mirror belongs to another run.
+    `job`: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints). Returns
+    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`. Raises
+    Refused if the mirror belongs to another run.
     """
     record, name = owner(remote), pathlib.Path(job["workdir"]).name
     comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
@@ -89,12 +84,8 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
 def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies one checkpoint and the logs, reads all back, and only then marks the copy as verified.
 
-    Args:
-      job: `step`, `workdir`, `weights_only`, `id` and `start` of the run, and the sums of what an attempt that was
-        abandoned has `copied`.
-
-    Returns:
-      The steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
+    `job`: `step`, `workdir`, `weights_only`, `id` and `start` of the run, and the sums of what an attempt that was abandoned
+    has `copied`. Returns the steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
     """
     step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
     source = workdir / "checkpoints" / str(step)
@@ -154,11 +145,8 @@ def delete(remote: Remote, job: dict, tell: Tell) -> dict:
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
     """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there.
 
-    Returns:
-      `step`: the checkpoint's, or None if the mirror has none that was ever whole.
-
-    Raises:
-      Refused: all copies are damaged, or the newest one holds weights only.
+    Returns its `step`, None if the mirror has none that was ever whole. Raises Refused if all copies are damaged, or the
+    newest one holds weights only.
     """
     workdir, damaged = pathlib.Path(job["workdir"]), []
     for step in reversed(steps(remote)):
@@ -284,10 +272,7 @@ def _without_secrets(config: bytes) -> bytes:
 
 
 def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, tell: Tell) -> None:
-    """Brings a checkpoint into the folder `checkpoints`, under its name only when all of it is there and right.
-
-    Files that an earlier attempt brought stay, if they are right.
-    """
+    """Brings a checkpoint under its name once all of it is there and right. Files of an earlier attempt stay, if right."""
     half, damaged = checkpoints / f"{step}.restoring", f"the mirror's copy of checkpoint {step} is damaged"
 
     def fetch(name: str) -> str:
@@ -315,10 +300,7 @@ def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, 
 
 
 def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Path, tell: Tell) -> None:
-    """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step.
-
-    What log.txt of this start holds already is put behind what comes back.
-    """
+    """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step."""
     try:
         newest = (unseal(remote.read("logs.json")) or {}).get("files", {})
     except FileNotFoundError:
@@ -425,5 +407,4 @@ def below(name: str) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """Returns the first line of an error's words, or if it has none, its class."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -26,7 +26,6 @@ class Child:
     """A process in a group of its own, with a pulse.
 
     Args:
-      command: what to start.
       environment: variables to add to those of this process.
       passed: variable -> file descriptor to pass on, whose number the variable names. They are closed here.
       output: a file that takes what it says and prints; None: where this process does.
@@ -84,12 +83,10 @@ class Child:
             signal.pidfd_send_signal(self._ended, number)
 
     def send_all(self, number: int) -> None:
-        """Sends a signal to the process and all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def kill(self, timeout_s: float) -> None:
-        """Kills the process and all that it started, and waits for its end, at most this long."""
         if not self.ended():
             self.send_all(signal.SIGKILL)
             self.ended(timeout_s)
@@ -179,11 +176,9 @@ class Death:
 class Progress:
     """What the starts so far achieved, judged by their checkpoints and the steps at which they died.
 
-    Starts may die of storage or network before their first step for `patience_s`.
-
     Attributes:
       newer: True if there was a newer checkpoint at the last death than at the one before.
-      again: True if another start would die as the last one did.
+      again: True if another start would die as the last one did. Of storage or network it may die for `patience_s`.
       met: the `time.monotonic()` at which all processes of the run were last seen at work; None if never.
     """
 
@@ -196,7 +191,6 @@ class Progress:
         self.newer = self.again = False
 
     def note(self, death: Death) -> None:
-        """Notes how a start ended."""
         newest, now = self._latest(), time.monotonic()
         self.newer = newest > self._newest
         if self.newer:

@@ -1,7 +1,6 @@
 """The end of a run: a cloud's notice that it comes, the mirror, messages, and the command that stops paying.
 
-The outermost process does all this, which is the supervisor if there is one, so that it happens after a crash too. Imports
-no JAX.
+The outermost process does all this, the supervisor if there is one, so that it happens after a crash too. Imports no JAX.
 """
 
 import dataclasses
@@ -76,14 +75,8 @@ def open_mirror(
 ) -> Mirror | None:
     """Returns the mirror, from which the run has come back if its folder was lost; None without one.
 
-    Milestones and the best checkpoints are safe from its rotation.
-
-    Args:
-      scores: by which the best checkpoints are chosen. Gets those of metrics.jsonl; the caller may add later ones.
-      alive: called while files come back.
-
-    Raises:
-      ConfigError, RunError: as `Mirror` and `Mirror.restore` do.
+    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation. `alive` is
+    called while files come back. Raises as `Mirror` and `Mirror.restore` do.
     """
     c = config.checkpoint
     if not c.mirror:
@@ -204,7 +197,6 @@ class Aws:
         self._token = ""
 
     def notice(self) -> str:
-        """Returns what the cloud says of the end of this machine; "" if it says nothing. Raises OSError."""
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
             self._token = _ask(f"{self.server}/latest/api/token", headers=ttl, method="PUT")

@@ -1,7 +1,6 @@
 """Tells a run that hangs from one that is busy, by budgets that it learns from the run's own times.
 
-Pure: signs of life go in, a verdict comes out. A false alarm costs a restart. A missed hang costs rent. So budgets are
-long.
+Signs of life go in, a verdict comes out. A false alarm costs a restart. A missed hang costs rent. So budgets are long.
 """
 
 import collections

@@ -1,8 +1,8 @@
 """Tells the world how a run fares: messages, a heartbeat, and the command that stops paying for the machine.
 
 https:// and http:// URLs are webhooks: they get JSON by POST, in the form that Slack, Discord and your own server can read.
-All other schemes (mailto://, ntfy://, tgram://, ...) are sent by apprise (https://github.com/caronc/apprise), which is an
-extra. Nothing here raises into training or holds it up. This module imports no JAX: the supervisor uses it.
+All other schemes are sent by apprise (https://github.com/caronc/apprise), an extra. Nothing here raises into training or
+holds it up, nor imports JAX.
 """
 
 import atexit
@@ -80,8 +80,7 @@ def _check_url(shown: str, url: str) -> None:
 def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike, step: int | None = None) -> None:
     """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises.
 
-    Webhooks get {"text", "content", "event", "run", "host", "step"}; `text` (Slack) and `content` (Discord) are the
-    same message. A failure is tried again twice, and said in one line the first time.
+    `text` (Slack) and `content` (Discord) are the same message. A failure is tried again twice, and said in one line once.
     """
     if event not in notify.events or not notify.urls:
         return
@@ -106,7 +105,7 @@ class Heartbeat:
         self._last: tuple[float, int] | None = None
 
     def beat(self, step: int) -> None:
-        """Notes that training has done `step` steps. Call it as often as you like: returns at once and never raises."""
+        """Notes that training has done `step` steps. Returns at once and never raises."""
         now = time.monotonic()
         if not self._url or (self._last and (now - self._last[0] < self._every_s or step == self._last[1])):
             return
@@ -115,10 +114,7 @@ class Heartbeat:
 
 
 def wait(seconds: float = TIMEOUT_S) -> None:
-    """Waits until all messages under way are sent or given up, at most for `seconds`.
-
-    Python's normal end calls this. Call it before anything that ends the process or the machine at once.
-    """
+    """Waits until all messages under way are sent or given up, at most for `seconds`."""
     end = time.monotonic() + seconds
     for thread in list(_senders):
         thread.join(max(0.0, end - time.monotonic()))
@@ -260,5 +256,4 @@ def _say(text: str) -> None:
 
 
 def _shown(url: str) -> str:
-    """What may be shown of a URL: whoever knows all of it can send messages."""
     return redact_url(url, webhook=True)

@@ -21,14 +21,7 @@ _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run that has done all its steps was measured to be.
-
-    Attributes:
-      loss: held-out, in nats per token; None if it is not finite.
-      bits_per_byte: source -> value.
-      bytes_per_token: of the held-out text, each source as it counts in `loss`.
-      hours: of all its starts.
-    """
+    """What a run that has done all its steps was measured to be. `loss`: held-out; None if it is not finite."""
 
     loss: float | None
     bits_per_byte: dict[str, float]
@@ -39,10 +32,8 @@ class Result:
 def train(config: Config) -> int:
     """Trains, or goes on where the run in `workdir` was; returns the exit code of `jaxlm train`.
 
-    A process that crashes or hangs is started again, signals are passed on to it, and it ends with this one.
-
-    Raises:
-      ConfigError: the folder holds another run.
+    A process that crashes or hangs is started again, signals are passed on to it, and it ends with this one. Raises
+    ConfigError if the folder holds another run.
     """
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
@@ -63,11 +54,7 @@ def last_words(folder: pathlib.Path) -> str:
 
 
 def result(config: Config, mixture: dict[str, float]) -> Result | None:
-    """Returns what came of the run in `workdir`; None if it is not done.
-
-    Raises:
-      ConfigError: the folder holds another run.
-    """
+    """Returns what came of the run in `workdir`; None if it is not done. Raises ConfigError if the folder holds another run."""
     folder, steps = pathlib.Path(config.workdir), config.train.steps
     path = folder / "metrics.jsonl"
     if not path.is_file():
