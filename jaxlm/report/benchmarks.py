@@ -41,6 +41,7 @@ TASKS = {
 _ACCURACIES = ("acc_norm", "acc", "exact_match", "pass_at_1", "prompt_level_strict_acc")
 
 BITS, MARGIN = "bits_per_byte", "margin"  # of the right answer; see eval.results
+_digits = "{:.3g}".format
 _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was asked -> its mark
 
 _FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
@@ -150,7 +151,7 @@ def scores(summary: dict) -> Markup:
     bits = [Curve(title(task), _points(points, BITS)) for task, points in alike.items()]
     bits = [curve for curve in bits if len(curve.points) > 1][:6]
     charts = [_accuracy(task, points) for task, points in alike.items()]
-    charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_figure))
+    charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_digits))
     warned, noted = (tag("p", line) for line in alarms), (tag("p", line, class_="dim") for line in notes)
     return join([*warned, table(head, rows, "Benchmarks"), *noted, chart.grid(charts)])
 
@@ -190,11 +191,8 @@ def _row(task: str, point: dict) -> tuple:
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:
     """(step, score plus so many standard errors) where the metric was measured."""
-    return [
-        (point["step"], point["metrics"][metric] + errors * point["stderr"].get(metric, 0.0))
-        for point in points
-        if metric in point["metrics"]
-    ]
+    known = [point for point in points if metric in point["metrics"]]
+    return [(p["step"], p["metrics"][metric] + errors * p["stderr"].get(metric, 0.0)) for p in known]
 
 
 def _accuracy(task: str, points: list[dict]) -> Markup:
@@ -207,11 +205,7 @@ def _accuracy(task: str, points: list[dict]) -> Markup:
         low, high = _points(points, metric, -2.0), _points(points, metric, 2.0)
         curves.append(Curve("± 2 s.e.", [*low, (low[-1][0], math.nan), *high], dotted=True))  # one curve with a gap
     curves += [Curve("chance", chance, dotted=True)] if chance else []
-    return chart.lines(curves, f"{title(task)} by step", along="steps", shown=_figure)
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3g}"
+    return chart.lines(curves, f"{title(task)} by step", along="steps", shown=_digits)
 
 
 def beside(summary: dict) -> Markup:

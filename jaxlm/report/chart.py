@@ -63,9 +63,8 @@ def lines(
     grid = [_line(0, at_y(y), _SIZE, at_y(y), "grid") for y in y_ticks]
     grid += [_line(at_x(x), 0, at_x(x), _SIZE, "mark") for x in marks if low <= x <= high]
     drawn = [path for i, curve in enumerate(thinned) for path in _paths(curve, i, at_x, at_y)]
-    svg = tag(
-        "svg", *grid, *drawn, viewBox=f"0 0 {_SIZE:.0f} {_SIZE:.0f}", preserveAspectRatio="none", aria_hidden="true"
-    )
+    view = {"viewBox": f"0 0 {_SIZE:.0f} {_SIZE:.0f}", "preserveAspectRatio": "none"}
+    svg = tag("svg", *grid, *drawn, **view, aria_hidden="true")
     beside = [tag("span", shown(y), style=f"top:{at_y(y) / _SIZE:.2%}") for y in y_ticks]
     below = [tag("span", shown_x(x), style=f"left:{at_x(x) / _SIZE:.2%}") for x in x_ticks]
     legend = _legend([curve.name for curve in thinned])
@@ -90,12 +89,9 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     parts: dict[int, list[tuple[float, float]]] = {}
     for x, y in points:
         parts.setdefault(min(int((x - low) / ((high - low) or 1) * _PARTS), _PARTS - 1), []).append((x, y))
-    return [(sum(x for x, _ in part) / len(part), _mean([y for _, y in part])) for _, part in sorted(parts.items())]
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
+    finite = {part: [y for _, y in pairs if math.isfinite(y)] for part, pairs in parts.items()}
+    means = {part: sum(ys) / len(ys) if ys else math.nan for part, ys in finite.items()}
+    return [(sum(x for x, _ in pairs) / len(pairs), means[part]) for part, pairs in sorted(parts.items())]
 
 
 def _view(values: Sequence[float]) -> tuple[float, float]:
@@ -142,10 +138,9 @@ def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Ma
 def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Returns one bar of coloured parts with its legend. Each part is (name, number, the number as text)."""
     whole = sum(number for _, number, _ in parts) or 1
-    spans = [
-        tag("span", class_=f"c{i % 6}", style=f"width:{100 * number / whole:.2f}%", title=f"{name}: {shown}")
-        for i, (name, number, shown) in enumerate(parts)
-    ]
+    styles = [f"width:{100 * number / whole:.2f}%" for _, number, _ in parts]
+    titles = [f"{name}: {shown}" for name, _, shown in parts]
+    spans = (tag("span", class_=f"c{i % 6}", style=styles[i], title=titles[i]) for i in range(len(parts)))
     bar = tag("div", *spans, class_="bar wide", role="img", aria_label=label)
     return tag("figure", bar, tag("figcaption", *_legend([f"{name} {shown}" for name, _, shown in parts])))
 

@@ -67,9 +67,7 @@ def _tiles(sources: dict[str, dict]) -> Markup:
         (size(kept[1]), f"kept, {share(kept[1], read[1])} of the bytes"),
         *((count(n), f"removed by {name}") for name, n in removed.most_common(2) if n),
     ]
-    return tag(
-        "div", *(tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles), class_="tiles"
-    )
+    return page.tiles(tiles)
 
 
 def _total(sources: dict[str, dict], key: str) -> tuple[int, int]:
@@ -103,9 +101,8 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
     losses = [("read", 0, 0, "gone"), ("failed", failed, 0, "failed")]
     for name in _stages(sources):
         of_stage = [stage for source in sources.values() for stage in source["stages"] if stage["name"] == name]
-        losses.append(
-            (name, *(sum(_taken(stage, unit) for stage in of_stage) for unit in ("documents", "bytes")), "gone")
-        )
+        taken = (sum(_taken(stage, unit) for stage in of_stage) for unit in ("documents", "bytes"))
+        losses.append((name, *taken, "gone"))
     rows, documents = [], whole
     for name, gone, gone_bytes, kind in losses:
         documents, volume = documents - gone, volume - gone_bytes
@@ -186,10 +183,8 @@ def _examples(examples: list[dict]) -> Markup:
         groups.setdefault(example["stage"], {}).setdefault(example["reason"], []).append(example)
     parts = [tag("p", "Read some of each: a filter that takes what you would keep is the wrong filter.")]
     for stage, reasons in groups.items():
-        inner = [
-            _folded(reason or "changed: before -> after", len(alike), *map(_example, alike))
-            for reason, alike in reasons.items()
-        ]
+        titled = {reason or "changed: before -> after": alike for reason, alike in reasons.items()}
+        inner = [_folded(title, len(alike), *map(_example, alike)) for title, alike in titled.items()]
         parts.append(_folded(tag("b", stage), sum(map(len, reasons.values())), *inner))
     return join(parts)
 
@@ -239,10 +234,9 @@ def _junk(rows: list[dict]) -> Markup:
     own = [_junk_row(row) for row in rows if not row["junk"]]
     about = "Strings that a source repeats and nobody would write. Score 0 to 100: how surely it is junk, times how much of "
     about += "the source it is in. “Only here” 100%: no other source has it."
-    if not junk:
-        parts = [tag("p", "Nothing looks like junk.")]
-    else:
-        parts = [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")]
+    parts = (
+        [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")] if junk else [tag("p", "Nothing looks like junk.")]
+    )
     if junk[_JUNK_ROWS:]:
         parts.append(details(f"{len(junk) - _JUNK_ROWS} more", table(head, junk[_JUNK_ROWS:], "More junk")))
     if own:
@@ -252,21 +246,13 @@ def _junk(rows: list[dict]) -> Markup:
 
 
 def _junk_row(row: dict) -> tuple:
-    examples = [
-        tag("div", _id(example["document"]), tag("pre", example["text"]), class_="example")
-        for example in row["examples"]
-    ]
+    texts = ((example["document"], example["text"]) for example in row["examples"])
+    examples = [tag("div", _id(document), tag("pre", text), class_="example") for document, text in texts]
     pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim") if row["junk"] else ""
-    return (
-        *(tag("code", row["text"]), _words(row["why"]), _words(row["source"]), page.value(float(row["score"]))),
-        *(
-            count(row["count"]),
-            count(row["documents"]),
-            share(row["share_of_documents"], 1),
-            share(row["concentration"], 1),
-        ),
-        _words(details("examples", pattern, *examples)),
-    )
+    names = (tag("code", row["text"]), _words(row["why"]), _words(row["source"]), page.value(float(row["score"])))
+    shares = (share(row[key], 1) for key in ("share_of_documents", "concentration"))
+    shown = _words(details("examples", pattern, *examples))
+    return (*names, count(row["count"]), count(row["documents"]), *shares, shown)
 
 
 def _tokenizer_fit(rows: list[dict]) -> Markup:
@@ -293,7 +279,7 @@ def _mismatch(report: dict[str, typing.Any]) -> Markup:
 
 
 def _advice(advice: dict[str, dict]) -> Markup:
-    rows = [(name, *(cell(said[key], kind="text") for key in ("action", "sentence"))) for name, said in advice.items()]
+    rows = [(name, _words(row["action"]), _words(row["sentence"])) for name, row in advice.items()]
     about = tag("p", "What to try in a pilot. It comes from words alone, which say nothing of truth or worth.")
     return join([about, table(("source", "try", "why"), rows, "Advice")])
 
@@ -332,17 +318,16 @@ def _distances(report: dict) -> Markup:
     head = ("pair", "divergence", "by chance", "of pairs of words", "by chance", "AUC")
     head += ("the first is told by", "the second by")
     lines = [_pair(pair) for pair in rows]
-    return join(
-        [
-            tag("h3", "Divergence of words"),
-            tag("p", "Jensen-Shannon, in bits: 0 is alike, 1 nothing in common."),
-            _map(names, pairs, js, "Jensen-Shannon divergence"),
-            tag("h3", "Told apart by a classifier"),
-            tag("p", "Area under the ROC curve: .5 is chance, 1 always right. ? where there are too few documents."),
-            _map(names, pairs, auc, "AUC"),
-            details(f"Pairs and the words that tell ({len(lines)})", table(head, lines, "Pairs")),
-        ]
-    )
+    parts = [
+        tag("h3", "Divergence of words"),
+        tag("p", "Jensen-Shannon, in bits: 0 is alike, 1 nothing in common."),
+        _map(names, pairs, js, "Jensen-Shannon divergence"),
+        tag("h3", "Told apart by a classifier"),
+        tag("p", "Area under the ROC curve: .5 is chance, 1 always right. ? where there are too few documents."),
+        _map(names, pairs, auc, "AUC"),
+        details(f"Pairs and the words that tell ({len(lines)})", table(head, lines, "Pairs")),
+    ]
+    return join(parts)
 
 
 def _map(names: list[str], pairs: dict[frozenset, dict], render_pair: Callable[[dict], Markup], label: str) -> Markup:

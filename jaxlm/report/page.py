@@ -164,6 +164,12 @@ def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
     return tag("td", content, class_=kind + (" heat" if heat is not None else "") or None, style=style)
 
 
+def tiles(tiles: Iterable[tuple[str, str]]) -> Markup:
+    """Returns large figures, each over what it is. Those that are "" are left out."""
+    boxes = (tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big)
+    return tag("div", *boxes, class_="tiles")
+
+
 def with_error(point: Mapping, metric: str) -> str:
     """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if known; "" without it."""
     error = point["stderr"].get(metric)

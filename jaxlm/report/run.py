@@ -70,20 +70,24 @@ def _about(path: pathlib.Path, run: dict) -> Markup:
 
 
 def _tiles(summary: dict) -> Markup:
-    run = summary["run"]
-    about = [(_figure(points[-1][1]), words) for words, points in (summary.get("figures") or {}).items() if points]
-    tiles = [
-        *about,
+    run, figures = summary["run"], (summary.get("figures") or {}).items()
+    goodput = run.get("goodput")
+    tiles = [(_figure(points[-1][1]), words) for words, points in figures if points]
+    tiles += [
         (f"{count(run['step'])} of {count(run['steps'])}", "steps"),
         (human(run["tokens"]), "tokens"),
         (_figure(run.get("loss")), "training loss"),
         (_figure(run.get("held_out")), "held-out loss"),
         (duration(run["wall_s"]), "in all"),
-        (spent(run["cost_usd"]) if run["cost_usd"] else "", "spent"),
-        (f"{100 * run['goodput']:.1f}%" if run.get("goodput") is not None else "", "of the time in new steps"),
+        *_paid(summary, (spent(run["cost_usd"]), "spent")),
+        ("" if goodput is None else f"{100 * goodput:.1f}%", "of the time in new steps"),
     ]
-    boxes = [tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big]
-    return tag("div", *boxes, class_="tiles")
+    return page.tiles(tiles)
+
+
+def _paid(summary: dict, *parts: typing.Any) -> tuple:
+    """What tells of dollars: nothing if the machine has no price."""
+    return parts if summary["run"]["cost_usd"] > 0 else ()
 
 
 def _figure(value: float | None) -> str:
@@ -110,25 +114,17 @@ def _loss(summary: dict) -> Markup:
         chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
         chart.lines([_curve(summary, "tokens", "loss", "")], "Training loss by tokens", along="tokens", **nats),
     ]
-    if _is_paid(summary):
-        by_usd = [_curve(summary, "cost_usd", "loss", "")]
-        charts.append(chart.lines(by_usd, "Training loss by dollars", along="dollars", **nats, shown_x=_usd))
+    for by_usd in _paid(summary, _curve(summary, "cost_usd", "loss", "")):
+        title = "Training loss by dollars"
+        charts.append(chart.lines([by_usd], title, along="dollars", **nats, shown_x=lambda usd: f"${usd:,.4g}"))
     sources = [Curve(name, points) for name, points in held_out.items() if name]
     if len(sources) > 1:  # one alone is the held-out loss above
         charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
     return chart.grid(charts)
 
 
-def _is_paid(summary: dict) -> bool:
-    return summary["run"]["cost_usd"] > 0
-
-
 def _nats(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _usd(value: float) -> str:
-    return f"${value:,.4g}"
 
 
 def _activities(summary: dict) -> Markup:
@@ -146,20 +142,13 @@ def _activities(summary: dict) -> Markup:
 
 
 def _bill(summary: dict) -> Markup:
-    # A phase that was stopped and went on has several.
-    latest = {row["phase"]: row for row in summary.get("phases") or ()}
-    rows = [
-        (
-            row["phase"],
-            count(row["last_step"]),
-            human(row["tokens"]),
-            f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}",
-            hours(row["hours"]),
-            *([spent(row["usd"]), _price(row["usd_per_point"])] if _is_paid(summary) else []),
-        )
-        for row in latest.values()
-    ]
-    head = ("phase", "to step", "tokens", "loss", "time", *(["cost", "cost of a nat"] if _is_paid(summary) else []))
+    latest = {row["phase"]: row for row in summary.get("phases") or ()}  # one that was stopped and went on has several
+    rows = []
+    for name, row in latest.items():
+        losses = f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}"
+        cost = _paid(summary, spent(row["usd"]), _price(row["usd_per_point"]))
+        rows.append((name, count(row["last_step"]), human(row["tokens"]), losses, hours(row["hours"]), *cost))
+    head = ("phase", "to step", "tokens", "loss", "time", *_paid(summary, "cost", "cost of a nat"))
     return table(head, rows, "Bill") if rows else Markup("")
 
 
@@ -171,17 +160,12 @@ def _futures(summary: dict) -> Markup:
     futures = summary.get("futures")
     if not futures:
         return Markup("")
-    rows = [
-        (
-            row["name"],
-            count(row["step"]),
-            f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})",
-            hours(row["hours"]),
-            *([spent(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
-        )
-        for row in futures.get("rows", ())
-    ]
-    head = ("future", "to step", "loss (80%)", "time", *(["cost", "cost of 0.01 nats"] if _is_paid(summary) else []))
+    rows = []
+    for row in futures.get("rows", ()):
+        loss = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        cost = _paid(summary, spent(row["usd"]), _price(row.get("usd_per_centinat")))
+        rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
+    head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     advice = tag("p", page.sentence(futures.get("advice", "")))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
@@ -192,14 +176,9 @@ def _samples(summary: dict) -> Markup:
     for prompt, texts in (summary.get("samples") or {}).items():
         ways: dict[float | None, list[Markup]] = {}
         for one in texts:
-            about = [tag("p", f"step {count(one['step'])}{_temperature(one.get('temperature'))}", class_="dim")]
-            if figures := _degeneration(one):
-                about.append(tag("p", figures, class_="dim small"))
-            text = tag("pre", one["text"].rstrip() or "(white space alone)")
-            ways.setdefault(one.get("temperature"), []).append(tag("div", *about, text))
-        rows = [
-            tag("div", *ways[way], class_="beside") for way in sorted(ways, key=lambda way: -1 if way is None else way)
-        ]
+            ways.setdefault(one.get("temperature"), []).append(_sample("", one, _degeneration(one)))
+        order = sorted(ways, key=lambda way: -1 if way is None else way)
+        rows = (tag("div", *ways[way], class_="beside") for way in order)
         parts.append(details(tag("code", prompt), *rows, opened=not parts))
     if parts and any("repetition" in one for texts in summary["samples"].values() for one in texts):
         about = (
@@ -231,40 +210,35 @@ def _speed(summary: dict) -> Markup:
         return chart.lines([_curve(summary, "step", column, "")], label, **_BY_STEP, **more)
 
     marks = _resumes(summary)
-    charts = [
-        by_step("lr", "Learning rate", shown=_nats),
-        by_step("grad_norm", "Gradient norm", marks=marks, shown=_nats),
-        by_step("tokens_per_second", "Tokens a second", marks=marks),
-        by_step("mfu_palm", "MFU (PaLM)", marks=marks, shown=lambda v: f"{v:.0%}"),
-    ]
-    return chart.grid(charts)
+    return chart.grid(
+        [
+            by_step("lr", "Learning rate", shown=_nats),
+            by_step("grad_norm", "Gradient norm", marks=marks, shown=_nats),
+            by_step("tokens_per_second", "Tokens a second", marks=marks),
+            by_step("mfu_palm", "MFU (PaLM)", marks=marks, shown=lambda share: f"{share:.0%}"),
+        ]
+    )
 
 
 def _spikes(summary: dict) -> Markup:
-    rows = [
-        (
-            count(row["step"]),
-            count(row["batch"]),
-            _nats(row["loss"]),
-            "" if row["score"] is None else f"{row['score']:.1f}",
-            cell(", ".join(row["documents"]), kind="text"),
-        )
-        for row in summary.get("spikes") or ()
-    ]
-    backs = [
-        (
-            f"{row['steps'][0]} to {row['steps'][1]}",
-            count(row["to"]),
-            f"{row['batches'][0]} to {row['batches'][1]}",
-            cell(row["why"], kind="text"),
-        )
-        for row in summary.get("rollbacks") or ()
-    ]
-    parts = []
-    if rows:
+    parts, spikes, backs = [], summary.get("spikes") or (), summary.get("rollbacks") or ()
+    if spikes:
+        rows = [
+            (
+                *(count(row["step"]), count(row["batch"]), _nats(row["loss"])),
+                "" if row["score"] is None else f"{row['score']:.1f}",
+                cell(", ".join(row["documents"]), kind="text"),
+            )
+            for row in spikes
+        ]
         parts.append(table(("step", "batch", "loss", "score", "documents"), rows, "Spikes"))
     if backs:
-        parts.append(table(("steps", "back to", "batches passed over", "why"), backs, "Rollbacks"))
+        words = [(f"{a} to {b}" for a, b in (row["steps"], row["batches"])) for row in backs]
+        rows = [
+            (steps, count(row["to"]), batches, cell(row["why"], kind="text"))
+            for row, (steps, batches) in zip(backs, words, strict=True)
+        ]
+        parts.append(table(("steps", "back to", "batches passed over", "why"), rows, "Rollbacks"))
     return join(parts)
 
 
@@ -373,17 +347,23 @@ def before_and_after(summary: dict) -> Markup:
     stages = [(run["name"], texts) for run in runs if (texts := _latest(run.get("samples") or {}))]
     if len(stages) < 2 or not own["samples"]:
         return Markup("")
-    rows = [_row(*stage) for stage in stages]
+    rows = []
+    for name, texts in stages:
+        lines = _lines(texts)
+        clean = sum(_verdict(line) == "clean" for line in lines)
+        rows.append((name, count(lines[0]["step"]), count(len(lines)), f"{clean} of {len(lines)}"))
     parts = [*_persisting(stages), table(("run", "step", "texts", "clean"), rows, "Clean texts")]
     for i, prompt in enumerate(own["samples"]):
-        beside = [_text(name, line) for name, texts in stages for line in texts.get(prompt, ())]
+        beside = [
+            _sample(f"{name}, ", line, _verdict(line)) for name, texts in stages for line in texts.get(prompt, ())
+        ]
         parts.append(details(tag("code", prompt), tag("div", *beside, class_="beside"), opened=not i))
     return join(parts)
 
 
 def _latest(texts: Texts) -> Texts:
     """The continuations of each prompt at the last step that has any."""
-    last = max((line["step"] for lines in texts.values() for line in lines), default=0)
+    last = max((line["step"] for line in _lines(texts)), default=0)
     at_last = {prompt: [line for line in lines if line["step"] == last] for prompt, lines in texts.items()}
     return {prompt: lines for prompt, lines in at_last.items() if lines}
 
@@ -392,8 +372,7 @@ def _persisting(stages: Sequence[tuple[str, Texts]]) -> list[Markup]:
     """A line for each kind of known junk in the first stage's texts and still in the last one's."""
     (first, before), (last, after) = stages[0], stages[-1]
     was, still = ({label for line in _lines(texts) for label in _labels(line["text"])} for texts in (before, after))
-    lines = [f"{first} wrote “{label}”, and {last} still does. {_CANT}" for label in sorted(was & still)]
-    return [tag("p", line) for line in lines]
+    return [tag("p", f"{first} wrote “{label}”, and {last} still does. {_CANT}") for label in sorted(was & still)]
 
 
 def _lines(texts: Texts) -> list[dict]:
@@ -407,12 +386,6 @@ def _labels(text: str) -> list[str]:
     return sorted(labels | ({"U+FFFD"} if "\ufffd" in text else set()))
 
 
-def _row(name: str, texts: Texts) -> tuple[str, str, str, str]:
-    lines = _lines(texts)
-    clean = sum(_verdict(line) == "clean" for line in lines)
-    return name, count(lines[0]["step"]), count(len(lines)), f"{clean} of {len(lines)}"
-
-
 def _verdict(line: dict) -> str:
     """Says "clean", or why the text of a line of a file of samples is not: known junk, a loop, much repeated."""
     loop, repeated, labels = line.get("degenerates_at"), line.get("repetition"), _labels(line["text"])
@@ -423,9 +396,8 @@ def _verdict(line: dict) -> str:
     return "; ".join(faults) or "clean"
 
 
-def _text(name: str, line: dict) -> Markup:
-    temperature = line.get("temperature")
-    way = "" if temperature is None else f", temperature {temperature:g}" if temperature else ", greedy"
-    about = tag("p", f"{name}, step {count(line['step'])}{way}", class_="dim")
-    text = tag("pre", line["text"].rstrip() or "(white space alone)")
-    return tag("div", about, tag("p", _verdict(line), class_="dim small"), text)
+def _sample(name: str, line: dict, figures: str) -> Markup:
+    """One text of a run, under what is said of it."""
+    about = f"{name}step {count(line['step'])}{_temperature(line.get('temperature'))}"
+    parts = [tag("p", about, class_="dim")] + [tag("p", figures, class_="dim small")] * bool(figures)
+    return tag("div", *parts, tag("pre", line["text"].rstrip() or "(white space alone)"))

@@ -141,9 +141,8 @@ def main_thread(stacks: str) -> list[str]:
 
 def _out_of_memory_kills() -> int:
     with contextlib.suppress(OSError, ValueError):
-        for line in pathlib.Path("/sys/fs/cgroup/memory.events").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+        events = pathlib.Path("/sys/fs/cgroup/memory.events").read_text()
+        return int(dict(line.split() for line in events.splitlines()).get("oom_kill", 0))
     return 0
 
 

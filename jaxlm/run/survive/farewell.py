@@ -3,6 +3,7 @@
 The outermost process does all this, the supervisor if there is one, so that it happens after a crash too. Imports no JAX.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -44,13 +45,12 @@ class Start:
     def ended(self, folder: pathlib.Path) -> dict:
         """Returns how run.json says that this start ended; {} if it died before it could say so, or nothing can be read."""
         starts = within(READ_S, lambda: ledger.read(folder)["starts"])
-        last = starts[-1] if starts else {}
-        try:
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            last = starts[-1]
             began = datetime.datetime.fromisoformat(last["time"]).timestamp()
-        except (LookupError, TypeError, ValueError):
-            return {}
-        ours = began >= self.since and self.pid in (None, last.get("pid"))
-        return (last.get("ended") or {}) if ours else {}
+            if began >= self.since and self.pid in (None, last.get("pid")):
+                return last.get("ended") or {}
+        return {}
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
@@ -119,24 +119,21 @@ def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path]) -> bool:
     """Copies the newest checkpoint that was verified; returns True if the mirror then holds the newest of all."""
-    try:
+    with contextlib.suppress(ConfigError, RunError):
         mirror = open_mirror(config, folder, Scores(config.checkpoint))
-        verified = [path for path in checkpoints if (path / "checksums.json").exists()]
-        if steps := [int(path.name) for path in verified if is_step(path.name)]:
+        verified = [path.name for path in checkpoints if (path / "checksums.json").exists()]
+        if steps := [int(name) for name in verified if is_step(name)]:
             mirror.begin(max(steps))
         return mirror.close(config.checkpoint.mirror_timeout_s)
-    except (ConfigError, RunError):
-        return False
+    return False
 
 
 def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
     """Waits for what the first process, on another host, says in run.json."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if start.ended(folder).get("mirrored"):
-            return True
+    while not (mirrored := bool(start.ended(folder).get("mirrored"))) and time.monotonic() < end:
         time.sleep(_LOOK_S)
-    return False
+    return mirrored
 
 
 def watch_for_notices(
@@ -152,8 +149,8 @@ def watch_for_notices(
     """
     over = threading.Event()
 
-    def ask(cloud: Gce | Aws) -> None:
-        failed = False
+    def ask(key: str) -> None:
+        cloud, failed = CLOUDS[key](), False
         while not over.is_set():
             try:
                 if words := cloud.notice():
@@ -163,20 +160,19 @@ def watch_for_notices(
             except (OSError, ValueError) as error:
                 if not failed:
                     line = f"no answer from {cloud.server} ({error}); no notice is seen until it answers"
-                    say(f"runs.notices={cloud.key}: {line}")
+                    say(f"runs.notices={key}: {line}")
                 failed = True
             over.wait(every_s)
 
     for key in clouds:
-        cloud = next(kind for kind in (Gce, Aws) if kind.key == key)
-        threading.Thread(target=ask, args=(cloud(),), daemon=True).start()
+        threading.Thread(target=ask, args=(key,), daemon=True).start()
     return over.set
 
 
 class Gce:
     """https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
 
-    key, name = "gce", "Google Compute Engine"
+    name = "Google Compute Engine"
 
     def __init__(self):
         self.server = f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
@@ -190,7 +186,7 @@ class Gce:
 class Aws:
     """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, by IMDSv2"""
 
-    key, name = "aws", "AWS"
+    name = "AWS"
 
     def __init__(self):
         self.server = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
@@ -210,6 +206,8 @@ class Aws:
                 self._token = ""  # it has run out
             raise
 
+
+CLOUDS = {"gce": Gce, "aws": Aws}
 
 # The clouds' servers are on the machine's own link: never through a proxy.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

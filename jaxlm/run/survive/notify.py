@@ -7,13 +7,13 @@ holds it up, nor imports JAX.
 
 import atexit
 import contextlib
-import dataclasses
 import http.client
 import importlib.util
 import json
 import logging
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -58,22 +58,19 @@ def _is_webhook(url: str) -> bool:
 
 
 def _check_url(shown: str, url: str) -> None:
-    scheme, separator, _ = url.partition("://")
-    if not separator or not scheme.replace("+", "").isalnum() or any(c.isspace() for c in url):
+    if not re.fullmatch(r"[\w+]+://\S*", url):
         raise ConfigError(
             f"{shown} is no URL: write it as https://HOST/... or as apprise does (mailto://, ntfy://, ...)"
         )
     if _is_webhook(url):
-        try:
+        with contextlib.suppress(ValueError):
             parts = urllib.parse.urlsplit(url)
-            whole = bool(parts.hostname) and parts.port != 0  # `port` raises if it is no number
-        except ValueError:
-            whole = False
-        if not whole:
-            raise ConfigError(f"{shown} has no host, or no number as its port: write https://HOST[:PORT]/...")
-    elif not importlib.util.find_spec("apprise"):
+            if parts.hostname and parts.port != 0:  # `port` raises if it is no number
+                return
+        raise ConfigError(f"{shown} has no host, or no number as its port: write https://HOST[:PORT]/...")
+    if not importlib.util.find_spec("apprise"):
         raise ConfigError(f'{shown} needs apprise: pip install "jaxlm[notify]"; https:// webhooks need nothing')
-    elif not _apprise(url):
+    if not _apprise(url):
         raise ConfigError(f"{shown} is refused by apprise: `apprise --help` and its wiki list the forms of URLs")
 
 
@@ -87,11 +84,16 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
     run, host = pathlib.Path(workdir).name or str(workdir), socket.gethostname()
     message = f"jaxlm {event}: {run} on {host}{'' if step is None else f', step {step}'}: {text}"[:MOST_CHARS]
     body = {"text": message, "content": message, "event": event, "run": str(workdir), "host": host, "step": step}
-    for i, url in enumerate(notify.urls):
+
+    def send(url: str) -> str:
         if _is_webhook(url):
-            _beside(f"notify.urls[{i}]", url, lambda url=url: _request(url, json.dumps(body).encode()))
-        else:
-            _beside(f"notify.urls[{i}]", url, lambda url=url: _by_apprise(url, message, f"jaxlm {event}: {run}"))
+            return _request(url, json.dumps(body).encode())
+        sender = _apprise(url)
+        sent = sender and sender.notify(message, title=f"jaxlm {event}: {run}")
+        return "" if sent else "apprise could not deliver it"
+
+    for i, url in enumerate(notify.urls):
+        _beside(f"notify.urls[{i}]", url, send)
 
 
 class Heartbeat:
@@ -110,7 +112,7 @@ class Heartbeat:
         if not self._url or (self._last and (now - self._last[0] < self._every_s or step == self._last[1])):
             return
         self._last = (now, step)
-        _beside("notify.heartbeat_url", self._url, lambda: _request(self._url))
+        _beside("notify.heartbeat_url", self._url, _request)
 
 
 def wait(seconds: float = TIMEOUT_S) -> None:
@@ -123,14 +125,13 @@ def wait(seconds: float = TIMEOUT_S) -> None:
 atexit.register(wait)
 
 
-def _beside(key: str, url: str, send: Callable[[], str]) -> None:
+def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
     """Calls `send` in a thread until it returns "" (sent) or has failed TRIES times."""
 
     def work() -> None:
         for attempt in range(TRIES):
             time.sleep(PAUSE_S * attempt)
-            problem = _attempt(send)
-            if not problem:
+            if not (problem := _attempt(send, url)):
                 return
         with _lock:
             first = url not in _told
@@ -145,10 +146,10 @@ def _beside(key: str, url: str, send: Callable[[], str]) -> None:
         _senders[:] = [*filter(threading.Thread.is_alive, _senders), thread]
 
 
-def _attempt(send: Callable[[], str]) -> str:
+def _attempt(send: Callable[[str], str], url: str) -> str:
     """What went wrong in one try, "" if nothing did. No library's error, whatever its class, may end training."""
     try:
-        return send()
+        return send(url)
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code}"
     except urllib.error.URLError as error:
@@ -164,11 +165,6 @@ def _request(url: str, body: bytes | None = None) -> str:
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
         reply.read(1)
     return ""
-
-
-def _by_apprise(url: str, message: str, title: str) -> str:
-    sender = _apprise(url)
-    return "" if sender and sender.notify(message, title=title) else "apprise could not deliver it"
 
 
 def _apprise(url: str):  # the class is apprise's, which may not be installed
@@ -201,16 +197,14 @@ def at_exit(
       by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`): they see that the machine still runs.
     """
     cause = CAUSES.get(code, "failed")
-    key, command = f"runs.on_exit.{cause}", dataclasses.asdict(runs.on_exit)[cause]
+    key, command = f"runs.on_exit.{cause}", getattr(runs.on_exit, cause)
     if not command:
-        return
+        return None
     if by_hand:
-        _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
-        return
+        return _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
     if not mirrored and not runs.on_exit_unmirrored:
         what = "the last checkpoint" if step is None else f"step {step}"
-        _say(f"{key} not run: {what} is not in the mirror yet")
-        return
+        return _say(f"{key} not run: {what} is not in the mirror yet")
     wait()
     _say(f"{key}: {redact(command)}")
     with contextlib.suppress(OSError):  # a relative path, and the folder in which the command was given is gone

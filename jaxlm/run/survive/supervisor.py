@@ -66,18 +66,18 @@ def run(config: Config, program: Callable[[], int]) -> int:
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
     """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
+
+    def another_trains() -> bool:
+        try:
+            ledger.lock(pathlib.Path(config.workdir)).close()
+        except ConfigError:
+            return True
+        return False
+
     refused = code == 2 and config.workdir
-    if not refused or not children.within(files.ENDING_S + farewell.READ_S, lambda: _another_trains(config.workdir)):
+    if not refused or not children.within(files.ENDING_S + farewell.READ_S, another_trains):
         farewell.say_farewell(config, code, start, signalled)
     return code
-
-
-def _another_trains(workdir: str) -> bool:
-    try:
-        ledger.lock(pathlib.Path(workdir)).close()
-    except ConfigError:
-        return True
-    return False
 
 
 def _several(config: Config) -> bool:
@@ -278,7 +278,8 @@ class Supervisor:
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
         # A finished run that could not be saved would train the rest for nothing.
-        if death.code == 1 and death.step >= self.config.train.steps and self._is_full():
+        checkpoints, finished = self._folder / "checkpoints", death.code == 1 and death.step >= self.config.train.steps
+        if finished and children.within(2 * _ROOM_S, lambda: keep.is_full(checkpoints, _ROOM_S)):
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
         if progress.again:
@@ -287,9 +288,6 @@ class Supervisor:
             _say(words)
             self.tell("crash", words)
         return not progress.again
-
-    def _is_full(self) -> bool:
-        return bool(children.within(2 * _ROOM_S, lambda: keep.is_full(self._folder / "checkpoints", _ROOM_S)))
 
     def _wait(self, death: children.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""
