@@ -68,9 +68,9 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
     `hosts`: the machines that hold the devices; each may be preempted.
     """
     tokens_per_second = speed(config, accelerator, devices)
-    hours = tokens(config) / tokens_per_second / 3600
-    judging = hours * judging_share(config)
-    hours += judging
+    training = tokens(config) / tokens_per_second / 3600
+    judging = training * judging_share(config)
+    hours = training + judging
     every = save_hours(config, hours, devices, hosts)
     spot_hours = hours * slow_down(config, every, hosts)
     return Cost(

@@ -217,9 +217,8 @@ def _law(theta: np.ndarray, schedule: _Schedule, steps: np.ndarray) -> np.ndarra
 def _bins(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps and losses of at most POINTS bins with as many points each: the mean step, the median loss."""
     parts = np.array_split(points, min(len(points), POINTS))
-    return np.array([part[:, 0].mean().round() for part in parts], int), np.array(
-        [np.median(part[:, 1]) for part in parts]
-    )
+    steps = np.array([part[:, 0].mean().round() for part in parts], int)
+    return steps, np.array([np.median(part[:, 1]) for part in parts])
 
 
 def _least_squares(
@@ -322,9 +321,8 @@ def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advic
         return Advice(GO_ON, f"go on: {_words(plan)}")
     if decay.cheapest <= usd_per_centinat:
         return Advice(DECAY, f"decay now: {_words(decay)}. The plan's rest is dearer than {limit}: {_words(plan)}")
-    return Advice(
-        STOP, f"stop: all that is left is dearer than {limit}. The plan's rest: {_words(plan)}. {_words(decay)}"
-    )
+    line = f"stop: all that is left is dearer than {limit}. The plan's rest: {_words(plan)}. {_words(decay)}"
+    return Advice(STOP, line)
 
 
 def table(found: Sequence[Future]) -> list[str]:
@@ -348,9 +346,7 @@ def summary(found: Sequence[Future] | TooEarly, said: Advice, done: int) -> dict
 
 
 def _price(usd: float, gain: float) -> float:
-    if usd <= 0:
-        return 0.0
-    return usd * CENTINAT / gain if gain > 0 else math.inf
+    return 0.0 if usd <= 0 else usd * CENTINAT / gain if gain > 0 else math.inf
 
 
 def _words(f: Future) -> str:

@@ -298,14 +298,12 @@ def collectives(compiled_text: str) -> list[Collective]:
 
 def collectives_by_kind(compiled_text: str) -> list[dict[str, str | int]]:
     """Returns kind, times and bytes of the collectives of a step, added up by kind."""
-    by: dict[str, list[Collective]] = {kind: [] for kind in KINDS}
-    for collective in collectives(compiled_text):
-        by[collective.kind].append(collective)
-    return [
-        {"kind": kind, "times": sum(c.turns for c in same), "bytes": sum(c.turns * c.bytes for c in same)}
-        for kind, same in by.items()
-        if same
-    ]
+    rows, sent = [], collectives(compiled_text)
+    for kind in KINDS:
+        if same := [c for c in sent if c.kind == kind]:
+            times = sum(c.turns for c in same)
+            rows.append({"kind": kind, "times": times, "bytes": sum(c.turns * c.bytes for c in same)})
+    return rows
 
 
 def _size(dtype: str, shape: str) -> float:
@@ -315,9 +313,7 @@ def _size(dtype: str, shape: str) -> float:
 
 
 def _devices(text: str) -> int:
-    header = text.partition("\n")[0]
-    counts = [int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)]
-    return math.prod(counts)
+    return math.prod(map(int, re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])))
 
 
 def _group(line: str, kind: str, devices: int) -> int:

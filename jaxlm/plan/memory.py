@@ -206,13 +206,11 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
     trained = params.kernels(m) if adapter.kind == "none" else params.targets(m, adapter)
-    read = [
-        any(name in trained for name in names) for names in (("attn/q", "attn/k", "attn/v"), ("mlp/gate", "mlp/up"))
-    ]
+    groups = {"attn/q", "attn/k", "attn/v"}, {"mlp/gate", "mlp/up"}
     hidden = 1 if "mlp/down" in trained else 0
     return {
         "input": m.d_model,
-        "norms": sum(read) * m.d_model,
+        "norms": sum(not group.isdisjoint(trained) for group in groups) * m.d_model,
         "qkv": heads // tensor,
         "qk_norm": (m.n_heads + m.n_kv_heads) * m.head_dim // tensor if m.qk_norm else 0,
         "attn_out": m.n_heads * m.head_dim // tensor,

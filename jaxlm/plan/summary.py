@@ -26,7 +26,10 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     microbatch = fit.own_microbatch(config, mesh)
     memory = planner.memory(mesh, microbatch=microbatch)
     rows = [_row(config, planner, mesh, memory, device) for device in chosen]
-    c = config.checkpoint
+    c, by_remat = config.checkpoint, {}
+    for remat in fit.REMATS:
+        total = planner.memory(mesh, remat=remat, microbatch=microbatch).total
+        by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # of a step, against one without
     return {
         "model": _model(config),
         "training": _training(config),
@@ -39,13 +42,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "optimizer": config.optim.name,
             "bytes": dataclasses.asdict(memory),
             "total": memory.total,
-            "by_remat": {
-                remat: {
-                    "total": planner.memory(mesh, remat=remat, microbatch=microbatch).total,
-                    "time": remat_factor(config, remat),  # of a step, in units of one without remat
-                }
-                for remat in fit.REMATS
-            },
+            "by_remat": by_remat,
         },
         "methods": fit.by_method(config, prices.accelerators) if config.program != "pretrain" else [],
         "accelerators": rows,

@@ -71,15 +71,14 @@ def _training(t: dict) -> str:
     }
     kept = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
     frozen = f"; {human(t['frozen'])} frozen, {kept}" if t["frozen"] else ""
-    text = f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"
-    if not t["reference"]:
-        return wrapped(text, indent="")
+    lines = [f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"]
     how = {
         "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",
         "each step": "the frozen model alone, a second forward pass in each step",
         "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
     }
-    return wrapped(text, indent="") + "\n" + wrapped(f"REFERENCE  {how[t['reference']]}", indent="")
+    lines += [f"REFERENCE  {how[t['reference']]}"] if t["reference"] else []
+    return "\n".join(wrapped(line, indent="") for line in lines)
 
 
 def _loss(law: dict) -> str:
@@ -98,11 +97,13 @@ def _ladder(plan: dict) -> str:
     """What the small runs foretell; "" if there are none."""
     if not (ladder := plan.get("ladder")):
         return ""
-    text = f"LADDER  {ladder['loss']:.3f} held-out nats a token at the end, 80% in {ladder['low']:.3f} to "
-    text += f"{ladder['high']:.3f}, by the runs in {ladder['dir']}"
-    if far := [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]:
-        text += f"; a guess, since it has {', '.join(far)}"
-    return wrapped(text, indent="")
+    far = [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]
+    guess = f"; a guess, since it has {', '.join(far)}" if far else ""
+    return wrapped(
+        f"LADDER  {ladder['loss']:.3f} held-out nats a token at the end, 80% in {ladder['low']:.3f} to "
+        f"{ladder['high']:.3f}, by the runs in {ladder['dir']}{guess}",
+        indent="",
+    )
 
 
 def _data(plan: dict) -> str:
@@ -124,20 +125,23 @@ def _recipe(plan: dict) -> str:
     """The published rules, and what in the config departs from them; "" where there are none."""
     if not (recipe := plan["recipe"]):
         return ""
-    forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
-    forms |= {"matrix_lr_ratio": ("of the matrices {} times that", "{:.3g}")}
-    forms |= {"batch_tokens": ("batch of {} tokens", ""), "warmup_steps": ("warm-up of {} steps", "")}
+    phrases = {"lr": "rate {}", "matrix_lr_ratio": "of the matrices {} times that", "b2": "b2 {}"}
+    phrases |= {"batch_tokens": "batch of {} tokens", "warmup_steps": "warm-up of {} steps"}
+
     words = []
     for name, rule in recipe["rules"].items():
-        phrase, form = forms[name]
-        value, low, high = (
-            form.format(rule[key]) if form else human(round(rule[key])) for key in ("value", "low", "high")
-        )
-        words.append(phrase.format(value) + f" ({low} to {high})" * (low != high))
+        number, low, high = (_number(name, rule[key]) for key in ("value", "low", "high"))
+        words.append(phrases[name].format(number) + f" ({low} to {high})" * (low != high))
     lines = [wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
     for d in recipe["departures"]:
         lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
     return "\n".join(lines if recipe["departures"] else [*lines, "  nothing here departs from them by more than half"])
+
+
+def _number(rule: str, number: float) -> str:
+    if rule in ("batch_tokens", "warmup_steps"):
+        return human(round(number))
+    return f"{number:.5g}" if rule == "b2" else f"{number:.3g}"
 
 
 def _memory(plan: dict) -> str:
@@ -154,10 +158,8 @@ def _memory(plan: dict) -> str:
         "workspace": "a layer's backward pass, the loss or the update",
         "rollouts": "what draws answers, and the reference",
     }
-    cells = [
-        [f"  {name}", gigabytes(n), notes.get(name, "")] for name, n in (rows | {"total": memory["total"]}).items()
-    ]
-    lines = table([[name, n, note * (n != "0.00")] for name, n, note in cells], right=[1])
+    shown = {name: gigabytes(n) for name, n in (rows | {"total": memory["total"]}).items()}
+    lines = table([[f"  {name}", n, notes.get(name, "") * (n != "0.00")] for name, n in shown.items()], right=[1])
     by, own = memory["by_remat"], memory["remat"]
     remats = [
         f"{name} {gigabytes(of['total'])} GB" + f" and {of['time'] / by[own]['time']:.2f} x the time" * (name != own)
@@ -288,9 +290,8 @@ def _of_here(row: dict) -> list[str]:
         room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
         return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
-    need = ""
-    if row["needed"]:
-        need = f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
+    room = gigabytes(row["memory"])
+    need = f"; its step takes {gigabytes(row['needed'])} GB there, and {room} are free" if row["needed"] else ""
     busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
     return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
 

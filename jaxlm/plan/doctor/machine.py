@@ -221,10 +221,8 @@ def links(mesh: Mesh) -> Finding:
 
 def shared_memory(folder: pathlib.Path = pathlib.Path("/dev/shm")) -> list[Finding]:
     """Returns a finding if /dev/shm is too small for the GPUs of this host to reach each other."""
-    if jax.default_backend() != "gpu" or jax.local_device_count() == 1:
-        return []
-    total = shutil.disk_usage(folder).total
-    if total >= SHM_BYTES:
+    alone = jax.default_backend() != "gpu" or jax.local_device_count() == 1
+    if alone or (total := shutil.disk_usage(folder).total) >= SHM_BYTES:
         return []
     text = f"{folder} has {size(total)}: NCCL may fail; start the container with --ipc=host or --shm-size=8g"
     return [Finding("links", WARN, text, {"shm_bytes": total})]

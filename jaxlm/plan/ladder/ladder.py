@@ -2,8 +2,8 @@
 
 `jaxlm ladder` writes LADDER/ladder.json anew after each run. Who wants to foretell a run reads it so:
 
-    found = ladder.read(pathlib.Path("runs/quickstart/ladder"))     # None if there is none
-    fit = ladder.fit_of(found)                                      # None if its runs are not all done
+    runs = ladder.read(pathlib.Path("runs/quickstart/ladder"))      # None if there is none
+    fit = ladder.fit_of(runs)                                       # None if its runs are not all done
     loss, low, high = fit.loss(parameters, tokens)                  # of a finished run; parameters with embeddings
 
 The file holds:
@@ -105,20 +105,18 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
     limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
     budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
     climbed = rungs.rungs(config, sizes, budgets, folder)
-    if asked.budgets and min(rung.config.train.steps for rung in climbed) < rungs.ASKED_STEPS:
-        least = rungs.ASKED_STEPS * climbed[0].config.train.batch_size * config.train.seq_len
-        raise ConfigError(
-            f"--tokens: {budgets[0]:,.0f} are less than {rungs.ASKED_STEPS} steps; give {least:,} or more"
-        )
+    steps = rungs.ASKED_STEPS
+    if asked.budgets and min(rung.config.train.steps for rung in climbed) < steps:
+        least = steps * climbed[0].config.train.batch_size * config.train.seq_len
+        raise ConfigError(f"--tokens: {budgets[0]:,.0f} are less than {steps} steps; give {least:,} or more")
     runs = [rung.to_json() for rung in climbed]
     for run, rung in zip(runs, climbed, strict=True):
         if speeds:
             run["planned_hours"] = rungs.seconds(rung, speeds[run["d_model"]], held_out) / 3600
     planned = sum(run["planned_hours"] or 0.0 for run in runs)
     if limit and planned > TOO_LONG * limit:
-        raise ConfigError(
-            f"these runs take about {hours(planned)}, more than --hours={limit:g}: name fewer tokens, or more hours"
-        )
+        words = f"these runs take about {hours(planned)}, more than --hours={limit:g}"
+        raise ConfigError(f"{words}: name fewer tokens, or more hours")
     machine = next((f"{row['kind']} x {row['count']}" for row in measured.values()), None)
     spent = {"limit": limit, "planned": planned or None, "spent": 0.0}
     return {"runs": runs, "sizes": sizes, "budgets": budgets, "machine": machine, "hours": spent}, climbed
@@ -136,12 +134,11 @@ def _new(config: Config, order: Rows, name: str) -> Ladder:
 
 
 def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
-    for key, value in now.items():
-        if was.get(key) != value:
-            raise ConfigError(
-                f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {value}: set it back, give another --out, or "
-                "delete that folder"
-            )
+    for key in (key for key in now if was.get(key) != now[key]):
+        raise ConfigError(
+            f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {now[key]}: set it back, give another --out, or "
+            "delete that folder"
+        )
 
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
@@ -150,28 +147,24 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
         c = settle.assuming(c, remat="none", rows=c.train.batch_size)
-        row = this_machine.row(
-            with_keys(c, plan={"accelerator": ""})
-        )  # this machine is meant, whatever else is planned for
+        # This machine is meant, whatever else is planned for.
+        rows[size] = row = this_machine.row(with_keys(c, plan={"accelerator": ""}))
         if row.get("tokens_per_second"):
-            rows[size] = row
-        elif budgets:
+            continue
+        if budgets:
             return {}
-        else:
-            why = row.get("why", "it does not fit") or "plan.measure=never"
-            again = "measure it again (--config.plan.measure=again), or " if row.get("why") else ""
-            raise ConfigError(
-                f"how fast this machine trains d_model={size} is not known ({why}): {again}give --tokens=N,N,N"
-            )
+        why = row.get("why", "it does not fit") or "plan.measure=never"
+        again = "measure it again (--config.plan.measure=again), or " if row.get("why") else ""
+        words = f"how fast this machine trains d_model={size} is not known ({why})"
+        raise ConfigError(f"{words}: {again}give --tokens=N,N,N")
     return rows
 
 
 def conclude(ladder: Ladder) -> None:
     """Puts `rates`, `fit` and `foretold` into a ladder in place, as far as its runs are done."""
     grid = [run for run in ladder["runs"] if run["kind"] == "grid"]
-    tried = sorted(
-        (run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]), key=lambda run: run["lr"]
-    )
+    tried = [run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]]
+    tried.sort(key=lambda run: run["lr"])
     if len(tried) > 2 and all(run["loss"] or run["why"] for run in tried):
         best, edge = best_rate([(run["lr"], run["loss"]) for run in tried])
         rates = [{key: run[key] for key in ("lr", "times", "loss")} for run in tried]

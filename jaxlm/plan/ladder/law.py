@@ -9,6 +9,7 @@ drawn anew (`fit`). What lies beyond the largest run is less certain still: see 
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -116,11 +117,10 @@ class _Problem:
         return cls(n - n.mean(), d - d.mean(), (float(n.mean()), float(d.mean())))
 
     def starts(self, lowest: float) -> list[np.ndarray]:
-        shares = [(e, share) for e in (0.3, 0.7) for share in (0.2, 0.5, 0.8)]
+        grid = itertools.product((0.3, 0.7), (0.2, 0.5, 0.8), (0.2, 0.5))
         return [
             np.log([e * lowest, share * (1 - e) * lowest, (1 - share) * (1 - e) * lowest, exponent, exponent])
-            for e, share in shares
-            for exponent in (0.2, 0.5)
+            for e, share, exponent in grid
         ]
 
     def terms(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -100,15 +100,9 @@ def smaller(model: ModelConfig, width: int) -> ModelConfig:
     inner = _rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
     possible = [n for n in range(1, inner // _MULTIPLE + 1) if inner % (n * _MULTIPLE) == 0]
     heads = min(possible, key=lambda n: abs(inner / n - model.head_dim))
-    return dataclasses.replace(
-        model,
-        d_model=width,
-        n_layers=max(round(share * model.n_layers), 1),
-        n_heads=heads,
-        n_kv_heads=kv_heads(model, heads),
-        head_dim=inner // heads,
-        d_ff=_rounded(share * model.d_ff),
-    )
+    sizes = {"d_model": width, "n_layers": max(round(share * model.n_layers), 1), "d_ff": _rounded(share * model.d_ff)}
+    attention = {"n_heads": heads, "n_kv_heads": kv_heads(model, heads), "head_dim": inner // heads}
+    return dataclasses.replace(model, **sizes, **attention)
 
 
 def _rounded(width: float) -> int:
@@ -191,8 +185,8 @@ def held_out_tokens(config: Config, order: Rows) -> int:
     if not sum(entry["tokens"] for entry in entries):
         raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
     if e.older_batches:
-        most = math.prod(e.older_batches) * config.train.seq_len
-        return sum(min(entry["tokens"], most or entry["tokens"]) for entry in entries)
+        most = math.prod(e.older_batches) * config.train.seq_len or math.inf
+        return sum(min(entry["tokens"], most) for entry in entries)
     if not e.max_mb:
         return sum(entry["tokens"] for entry in entries)
     return sum(round(min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1)) * entry["tokens"]) for entry in entries)
@@ -242,14 +236,12 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
     budget, longer = smallest_budget(hours), hours
     if budget >= enough(budget):
         return [share / BUDGETS[0] * budget for share in BUDGETS]
-    least = (
-        f"the smallest run would have {STEPS * max(budget, 0) / enough(budget):.0f} steps, and {STEPS} are the least"
-    )
+    steps = STEPS * max(budget, 0) / enough(budget)
+    least = f"the smallest run would have {steps:.0f} steps, and {STEPS} are the least"
     while budget < enough(budget):
         if enough(budget) > BUDGETS[0] * tokens(config):
-            raise ConfigError(
-                f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
-            )
+            short = f"train.steps={config.train.steps} is too short for a ladder"
+            raise ConfigError(f"{short}: {least}; name three by --tokens")
         longer = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
         budget = smallest_budget(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")

@@ -57,27 +57,23 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
       ConfigError, RunError: it needs more memory than there is. See `lower.refusal`.
     """
     compiled = lower.compile_lowered(made.lower())
-    need, state, said = None, 0, "a step needs more memory than the compiler can place"
+    need, state, words = None, 0, "a step needs more memory than the compiler can place"
     if compiled:
-        need, memory = lower.memory_of(compiled), compiled.memory_analysis()
-        state, said = (
-            memory.argument_size_in_bytes,
-            f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}",
-        )
+        memory = compiled.memory_analysis()
+        need, state = lower.memory_of(compiled), memory.argument_size_in_bytes
         if room is None or need <= room.bytes:
             return Program(compiled, need, state, memory.temp_size_in_bytes, room)
-    said += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
+        words = f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}"
+    words += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
     limit = room.bytes * tune.HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):
         change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
-    mend = (
-        f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
-        if change
-        else "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
-        "mesh.fsdp"
-    )
+    mend = "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
+    mend += "mesh.fsdp"
+    if change:
+        mend = f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
     platform = made.mesh.devices.flat[0].platform
-    raise lower.refusal(f"{said}: {mend}", platform, made.config.tune.memory_gb, begun)
+    raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
 
 
 def _gb(size: float) -> str:
@@ -122,8 +118,8 @@ def remedy(
 
 def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
     """Yields the config and ever more changed ones, each with the overrides that lead to it."""
-    yield config, []
     overrides: list[str] = []
+    yield config, overrides
     if not config.loss.tile_tokens:
         config = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
         overrides = [f"--config.loss.tile_tokens={_TILE_TOKENS}"]

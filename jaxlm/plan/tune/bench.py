@@ -5,6 +5,7 @@ import functools
 import statistics
 import threading
 import time
+import timeit
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
@@ -69,9 +70,8 @@ class Bench:
         before = _peak_bytes()
         self._step(compiled)  # not counted: memory is being laid out
         trial.tokens_per_second = self._speeds([compiled])[0]
-        trial.measured_bytes = (
-            peak if (peak := _peak_bytes()) > before else None
-        )  # that of an earlier trial may be higher
+        after = _peak_bytes()
+        trial.measured_bytes = after if after > before else None  # that of an earlier trial may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
         """Times the fastest trials and the config's own settings again, and returns all trials, fastest first.
@@ -133,20 +133,18 @@ def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
     speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
     peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
+    sizes = {"predicted": trial.predicted_bytes, "measured": trial.measured_bytes}
+    gigabytes = {name: float(f"{size / 1e9:.3g}") if size else None for name, size in sizes.items()}
     return {
         **dataclasses.asdict(trial.candidate),
         "tokens_per_second": round(speed) if speed else None,
         "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
         "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
-        "predicted_gb": _gigabytes(trial.predicted_bytes),
-        "measured_gb": _gigabytes(trial.measured_bytes),
+        "predicted_gb": gigabytes["predicted"],
+        "measured_gb": gigabytes["measured"],
         "usd_per_billion_tokens": round(h.usd_per_hour / 3600 / speed * 1e9, 2) if speed and h.usd_per_hour else None,
         "note": trial.note,
     }
-
-
-def _gigabytes(number: int | None) -> float | None:
-    return float(f"{number / 1e9:.3g}") if number else None
 
 
 def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
@@ -178,9 +176,5 @@ def product(dtype: str) -> float:
     a = jnp.ones((size, size), dtype, device=jax.local_devices()[0])
     multiply = jax.jit(lambda a, b: a @ b)
     jax.block_until_ready(multiply(a, a))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(multiply(a, a))
-        seconds.append(time.perf_counter() - began)
+    seconds = timeit.repeat(lambda: jax.block_until_ready(multiply(a, a)), number=1, repeat=5)
     return 2 * size**3 / min(seconds)

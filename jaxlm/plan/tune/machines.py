@@ -24,9 +24,8 @@ MOST = 20  # measurements of one setting that are kept
 MOST_PLANS = 100  # of a host
 _PLANS = "plans"
 _ROW = {"tokens_per_second": files.NUMBER, "time": files.NUMBER, "by": files.TEXT}
-_PLAN = dict.fromkeys(("kind", "setting", "by", "what"), files.TEXT) | {
-    "count": files.whole(1)
-}  # as `here.row` reads it
+# As `this_machine.row` reads it.
+_PLAN = dict.fromkeys(("kind", "setting", "by", "what"), files.TEXT) | {"count": files.whole(1)}
 _PLAN |= dict.fromkeys(("microbatch", "memory", "time", "load"), files.NUMBER)
 _PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
 
@@ -92,11 +91,8 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
 
 def planned(asked: str) -> dict | None:
     """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
-    plans = files.json_there(path()).get(_PLANS)
-    host = plans.get(platform.node()) if isinstance(plans, dict) else None
-    plan = host.get(asked) if isinstance(host, dict) else None
-    whole = isinstance(plan, dict) and not files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN)
-    return plan if whole else None
+    plan = _part(_part(_part(files.json_there(path()), _PLANS), platform.node()), asked)
+    return None if files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN) else plan
 
 
 def remember(asked: str, found: dict) -> None:
@@ -138,6 +134,5 @@ def _machine(kind: str, count: int) -> str:
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
     """The measurements of a setting, oldest first, those that are not whole left out."""
-    machine = content.get(_machine(kind, count))
-    rows = machine.get(setting) if isinstance(machine, dict) else None
+    rows = _part(content, _machine(kind, count)).get(setting)
     return [row for row in rows if not files.problem(row, _ROW)] if isinstance(rows, list) else []

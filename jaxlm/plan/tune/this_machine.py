@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from jaxlm.config import Config, ConfigError, RunError, config_files
+from jaxlm.config import Config, ConfigError, RunError, config_files, with_keys
 from jaxlm.devices import processes, sharding
 from jaxlm.host import console
 from jaxlm.host.child import Child, Died
-from jaxlm.plan import flops, lower, settle
+from jaxlm.plan import cost, flops, lower, settle
 from jaxlm.plan.tune import bench, machines, tune
 
 STEP_S = 4.0  # a step that is timed takes about this at most
@@ -76,10 +76,8 @@ def _memory(config: Config, machine: dict) -> float:
 
 def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
     """The machine with its hours, dollars and MFU for the config."""
-    speed = machine["tokens_per_second"]
-    hours = config.train.steps * config.train.batch_size * config.train.seq_len / speed / 3600 if speed else None
-    peak = config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
-    per_token = flops.of(config).palm
+    speed, peak = machine["tokens_per_second"], config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
+    hours = cost.tokens(config) / speed / 3600 if speed else None
     # It is that of the GPU the config is meant for.
     price = config.hardware.usd_per_hour if machine["kind"] != "cpu" else 0.0
     ran = True if machine["by"] != "plan" else None
@@ -87,7 +85,7 @@ def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
         "fits": machine["needed"] <= machine["memory"] if machine["needed"] else ran,
         "hours": hours,
         "usd": hours * price if hours and price else None,
-        "mfu": speed * per_token / (1e12 * peak * machine["count"]) if speed and peak else None,
+        "mfu": speed * flops.of(config).palm / (1e12 * peak * machine["count"]) if speed and peak else None,
     }
 
 
@@ -182,27 +180,25 @@ def affordable(config: Config, ways: int, most_flops: float) -> Config:
 
     It has fewer rows in a batch, down to one a device; then fewer layers, down to two; then shorter rows.
     """
-    changed = config
-    while _flops(changed) * changed.train.batch_size * changed.train.seq_len > most_flops:
-        m, t = changed.model, changed.train
+    while _flops(config) * config.train.batch_size * config.train.seq_len > most_flops:
+        m, t = config.model, config.train
         if t.batch_size > ways:
             rows = max(ways, t.batch_size // 2 // ways * ways)
             micro = t.microbatch_size if rows % t.microbatch_size == 0 else rows
-            train, model = dataclasses.replace(t, batch_size=rows, microbatch_size=micro), m
+            config = with_keys(config, train={"batch_size": rows, "microbatch_size": micro})
         elif m.n_layers > 2:
-            train, model = t, dataclasses.replace(m, n_layers=m.n_layers // 2)
+            config = with_keys(config, model={"n_layers": m.n_layers // 2})
         elif t.seq_len >= 2 * TOKENS and t.seq_len % 2 == 0:
-            train, model = dataclasses.replace(t, seq_len=t.seq_len // 2), m
+            config = with_keys(config, train={"seq_len": t.seq_len // 2})
         else:
             break
-        changed = dataclasses.replace(changed, train=train, model=model)
-    return changed
+    return config
 
 
 def described(small: Config, config: Config) -> str:
     """Returns what is timed in place of the whole step, in words."""
-    m, t = small.model, small.train
-    layers = "" if m.n_layers == config.model.n_layers else f"{m.n_layers} of {config.model.n_layers} layers, "
+    few, all_, t = small.model.n_layers, config.model.n_layers, small.train
+    layers = f"{few} of {all_} layers, " * (few < all_)
     return f"{layers}{console.count(t.batch_size)} x {console.count(t.seq_len)} tokens"
 
 
@@ -211,15 +207,14 @@ def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
     options = lower.QUICK if jax.default_backend() == "cpu" else {}
     sizes = []
     for n_layers in (1, 2)[: config.model.n_layers]:
-        shallow = dataclasses.replace(config, model=dataclasses.replace(config.model, n_layers=n_layers))
+        shallow = with_keys(config, model={"n_layers": n_layers})
         sizes.append(lower.memory_of(lower.lower_step(shallow, mesh)[0].compile(compiler_options=options or None)))
     return sizes[0] + (config.model.n_layers - 1) * (sizes[-1] - sizes[0])
 
 
 def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     """The trial of the config's own settings on random tokens."""
-    few = dataclasses.replace(config.tune, steps=STEPS, step_seconds=TIMED_S)
-    config = dataclasses.replace(config, tune=few)
+    config = with_keys(config, tune={"steps": STEPS, "step_seconds": TIMED_S})
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
     batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
     return bench.Bench(config, mesh, limit, batches, lambda text: None).trial(own)

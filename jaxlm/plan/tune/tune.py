@@ -46,10 +46,8 @@ class Candidate:
 
     def __str__(self) -> str:
         layers = "scanned" if self.scan_layers else "unrolled"
-        return (
-            f"microbatch {self.microbatch_size}, remat {self.remat}, attention {self.attention}, {layers}, "
-            f"tile {self.tile_tokens}"
-        )
+        settings = f"microbatch {self.microbatch_size}, remat {self.remat}, attention {self.attention}"
+        return f"{settings}, {layers}, tile {self.tile_tokens}"
 
     def with_(self, remat: str, microbatch_size: int) -> "Candidate":
         return dataclasses.replace(self, remat=remat, microbatch_size=microbatch_size)
@@ -82,13 +80,9 @@ class Trial:
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
     """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp) divides them; and one row each."""
-    sizes, size = [], config.train.batch_size
-    while size and size % ways == 0:
-        sizes.append(size)
-        if size % 2:
-            break
-        size //= 2
-    return sizes + [ways] * (bool(sizes) and sizes[-1] > ways)
+    batch = config.train.batch_size
+    halves = [batch >> power for power in range(batch.bit_length()) if batch % (ways << power) == 0]
+    return halves + [ways] * (bool(halves) and halves[-1] > ways)
 
 
 @dataclasses.dataclass
@@ -199,10 +193,10 @@ def resolve(
         log(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
         return chosen.applied(config)
     need = compiler.needs(start.with_(remats[-1], sizes[-1]))
-    said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
+    needs = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
     words = (
         f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
-        f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
+        f"{needs}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
     raise lower.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun())
 
@@ -249,10 +243,8 @@ def search(
     end = time.monotonic() + max_seconds
     done: dict[Candidate, Trial] = {}
     # In the order in which they need more memory, so that `needless` can rule the later ones out.
-    rising = values | {
-        "remat": sorted(values["remat"], key=REMATS.index),
-        "microbatch_size": sorted(values["microbatch_size"]),
-    }
+    rising = values | {"microbatch_size": sorted(values["microbatch_size"])}
+    rising["remat"] = sorted(values["remat"], key=REMATS.index)
 
     def fits(candidate: Candidate) -> bool | None:
         """None if it was not tried yet."""
