@@ -18,11 +18,9 @@ class Accelerator:
     Attributes:
       kind: the words of JAX's `device_kind` that identify it.
       memory: the bytes that a program can use.
-      tflops: the dense bfloat16 peak.
-      bandwidth_gb: of its memory, in 10^9 bytes a second.
+      tflops, bandwidth_gb: the dense bfloat16 peak, and of its memory 10^9 bytes a second.
       usd, usd_spot: for an hour of one device, on demand and preemptible.
-      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token.
-      mfu_from: who measured `mfu`; "" if it is assumed.
+      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token; mfu_from: who measured it.
     """
 
     name: str

@@ -1,17 +1,11 @@
 """Estimates tokens per second, hours and dollars of a run, on demand and on spot machines.
 
-The speed is a measured one, made less by what a smaller model and remat cost. The MFU in the prices file is of one shape:
-1.04B parameters, d 2048. Smaller models reach less, for two reasons:
-
-- A layer's products grow with d^2, the activations that it reads and writes with d. So products take the share d / (d + d0)
-  of a token's time, where d0 grows with the FLOPs that the device makes while it reads a byte. Three widths for each FLOP a
-  byte is a fit: it gives GPT-2 124M (d 768) 49% of an A100, as PyTorch does. (Published are 29% to 60% for that model, and
-  64% for 1.04B.) Wider models are not thought to reach more. (3.12B on an H100 reached 50%, 1.04B 57%: nothing here says so.)
-- Each kernel has to be launched. A step is never shorter than its launches.
-
-A frozen model saves a third of the products. But each kernel with a LoRA has as many launches again as it has by itself, and
-a quantised one is decoded in both passes, bound by the device's memory. These two were not measured. The time of the
-optimizer, the loader and links between devices is not in here.
+The speed is a measured one (the MFU in the prices file is of 1.04B parameters, d 2048), made less by what a smaller model and
+remat cost. A layer's products grow with d^2, the activations that it reads and writes with d. So products take the share
+d / (d + d0) of a token's time, where d0 grows with the FLOPs that the device makes while it reads a byte: three widths for
+each is a fit (it gives GPT-2 124M 49% of an A100, as PyTorch does). A step is never shorter than the launches of its kernels.
+With a LoRA, a kernel has as many launches again; a quantised one is decoded in both passes. These two were not measured. The
+time of the optimizer, the loader and links between devices is not in here.
 """
 
 import dataclasses
@@ -37,12 +31,9 @@ class Cost:
     """The time and the price of a run on a number of devices of one accelerator.
 
     Attributes:
-      tokens_per_second: of all devices together.
-      hours: without any interruption, with those of judging before it.
-      judging_hours: those in which DPO's reference judges all of the run's tokens once before step 0.
+      hours: without any interruption; judging_hours: of them, those in which DPO's reference judges once before step 0.
       spot_hours: with preemptions and lost work; inf if the run would never end.
-      usd_per_billion: the dollars for 10^9 tokens on demand.
-      save_hours: the hours between two checkpoints.
+      save_hours: between two checkpoints.
       spot_pays_hours: spot is cheaper if a checkpoint comes at least so often; 0 if it never is, inf if always.
     """
 

@@ -88,13 +88,9 @@ def choose(
     """Returns the remat policy and the microbatch to take; None if nothing fits.
 
     The policy is the one that recomputes least, and the microbatch the largest that fits with it. First only microbatches
-    of at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small.
-
-    Args:
-      needs: (policy, rows) -> the bytes of a device that a step takes, None if it can't be had. It may compile for minutes.
-      predicted: the same at once, perhaps less exact; None where it is unknown.
-      remats: the one that recomputes least first.
-      sizes: in rows, the largest first.
+    of at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small. `needs` says
+    the bytes of a device (None: they can't be had), and may compile for minutes; `predicted` says them at once, where it can.
+    `remats` begin with the one that recomputes least, `sizes` with the largest.
     """
     large = [size for size in sizes if size >= full_speed]
     rounds = (large, sizes) if len(large) < len(sizes) else (sizes,)
@@ -145,10 +141,7 @@ class Planner:
         return self._estimators[key](changed)
 
     def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remats: Sequence[str] = ()) -> Fit | None:
-        """Returns the first of `remats` (or the config's own) that fits `limit` bytes a device, with its largest microbatch.
-
-        A microbatch is a power of two of rows for each device, and divides the batch. None if nothing fits.
-        """
+        """Returns the first of `remats` (or the config's own) that fits `limit` bytes a device, with its largest microbatch."""
 
         @functools.cache
         def needs(remat: str, microbatch: int) -> float:
@@ -201,11 +194,7 @@ def with_method(config: Config, name: str) -> Config:
 
 
 def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:
-    """Returns for each of METHODS what it takes on one device with one row in memory.
-
-    A dict for each: method; bytes, by remat policy, without remat and with the most; card, the smallest that holds it with the
-    most, or None.
-    """
+    """Returns for each of METHODS what it takes on one device, one row in memory, and the smallest card that holds it."""
     rows = []
     for name in METHODS:
         planner = Planner(with_method(config, name))

@@ -30,10 +30,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
 
 
 def of(config: Config) -> FlopsPerToken:
-    """Returns the FLOPs for one token of the config's kind of training: adapters, and a reference, counted.
-
-    Those of PPO and GRPO are of all passes over a token, the judgement before the updates and each epoch, without drawing.
-    """
+    """Returns the FLOPs for one token of the config's kind of training: adapters, a reference, a policy's passes counted."""
     frozen = config.adapter.kind != "none"
     forward = 2 if reference(config) == "each step" else 1
     per_token = _flops(config.model, multiplied(config), config.train.seq_len, forward, backward=1 if frozen else 2)

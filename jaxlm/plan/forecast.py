@@ -48,7 +48,6 @@ class Forecast:
 
     Attributes:
       done: the last step whose loss was seen, or may have been.
-      rate: the run's own learning rates, of the past and of the plan.
       theta: log(L0), log(A), then the parameters in the order of PRIORS, as logarithms.
       misfit: how far the law was from the losses, as a standard deviation in nats; their noise is not in it.
     """
@@ -60,10 +59,7 @@ class Forecast:
     misfit: float
 
     def at(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns (loss, low, high) in nats after `step` steps: the loss and its 80% interval.
-
-        `rate`: the learning rates from step `done` + 1 on; by default the plan's.
-        """
+        """Returns (loss, low, high) in nats after `step` steps: an 80% interval. `rate`: from now on, if not the plan's."""
         loss, low, high = self.curve(np.array([step]), rate)
         return float(loss[0]), float(low[0]), float(high[0])
 
@@ -74,10 +70,7 @@ class Forecast:
         return loss[:-1], loss[:-1] - TENTH * sd, loss[:-1] + TENTH * sd
 
     def gain(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns by how much the loss falls between `done` and `step`, and its 80% interval: (gain, low, high) in nats.
-
-        The interval is narrower than that of the loss: what is wrong with both ends alike is not in it.
-        """
+        """Returns how far the loss falls from now to `step`, and its 80% interval, in nats."""
         (then, now), spread = self._predict(np.array([step, self.done]), rate)
         if step <= self.done:
             return 0.0, 0.0, 0.0
@@ -95,13 +88,7 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class Rise:
-    """What a new schedule does to the loss before it helps.
-
-    Attributes:
-      peak: the highest loss to come; `now` if it does not rise.
-      back_step: the first step at which the loss is again at most `now`; None if the schedule ends before.
-      end: the loss at the end of the new schedule.
-    """
+    """What a new schedule does to the loss before it helps. `back_step`: the first at which it is again at most `now`."""
 
     now: float
     peak: float
@@ -116,13 +103,10 @@ def then(rate: Rate, done: int, after: Rate) -> Rate:
 
 
 def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) -> Forecast | TooEarly:
-    """Fits the law to the losses of a run's first `done` steps, of `end` that are planned.
+    """Fits the law to the losses of a run's first `done` steps, of `end` that are planned. Takes about 0.05 s.
 
     Least squares with Huber's weights and the priors, over the medians of bins. Losses that are not finite are left out; of a
-    step that stands there twice (a run that was resumed) the later loss counts. Takes about 0.05 s.
-
-    Raises:
-      ValueError: the rate is 0 where it should be highest, or not finite.
+    step that stands there twice (a run that was resumed) the later loss counts. Raises ValueError for a rate of 0.
     """
     if done < MIN_SHARE * end:
         return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
@@ -147,10 +131,7 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
 
 
 def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
-    """Returns what happens if the run goes on with the learning rates `rate` to step `end`.
-
-    A schedule that has come down and is then made longer starts again with a higher rate: the loss rises first.
-    """
+    """Returns what happens if the run goes on with `rate`: a schedule that came down and starts again raises the loss first."""
     done = forecast.done
     steps = np.unique(np.linspace(done, end, min(end - done, 1000) + 1).round().astype(int))
     losses = forecast.curve(steps, rate)[0]
@@ -167,8 +148,7 @@ class _Schedule:
     Attributes:
       warmup: the last step of the warm-up: the rate rises up to it.
       total: sum of the rates of steps 1 to t, as shares of the peak, by t from 0.
-      before, falls, shares: of each change of the rate after the warm-up: the total before its step, by how much the rate
-        falls, and what it is then. Changes that are near one another are one.
+      before, falls, shares: of each change of the rate after it (near ones are one): the total before, its fall, the rate then.
     """
 
     warmup: int
@@ -287,11 +267,7 @@ class Advice:
 def futures(
     forecast: Forecast, end: int, seconds_per_step: float, usd_per_hour: float, decay_share: float = DECAY_SHARE
 ) -> list[Future]:
-    """Returns the three futures of a run, in the order PLAN, DECAY, STOP.
-
-    `seconds_per_step`: evaluations and saves included if they should be paid. `decay_share`: "decay now" takes this share of
-    the steps done, and no more steps than the plan has left.
-    """
+    """Returns the three futures of a run, in the order PLAN, DECAY, STOP. `decay_share` is of the steps done."""
     done = forecast.done
     n = min(max(round(decay_share * done), 1), end - done)
     now = float(np.asarray(forecast.rate(np.array([done]))).reshape(-1)[0])
@@ -310,8 +286,7 @@ def futures(
 def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
     """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars; 0 = whatever it costs.
 
-    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to. Stopping late
-    wastes dollars. Stopping early wastes the model. The plan's own decay is in the plan's price.
+    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to.
     """
     if isinstance(found, TooEarly):
         return Advice(TOO_EARLY, found.why)

@@ -53,10 +53,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
-
-    Tokens with rows of their own are taken to be the last of the vocabulary, as ChatML's are.
-    """
+    """Returns the parts of the config's kind of training from the config alone. Rows of their own are the vocabulary's last."""
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
     adapter = adapters.of(config.adapter, rows)
@@ -78,10 +75,7 @@ class Placement:
 def lower_step(
     config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Lowers the train step for a mesh, whose devices may be absent. Returns it and the placement of each parameter.
-
-    `model.attention` and `model.dtype` must not be auto. `make_parts` makes the parts, if the run's own are there already.
-    """
+    """Lowers the train step for a mesh, whose devices may be absent. Returns it and the placement of each parameter."""
     made = make_parts(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
     return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
@@ -109,8 +103,7 @@ def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax
 def memory_of(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
 
-    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small: its GPU compiler
-    leaves out the gaps in the block of temporaries, its CPU compiler the block itself.
+    XLA's own `peak_memory_in_bytes` is too small: it leaves out gaps in the block of temporaries (GPU), or the block (CPU).
     """
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
@@ -127,11 +120,7 @@ class Target:
 
 
 def target(devices: int, hosts: int) -> Target:
-    """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices.
-
-    Raises:
-      ConfigError: JAX has already started fewer CPU devices.
-    """
+    """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", devices)
     try:
@@ -148,10 +137,7 @@ def target(devices: int, hosts: int) -> Target:
 
 
 def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
-    """Compiles the step for a target's platform, and returns what the program holds and sends, as `jaxlm plan` shows it.
-
-    `replicated` counts the parameters over LARGE that every device holds whole.
-    """
+    """Compiles the step for a target's platform, and returns what the program holds and sends, as `jaxlm plan` shows it."""
     start = time.monotonic()
     lowered, rows = lower_step(config, sharding.make_mesh(mesh, target.devices))
     program = lowered.compile(compiler_options=target.options)
@@ -183,10 +169,7 @@ class Room:
 
 
 def of_devices(memory_gb: float) -> Room | None:
-    """Returns the memory of each device, the least of all processes; None if this platform does not say it.
-
-    `memory_gb` (`config.tune.memory_gb`) counts if it is not 0.
-    """
+    """Returns the memory of each device, the least of all processes, or `memory_gb`; None if this platform does not say it."""
     if memory_gb:
         return Room(memory_gb * 1e9, "by config.tune.memory_gb")
     device, alone = jax.local_devices()[0], jax.device_count() == 1
@@ -204,11 +187,7 @@ def of_devices(memory_gb: float) -> Room | None:
 
 
 def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigError | RunError:
-    """Returns the error of a step that does not fit: what the same command meets again, or what may pass.
-
-    A device has the same memory the next time, and so has `memory_gb` (`config.tune.memory_gb`). A machine may have more of it
-    free then; so a run that has begun only failed.
-    """
+    """Returns the error of a step that does not fit: RunError for a run that has begun, if there may be more memory later."""
     if platform != "cpu" or memory_gb:
         return ConfigError(words)
     words += "; if more can be had (swap, caches), say how much by --config.tune.memory_gb=GB"
@@ -216,10 +195,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
 
 
 def available_bytes(root: pathlib.Path = files.ROOT) -> int:
-    """Returns the bytes of the host's memory that this process may still take: MemAvailable, or what its cgroup leaves.
-
-    Raises OSError where there is no /proc (macOS).
-    """
+    """Returns what this process may still take of the host's memory. Raises OSError without /proc (macOS)."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([available, *_left_by_cgroups(root)])
@@ -251,9 +227,8 @@ class Collective:
     """One collective operation, as one device sees it.
 
     Attributes:
-      bytes: of its input or its result on one device, whichever is larger: a gather's result, a reduce-scatter's input.
+      bytes: of its input or its result on one device, whichever is larger.
       group: the number of devices that take part together.
-      shapes: of the results, such as "bf16[64,128]".
       name: the model's operation that it comes from (`op_name`).
       turns: how often it runs in one step; a loop of unknown length counts as one turn.
     """
@@ -268,11 +243,7 @@ class Collective:
 
 
 def collectives(compiled_text: str) -> list[Collective]:
-    """Returns the collectives of an optimised HLO module, in the order of the text, without those within one device.
-
-    Raises:
-      ValueError: the text lists the devices of a collective in an unknown format.
-    """
+    """Returns the collectives of an optimised HLO module, in the order of the text, without those within one device."""
     devices = _devices(compiled_text)
     turns = _turns(compiled_text)
     sent, computation = [], ""

@@ -1,17 +1,11 @@
 """Estimates the peak memory of a train step on each device by arithmetic, for each component.
 
-The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises
-memory. It comes from the buffers of programs compiled for an H100. (`scripts/check_plan.py` compiles all shipped
-configs for an H100, without a GPU, and compares.) XLA's program for a CPU differs: it is float32, and holds the scores
-of many query blocks at once.
+The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises memory
+(`scripts/check_plan.py` compiles all shipped configs for an H100, without a GPU, and compares). A CPU's program differs.
 
-The peak is at one of three moments. The remat policy decides what layers keep for the backward pass. These activations
-grow until the last layer, and shrink as soon as the backward pass begins. So the first two moments are the loss, and
-the point at which the last layer's backward pass has just recomputed what was not kept. After the backward pass the
-activations are gone, but all gradients are there: the third moment is the optimizer's update.
-
-Parameters that are frozen have no gradients and no optimizer state, and what a layer keeps only for the gradients of its
-weights is not kept.
+The peak is at one of three moments: the loss, and the point at which the last layer's backward pass has just recomputed
+what was not kept, since what layers keep grows until the last one; and the optimizer's update, when the activations are gone,
+but all gradients are there. Frozen parameters have no gradients and no optimizer state, and nothing is kept for them.
 
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
@@ -46,12 +40,10 @@ class Memory:
     """Bytes on each device at the peak of a step, by component.
 
     Attributes:
-      frozen: in the compute type, or quantised.
       optimizer: without the part that is offloaded to the host.
       gradients: the float32 sums over microbatches. With only one: the gradients at the update, in the compute type.
       copies: the parameters in the compute type.
       activations: what all layers keep for the backward pass.
-      batch: the rows of a whole step.
       rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches.
     """
 
@@ -77,22 +69,12 @@ def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
 
 
 def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
-    """Returns the memory of a step on each device of a mesh (`abstract_mesh`, or a real one).
-
-    `model.dtype` and `model.attention` must not be auto, and the mesh must divide the microbatch.
-    """
+    """Returns the memory of a step on each device of a mesh. Dtype and attention must not be auto."""
     return Estimator(config, mesh)(config)
 
 
 class _Share(typing.NamedTuple):
-    """One device's share of variables.
-
-    Attributes:
-      numbers, bytes: the elements, and their bytes in the types in which they are there.
-      layer_numbers, layer_bytes: of them, those in the layers.
-      narrow_bytes: of types narrower than float32.
-      drawing_bytes: if nothing is wider than the compute type; what is coded stays so.
-    """
+    """One device's share of variables; `narrow_bytes`: below float32; `drawing_bytes`: at most the dtype."""
 
     numbers: int
     bytes: int
@@ -199,10 +181,7 @@ def _side_by_side(m: ModelConfig, tensor: int = 1) -> int:
 
 
 def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> dict[str, int]:
-    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs.
-
-    What a product reads is wanted only for the gradient of its kernel, or of the LoRA beside it.
-    """
+    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs."""
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
     trained = params.kernels(m) if adapter.kind == "none" else params.targets(m, adapter)

@@ -34,20 +34,14 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
 
 
 def multiplied_params(config: ModelConfig, head: bool = True) -> int:
-    """Returns by how many parameters each token is multiplied: no table that is only looked up counts.
-
-    `head`: False if no logits are computed, as by a reward model.
-    """
+    """Returns by how many parameters each token is multiplied, without tables that are only looked up (and the head)."""
     parts = params_by_component(config)
     tied = parts["embed"] if config.tie_embeddings else 0
     return parts["attn"] + parts["mlp"] + parts["norm"] + head * (tied + parts["head"])
 
 
 def kernels(config: ModelConfig, part: str = "") -> dict[str, tuple[int, int]]:
-    """Returns name -> (inputs, outputs) of each kernel of one layer, as `adapter.targets` names them: `attn/q`.
-
-    `part`: "attn" or "mlp"; "" for both.
-    """
+    """Returns name -> (inputs, outputs) of each kernel of one layer: `attn/q`. `part`: "attn" or "mlp"; "" for both."""
     c = config
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     shapes = {"attn/q": (d, heads), "attn/k": (d, kv), "attn/v": (d, kv), "attn/o": (heads, d)}

@@ -135,10 +135,7 @@ def half_life(run: Run, value: float) -> float:
 
 
 def batch(run: Run) -> Rule:
-    """Returns the batch in tokens by Step Law, with its neighbours as the interval.
-
-    A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101), but the device may be slower.
-    """
+    """Returns the batch in tokens by Step Law. A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101)."""
     return _first({name: batch(run) for name, (_, batch) in ADAMW_LAWS.items()})
 
 
@@ -149,10 +146,7 @@ def _first(rules: dict[str, float]) -> Rule:
 
 
 def warmup(run: Run) -> Rule:
-    """Returns the steps of the warm-up: as many tokens as parameters (arXiv:2406.19146), but 1% to 10% of the steps.
-
-    Published runs lie there: 1% for MiniCPM (arXiv:2404.06395), at most 10% in arXiv:2502.15938.
-    """
+    """Returns the steps of the warm-up: as many tokens as parameters (arXiv:2406.19146), but 1% to 10% of the steps."""
     steps = run.tokens / run.batch
     low, high = (share * steps for share in WARMUP_SPAN)
     return Rule(min(max(run.params / run.batch, low), high), low, high, "arXiv:2406.19146")
@@ -163,12 +157,9 @@ def warmup(run: Run) -> Rule:
 
 
 def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
-    """Returns the config with rates and a b2 where it leaves them to the rule (0); says what they are.
+    """Returns the config with rates and a b2 where it leaves them to the rule (0), or as `kept` from its begin; says them.
 
-    `kept`: `lr`, `matrix_lr_ratio` and `b2` of the run that goes on, which it keeps; None for a new run.
-
-    Raises:
-      ConfigError: the run begins with the weights of another, for which no rule is known.
+    Raises ConfigError if the run begins with the weights of another, for which no rule is known.
     """
     o = config.optim
     left = {key: rule for key, rule in _rules(o).items() if not getattr(o, key)}
@@ -293,9 +284,8 @@ class Departure:
     """One key that is not as the rules have it.
 
     Attributes:
-      cost, source: what that costs by published sweeps, in words, and who says so.
-      nats: of the cost, the nats a token; None if nobody says.
-      tokens: the share of the tokens that the rule would save, as (least, most); None if nobody says.
+      cost, source: what that costs by published sweeps, in words, and who says so; nats: of the cost, if anybody says it.
+      tokens: the share of the tokens that the rule would save, as (least, most), if anybody says it.
       high: True for a rate above its rule that most parameters have: the run may diverge.
     """
 

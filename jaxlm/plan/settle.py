@@ -30,10 +30,7 @@ class Settled:
     runs: Config
 
     def as_begun(self, folder: pathlib.Path) -> "Settled":
-        """Returns it with the held-out text and the rates that the run in a folder began with; of a new run, by rule.
-
-        Raises ConfigError if a new run would learn nothing.
-        """
+        """Returns it with held-out text and rates of the folder's run, or by rule. Raises ConfigError if it learns nothing."""
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
         rates = from_first(lambda: rates_so_far(folder, config))
         config = by_rule(config, say, rates)

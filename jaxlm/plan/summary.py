@@ -14,10 +14,7 @@ from jaxlm.plan.params import count_params, params_by_component
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
-    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator if that is "".
-
-    `model.dtype` and `model.attention` must not be auto. Raises ConfigError if accelerator, mesh or prices file are wrong.
-    """
+    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention are not auto."""
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else fit.ONE_DEVICE
@@ -59,10 +56,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
-    """Returns what each phase takes on one of the table's rows, at `hardware.usd_per_hour`; None if nothing there fits.
-
-    It is the cheapest row that fits, or the one that costs so much an hour (within 10%), if there is one.
-    """
+    """Returns what each phase takes on the row of the run's price (within 10%), or the cheapest that fits; None without one."""
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:

@@ -1,8 +1,4 @@
-"""The benchmarks of a run's page: accuracy with two standard errors and chance, bits per byte, and what other models score.
-
-configs/published.toml has what others published: scores, sizes, and how much these models were trained. `scores` and `beside`
-take the summary of `report.run`.
-"""
+"""The benchmarks of a run's page, and what other models score (configs/published.toml)."""
 
 import collections
 import dataclasses
@@ -104,14 +100,9 @@ def alarm(
 ) -> str:
     """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
 
-    That is, with two standard errors added: not half as far above chance as models are that were trained with so many FLOPs
-    (`expected`), or below chance and below what any model has published. Some tasks were chosen so that simple methods fail:
-    on ARC-Challenge small models, rightly evaluated, are below chance.
-
-    Args:
-      chance: the accuracy of guessing; None if the task has no choices.
-      flops: of the training; 0 if unknown.
-      n: the questions; 0 if unknown. Of four that are all wrong the standard error is 0, so that of guessing counts too.
+    That is, with two standard errors added (four wrong answers of four have none, so that of guessing counts too): not
+    half as far above chance as models are that were trained with so many FLOPs (`expected`), or below chance and below what any
+    model has published. Some tasks were chosen so that simple methods fail: small models, rightly evaluated, are below chance.
     """
     metric = accuracy(metrics)
     if metric is None:

@@ -36,12 +36,8 @@ def lines(
 ) -> Markup:
     """Returns a chart of at most six curves with a legend; nothing if no curve has two finite points.
 
-    Args:
-      label: what the chart shows, for its title and for screen readers: "Loss by step".
-      along: what the x axis counts: "steps".
-      unit: of the y axis: "nats a token"; "" if the label says it.
-      marks: x values to mark by a vertical line, such as restarts.
-      shown, shown_x: how a number beside the y and the x axis is written.
+    `along` says what the x axis counts, `unit` what the y axis does, `shown` how numbers beside it are written. `marks` are x
+    values with a vertical line, such as restarts.
     """
     thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
     thinned = [curve for curve in thinned if sum(math.isfinite(y) for _, y in curve.points) > 1]

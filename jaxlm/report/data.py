@@ -2,16 +2,13 @@
 
 `write` takes a summary with these keys. Only `sources` must be there:
 
-    sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
-                   documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
-    examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
-    clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
-    junk           rows of `corpus.audit` (`Finding.to_row`)
-    mismatch       `corpus.mismatch.Report.to_dict`
-    tokenizer_fit  rows, one a source
-    manifest       sha256, config
-    run            the folder of the run that trains on the data; "" = none
-    left_out       what the page does not have, and what adds it
+sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
+               documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
+examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
+clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
+junk, mismatch, tokenizer_fit, manifest      as corpus.audit and data.shards write them
+run            the folder of the run that trains on the data; "" = none
+left_out       what the page does not have, and what adds it
 """
 
 import collections

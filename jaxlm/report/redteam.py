@@ -30,10 +30,7 @@ def leads(name: str) -> bool:
 
 
 def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
-    """Returns what the scores of the red team mean, a line for each category; none if it was not asked.
-
-    `scores_of`: task -> the names of its scores; other tasks may be among them.
-    """
+    """Returns what the scores of the red team mean, a line for each category of these tasks."""
     shown = {task: names for task, names in scores_of.items() if task.startswith(PREFIX)}
     lines = [f"{task}: {_MEANING[task.removeprefix(PREFIX)]}" for task in shown]
     also = {"toxicity": _TOXICITY, "overlap": _OVERLAP}

@@ -2,25 +2,19 @@
 
 `write` takes a summary with these keys, as `jaxlm report --json` prints it. Only `run` must be there:
 
-    run         name, model, params, data (the folder of its data), step, steps, tokens, tokens_per_step, loss, held_out,
-                best {step, loss}, wall_s, cost_usd, goodput, ended
-    curves      columns of metrics.jsonl, NAME -> values, of the same length: step, tokens, cost_usd, loss, grad_norm, lr,
-                tokens_per_second, mfu_palm
-    held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
-    figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
-    activities  NAME -> seconds, of train.clock
-    phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
-    futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
-    benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
-    before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
-    stages      rows, first to last, of what made the run and of itself, as train.lineage writes them: name, program, config,
-                phases, steps, tokens, wall_s, cost_usd, figure, begin, end, held_out; none if nothing was before it
-    commands    rows of what each command of a script took: name, wall_s, cost_usd
-    samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
-                versions have no more than the first three
-    spikes      rows: step, batch, loss, score, documents
-    rollbacks   rows: steps, batches, to, why
-    starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, changed, ended
+run         name, model, params, data (its folder), step, steps, tokens, tokens_per_step, loss, held_out, best, wall_s, ...
+curves      columns of metrics.jsonl, NAME -> values, of the same length
+held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
+figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
+activities  NAME -> seconds, of run.clock
+phases      rows of the bill, as train.phases writes them
+futures     rows and advice (`plan.forecast.summary`)
+benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]
+before      the runs that this one was made from, first to last: name, benchmarks, samples
+stages      rows, first to last, of what made the run and of itself (`run.lineage.stages`)
+commands    rows of what each command of a script took: name, wall_s, cost_usd
+samples     PROMPT -> [{step, temperature, text, repetition, ...}, ...]; older versions wrote the first three alone
+spikes, rollbacks, starts      rows
 """
 
 import datetime

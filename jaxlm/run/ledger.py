@@ -1,7 +1,4 @@
-"""Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended.
-
-Needs no JAX: the supervisor reads it too.
-"""
+"""Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended."""
 
 import dataclasses
 import datetime
@@ -55,8 +52,7 @@ _LISTS: dict[str, Callable[[object], bool]] = {
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty ones without a file.
 
-    If it is damaged, renames it to run.json.damaged.N, says so in one line, and returns the lists that are whole. The run
-    goes on: nothing depends on this file alone.
+    If it is damaged, it becomes run.json.damaged.N, and the lists that are whole stay: nothing depends on this file alone.
     """
     path, empty = folder / "run.json", {key: [] for key in _LISTS}
     try:
@@ -81,10 +77,9 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
-    """Returns the moment that a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
+    """Returns what a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
 
-    That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began. Raises
-    OSError.
+    That is when its first start asked for it; of a run that was begun before 28 November 2026, when that start began.
     """
     book = read(folder)
     if files.is_moment(book.get("moment")):
@@ -130,15 +125,9 @@ def record_start(
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
-    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
-
-    Args:
-      step: the number of steps already done.
-      hardware: the devices; `machine()` is added.
-      choices: the settings that this start decided (attention backend, mesh, ...).
-      changed: what `differences.since_last_start` returned.
-      flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
-      held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
+    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then. `step`: those already done.
+    `changed`: `differences.since_last_start`. `flops_per_token`: by which MFU is counted; starts before `meter.recounted` have
+    none. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -168,15 +157,9 @@ def record_start(
 def end(
     folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None, hung: bool = False
 ) -> None:
-    """Writes into run.json how the newest start ended, if that start is the process `pid` and has not said so itself.
+    """Writes into run.json how the newest start ended, if it is process `pid` and has not said so itself. Never raises.
 
-    Never raises: a full disk says one line.
-
-    Args:
-      step: the last step that it did; 0 if it did none.
-      cause: the ending's, such as "budget".
-      pid: this process by default. A supervisor gives its child's.
-      hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
+    A supervisor gives its child's `pid`. If it ended the child because that `hung`, what the child said itself does not count.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 

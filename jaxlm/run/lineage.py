@@ -1,7 +1,4 @@
-"""Follows a run back to the runs that it was made from, and tells what each of them took.
-
-Reads files alone, and leaves out what is absent or cut short.
-"""
+"""Follows a run back to the runs that it was made from, and tells what each of them took, as far as files say it."""
 
 import contextlib
 import math
@@ -66,8 +63,7 @@ def origins(folder: pathlib.Path) -> list[Origin]:
 def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
     """Returns a row for each stage that made the run in `folder`, first to last: its data, the runs before, itself.
 
-    What is not known is None or "". There are none if nothing was before the run. `held_out` is a line where a run and the one
-    before it measure different held-out texts.
+    `held_out` is a line where a run and the one before it measure different held-out texts. None if nothing was before the run.
     """
     if not before:
         return []
@@ -79,10 +75,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 
 
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
-    """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds.
-
-    Raises ConfigError if there is no such folder, or a file in it holds no number.
-    """
+    """Returns the seconds and dollars of each command of a script. Raises ConfigError if a file holds no number."""
     if not folder.is_dir():
         raise ConfigError(
             f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"

@@ -25,10 +25,8 @@ _FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
 class Writer:
     """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them.
 
-    Args:
-      run_config: the whole resolved config as a dict, for W&B to show, without its secrets.
-      first: the first step of this start. TensorBoard hides what earlier starts wrote of it and of later steps.
-      on_full: called when the disk becomes full, to make room.
+    `run_config` is for W&B to show, without its secrets. TensorBoard hides what earlier starts wrote of step `first` and later
+    ones. `on_full` is called when the disk becomes full, to make room.
     """
 
     def __init__(

@@ -55,9 +55,9 @@ class Scores(dict[int, float]):
                 del figures[undone]
 
     def missing(self) -> str:
-        """Returns a line if no metric seen so far has the name that is asked for; else "".
+        """Returns a line if no metric has the name that is asked for, once there was an evaluation; else "".
 
-        A name of an evaluation is missed once there was one. The default, `val/loss`, may be missing: nothing need be held out.
+        The default, `val/loss`, may be missing: nothing need be held out.
         """
         name = self._config.best_metric
         kind = next((kind for kind in _EVALUATIONS if name.startswith(kind)), "")

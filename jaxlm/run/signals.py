@@ -30,8 +30,7 @@ class StopSignal:
 
     A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored at the start (nohup) stays
     ignored. If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So
-    this class turns its own requests into SIGTERM, and all processes stop at the same step. `doing` returns the activity of
-    the run (`clock.ACTIVITIES`), for the line that answers a signal.
+    this class turns its own requests into SIGTERM, and all processes stop at the same step.
     """
 
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):

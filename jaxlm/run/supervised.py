@@ -1,7 +1,6 @@
 """The training process's side of the supervisor: it is tied to its parent, and shows its threads' stacks when asked.
 
-The supervisor tells by environment variables; without one there are none. No JAX is imported here, because the command
-line calls `adopt` first.
+The supervisor tells by environment variables. No JAX is imported here, because the command line calls `adopt` first.
 """
 
 import contextlib

@@ -27,15 +27,10 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What the plan says that a run needs, in bytes.
+    """What the plan says that a run needs, in bytes: `step`, `state` and `offloaded` (on the host) of each device.
 
-    Attributes:
-      step: of each device at the peak of a step.
-      state: of each device, for what is there all the time: parameters, optimizer, gradients.
-      offloaded: of the host's memory for each device: the optimizer's state, if it lives there.
-      checkpoint: of the disk for one checkpoint, over all devices.
-      microbatch, remat: the settings for which `step` holds; those that are chosen at the start stand for the most frugal.
-      wider: True if `step` holds for float32, which this CPU computes in, where `jaxlm plan` counts an accelerator's bfloat16.
+    `microbatch`, `remat`: for which `step` holds; those that are chosen at the start stand for the most frugal. `wider`: True
+    if it is in float32, in which this CPU computes, where `jaxlm plan` counts an accelerator's bfloat16.
     """
 
     step: int
@@ -74,11 +69,7 @@ def present(gpu_present: bool) -> Finding:
 
 
 def device_memory(planned: Need, free: int) -> Finding:
-    """Returns a finding on the memory of this process's devices against the plan.
-
-    An accelerator's memory is allocated for real, in growing chunks, and freed again. A CPU's is the `free` bytes of the
-    host, which it shares with all else.
-    """
+    """Returns a finding on the memory of this process's devices: allocated for real, or of a CPU the host's `free` bytes."""
     if jax.default_backend() == "cpu":
         return cpu_memory(planned, jax.local_device_count(), free)
     had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
@@ -179,10 +170,7 @@ def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
 
 
 def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
-    """Returns a finding on the same forward pass, made three times: its hidden states must agree to the last bit.
-
-    Forward passes add in a fixed order, so a difference is an error of the hardware (or of a kernel).
-    """
+    """Returns a finding on the same forward pass, made three times: a bit that differs is an error of hardware or kernel."""
     small, what = shrunk(config, mesh, free_bytes)
     made = parts.make(small, mesh, lm.make)
     batch = bench.random_batch(made)
@@ -212,10 +200,7 @@ def differences(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
-    """Returns a finding on the tokens per second of the real step, against what such devices did before.
-
-    It compiles the run's own step, so the run's start finds it in the compile cache. What was measured is remembered.
-    """
+    """Returns a finding on the real step's tokens per second. A start finds that step in the compile cache."""
     kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
     before = machines.known(kind, mesh.size, setting)
     began = time.monotonic()
@@ -243,10 +228,7 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
 
 
 def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
-    """Returns a finding on `tokens_per_second` of `figures` against what such devices did with this setting before.
-
-    `peak_tflops`: of one device by its data sheet, if known.
-    """
+    """Returns a finding on `tokens_per_second` of `figures` against what such devices did with this setting before."""
     now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
     text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
     if not before:

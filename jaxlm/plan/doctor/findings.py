@@ -15,7 +15,6 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
-      name: what was looked at: "disk", "memory", ...
       verdict: OK; WARN = the run will start, but someone should know; FAIL = the run would fail or can't be trusted.
       text: what was found, and if the verdict is not OK, how to mend it.
       figures: the measured numbers, in bytes, seconds and their quotients; values that JSON holds.

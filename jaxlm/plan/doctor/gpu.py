@@ -52,10 +52,7 @@ def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
 
 
 def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> list[Finding]:
-    """Returns a finding for each problem of each card, and a line with its figures for each card without one.
-
-    Call it before JAX takes the GPUs' memory. `nvml`: the module pynvml; None if it is not installed.
-    """
+    """Returns a finding for each problem of each card, else a line of figures. Call it before JAX takes the memory."""
     if nvml is None:
         missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')
         return [missing if has_device else _NONE]

@@ -41,10 +41,7 @@ def start(config: Config) -> "Machine":
 
 
 class Machine:
-    """The checks of one config on this machine's devices. Each returns findings, may raise, and is to be bounded in time.
-
-    `asked` is the config as it was given, `config` the same with `model.attention` and `model.dtype` chosen.
-    """
+    """The checks of one config (`asked`, and `config` with dtype and attention chosen) on this machine's devices."""
 
     def __init__(self, asked: Config, config: Config, mesh: Mesh):
         self._asked, self._config, self._mesh = asked, config, mesh
@@ -118,10 +115,7 @@ _FOLDER = ".doctor-checkpoint"
 
 
 def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
-    """Saves, verifies, restores and removes a checkpoint in the run's folder. Returns what failed. All processes call it.
-
-    Raises RunError if what was saved can't be restored.
-    """
+    """Saves, verifies, restores and removes a checkpoint in the run's folder. Returns what failed. All processes call it."""
     folder = pathlib.Path(workdir).absolute() / _FOLDER
     made = [path for path in folder.parents if not path.exists()]
     state = states.init({"params": {"a": jnp.arange(1024.0)}}, optax.adam(1e-3))
@@ -162,10 +156,7 @@ def now() -> tuple[float, float]:
 
 
 def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list[float] | None = None) -> Finding:
-    """Returns a finding on the clock between two moments, as `now` returns them.
-
-    `at_hosts`: the wall clocks of all processes at one moment; None if there is one process.
-    """
+    """Returns a finding on the clock between two moments, and against the wall clocks of all processes."""
     seconds = ended[1] - began[1]
     drift, skew = ended[0] - began[0] - seconds, max(at_hosts) - min(at_hosts) if at_hosts else 0.0
     year = datetime.datetime.fromtimestamp(ended[0], datetime.UTC).year

@@ -38,10 +38,7 @@ _PREFIX = ".jaxlm-doctor-"
 
 
 def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
-    """Returns what the function `task` of this module returns, called in a process of its own.
-
-    Raises NoAnswer if it does not answer in `seconds`, OSError if it raised an exception or the process died.
-    """
+    """Returns what `task` of this module returns in a process of its own. Raises NoAnswer or OSError (it failed, or died)."""
     trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
         trial.send((task, args), seconds)
@@ -60,10 +57,7 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
 def disk(
     workdir: str, checkpoint_bytes: int, config: CheckpointConfig, kept: int, seconds: float = ANSWER_S
 ) -> list[Finding]:
-    """Returns findings on the disk of the run's folder: its speed and truth, and whether all checkpoints have room.
-
-    `kept`: how many checkpoints will stay, at most, the one that is being written included.
-    """
+    """Returns findings on the disk of the run's folder: its speed and truth, and whether `kept` checkpoints have room."""
     try:
         trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     except files.NoAnswer as late:

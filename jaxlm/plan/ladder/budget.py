@@ -45,13 +45,10 @@ def check(config: Config) -> None:
 
 
 def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
-    """Returns the best model for the money on each accelerator of the prices file, or on `plan.accelerator`, best first.
+    """Returns the best model for the money on each accelerator (or on `plan.accelerator`), best first.
 
-    The config's proportions, rows, vocabulary and optimizer are kept; `model.dtype` and `model.attention` must not be auto.
-    `known`: the fit of a ladder on the data at hand, in place of the published law.
-
-    Raises:
-      ConfigError: the config is of post-training or names a mesh, or the money buys no run, or none that fits.
+    The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the data at hand, in
+    place of the published law. Raises ConfigError if the money buys no run, or none that fits.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)
@@ -76,10 +73,9 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
 
 
 def family(model: ModelConfig) -> list[ModelConfig]:
-    """Returns models in the proportions of `model`, narrow to wide: d_model, layers, heads and feed-forward grow together.
+    """Returns models in the proportions of `model`, narrow to wide, with whole heads of its size.
 
-    Heads keep their size, and key-value heads their share, as near as a divisor of the heads comes to it: numbers of heads with
-    no divisor near it are left out.
+    Numbers of heads with no divisor near the share of its key-value heads are left out.
     """
     models = []
     step = max(model.head_dim, 64)
@@ -96,10 +92,7 @@ def family(model: ModelConfig) -> list[ModelConfig]:
 
 
 def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
-    """Returns the config of a run of this model over so many tokens; None if that is too few steps.
-
-    The batch is the power of two of rows that is nearest to the rule.
-    """
+    """Returns the config of a run of this model over so many tokens, batch near the rule; None if that is too few steps."""
     t = config.train
     rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
     rule = recipe.batch(dataclasses.replace(recipe.of(rough), tokens=tokens)).value

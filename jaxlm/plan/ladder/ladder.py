@@ -1,36 +1,21 @@
-"""Keeps a ladder as values and as a file: the runs that are planned, what they were measured to be, what they foretell.
+"""Keeps a ladder as values and in LADDER/ladder.json, which `jaxlm ladder` writes anew after each run. The file holds:
 
-`jaxlm ladder` writes LADDER/ladder.json anew after each run. Who wants to foretell a run reads it so:
-
-    runs = ladder.read(pathlib.Path("runs/quickstart/ladder"))      # None if there is none
-    fit = ladder.fit_of(runs)                                       # None if its runs are not all done
-    loss, low, high = fit.loss(parameters, tokens)                  # of a finished run; parameters with embeddings
-
-The file holds:
-
-    version   1
-    target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, and shape: family,
-              n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff
-    same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
-    sizes     the widths (d_model) of the models, rising
-    budgets   the numbers of tokens, rising, before they are rounded to whole steps
-    held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
-              older ladders name rows of seq_len in place of max_mb
-    machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
-    hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
-    runs      one for each run, in the order in which they are done: name (its folder is LADDER/runs/NAME), d_model,
-              n_layers, parameters, tokens, steps, batch_size (rows), lr, times (that rate over the one that the target's own
-              implies), rule (the published rule's rate for it), kind ("grid", or "rate" if it only varies the rate),
-              planned_hours (or null), hours, loss, bits_per_byte (source -> value), bytes_per_token, why.
-              `loss` is null until the run is done, and stays null if it did not end well; then `why` says so.
-    rates     null until the runs at several rates are done; then tried [{"lr", "times", "loss"}, ...], best (the lowest point
-              of a parabola through them in log lr, or the best of them), edge (true if that is the smallest or the
-              largest), lr (the target's own, scaled to that run) and rule (the published rule's)
-    fit       null until all runs of the grid are done; then law {"e", "a", "b", "alpha", "beta"}, noise (sd of log L),
-              draws [[e, a, b, alpha, beta, noise], ...], from {"parameters", "tokens"} (where the drift begins), missed: the
-              largest size's losses foretold from the other sizes, the worst error as a share of the loss
-    foretold  null until then; else rows {"parameters", "tokens", "loss", "low", "high"}: the target after a quarter, half,
-              all and twice its tokens, each a finished run; the third is the target itself
+version   1
+target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, shape (its keys)
+same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
+sizes     the widths (d_model) of the models, rising
+budgets   the numbers of tokens, rising, before they are rounded to whole steps
+held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
+          older ladders name rows of seq_len in place of max_mb
+machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
+hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
+runs      in the order in which they are done (`Rung.to_json`). `loss` is null until the run is done, and stays null if it
+          did not end well; then `why` says so.
+rates     null until the runs at several rates are done; then tried, best (`law.best_rate`), edge, lr (the target's own, scaled
+          to that run) and rule (the published rule's)
+fit       null until all runs of the grid are done; then law, noise and draws (as in `law.Fit`), from {"parameters", "tokens"}
+          (where the drift begins), missed: the largest size's losses foretold from the others, the worst error as a share
+foretold  null until then; else rows of the target after a quarter, half, all and twice its tokens, each a finished run
 """
 
 import dataclasses

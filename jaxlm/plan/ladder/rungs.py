@@ -1,13 +1,10 @@
 """Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and what they take.
 
-- Sizes: a quarter, three eighths and half of the width; depth and feed-forward in proportion, heads of nearly the same
-  size, about the same share of key-value heads. So the layers have about 1/64, 1/19 and 1/8 of the parameters; the vocabulary
-  stays.
+- Sizes: a quarter, three eighths and half of the width, in the config's proportions. The vocabulary stays.
 - Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
 - Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
-- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). Warm-up and decay keep
-  their share of the steps. So a config whose rate is off by some factor has a ladder whose rates are off by the same. With
-  optim.matrix_lr_ratio=0 the matrices' rate goes by its own rule, and is varied together with the other.
+- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). So a config whose rate is
+  off by some factor has a ladder whose rates are off by the same. Warm-up and decay keep their share of the steps.
 - Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
 """
 
@@ -41,13 +38,7 @@ _FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One run of a ladder, in LADDER/runs/NAME.
-
-    Attributes:
-      kind: "grid", or "rate" for one that only varies the rate.
-      times: its rate over the one that the config's own implies.
-      rule: the published rule's rate for it.
-    """
+    """One run of a ladder. `times`: its rate over what the config's own implies; `rule`: the published rule's for it."""
 
     name: str
     kind: str
@@ -110,10 +101,7 @@ def _rounded(width: float) -> int:
 
 
 def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> list[Rung]:
-    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first.
-
-    Raises ConfigError if two budgets are so close that their runs would share a folder.
-    """
+    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first."""
     if len({human(budget) for budget in budgets}) < len(budgets):
         close = ", ".join(f"{budget:,.0f}" for budget in budgets)
         raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
@@ -193,10 +181,7 @@ def held_out_tokens(config: Config, order: Rows) -> int:
 
 
 def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
-    """Returns how often the largest run reads sources more than once, in words; "" if it does not.
-
-    Raises ConfigError if it reads the data more often than `passes.MOST` times.
-    """
+    """Returns how often the largest run reads sources more than once, in words. Raises ConfigError if that is too often."""
     most = max(climbed, key=lambda run: run.tokens)
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
     epochs = passes.passes(batches, most.config.train.steps)
@@ -215,10 +200,7 @@ def seconds(run: Rung, speed: float, held_out: int) -> float:
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
-    """Returns the three budgets that fit into `hours`; at most the config's own tokens.
-
-    `speeds`: width -> tokens a second, of the three sizes. Raises ConfigError if the smallest run would have too few steps.
-    """
+    """Returns the three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if too few do."""
     smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
 
     def beside(speed: float) -> float:

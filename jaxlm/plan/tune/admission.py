@@ -47,14 +47,9 @@ class Once:
 
 
 def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
-    """Compiles the train step, from shapes alone.
+    """Compiles the train step, from shapes alone. Raises as `lower.refusal` if it needs more memory than there is (`room`).
 
-    Args:
-      room: the memory that there is, the same on all processes; None if unknown, and then nothing is refused.
-      begun: True if the run has checkpoints: then its optimizer stays, and lack of memory may pass.
-
-    Raises:
-      ConfigError, RunError: it needs more memory than there is. See `lower.refusal`.
+    The room is the same on all processes; if it is unknown (None), nothing is refused.
     """
     compiled = lower.compile_lowered(made.lower())
     need, state, words = None, 0, "a step needs more memory than the compiler can place"

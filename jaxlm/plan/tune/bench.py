@@ -29,10 +29,7 @@ CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are m
 
 
 class Bench:
-    """Compiles and times candidates. All of them share one train state and one loader.
-
-    `done` has the trials so far. Once `stop` is set, the next step raises KeyboardInterrupt.
-    """
+    """Compiles and times candidates, all on one train state and one loader. Once `stop` is set, KeyboardInterrupt comes."""
 
     def __init__(
         self, config: Config, mesh: Mesh, limit_bytes: float, batches: Iterator[dict[str, jax.Array]], say: Say
@@ -74,10 +71,7 @@ class Bench:
         trial.measured_bytes = after if after > before else None  # that of an earlier trial may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own settings again, and returns all trials, fastest first.
-
-        The machine may have become faster or slower between two trials. So they take turns, a step at a time.
-        """
+        """Times the fastest trials and the config's own again, a step each in turn, as machines change. Fastest first."""
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
@@ -112,10 +106,7 @@ class Bench:
 
 
 def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
-    """Returns the median of what each step returns: its seconds. They take turns, so that all run under equal conditions.
-
-    Each is made `most` times at most, and twice at least, until `seconds` have passed.
-    """
+    """Returns the median of the seconds that each step returns, taking turns: `most` times or for `seconds`, twice at least."""
     times: list[list[float]] = [[] for _ in steps]
     end = time.perf_counter() + seconds
     while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):

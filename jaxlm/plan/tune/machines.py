@@ -45,10 +45,7 @@ def path() -> pathlib.Path:
 
 
 def key(config: Config, mesh: Mapping[str, int]) -> str:
-    """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages.
-
-    `attention`, `dtype`, `remat` and `microbatch_size` of the config must be chosen.
-    """
+    """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages."""
     t = config.train
     parts = {
         "model": dataclasses.asdict(config.model),
@@ -74,10 +71,7 @@ def known(kind: str, count: int, setting: str) -> Known | None:
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
-    """Adds a measurement by "train", "tune", "doctor" or "plan". Never raises.
-
-    The oldest beyond MOST are dropped; one by plan takes the place of its last.
-    """
+    """Adds a measurement by "train", "tune", "doctor" or "plan", for which the oldest or plan's last goes. Never raises."""
     if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
         return
     row = {"tokens_per_second": tokens_per_second, "by": by, "time": time.time(), "host": platform.node()}

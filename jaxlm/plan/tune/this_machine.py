@@ -34,10 +34,7 @@ REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to ti
 
 
 def row(config: Config) -> dict[str, typing.Any]:
-    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for.
-
-    `model.remat` and `train.microbatch_size` of the config are not auto.
-    """
+    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for."""
     mode, key = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
         return {"why": ""}
@@ -176,10 +173,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
 
 
 def affordable(config: Config, ways: int, most_flops: float) -> Config:
-    """Returns a config whose step takes at most so many FLOPs, or as few as can be: the config's own if that does.
-
-    It has fewer rows in a batch, down to one a device; then fewer layers, down to two; then shorter rows.
-    """
+    """Returns a config of at most so many FLOPs a step, if it can be: with fewer rows, then fewer layers, then shorter rows."""
     while _flops(config) * config.train.batch_size * config.train.seq_len > most_flops:
         m, t = config.model, config.train
         if t.batch_size > ways:

@@ -62,14 +62,7 @@ class Candidate:
 
 @dataclasses.dataclass
 class Trial:
-    """The result of compiling and timing a candidate.
-
-    Attributes:
-      predicted_bytes: of one device, by the compiler's account; None if it can't be compiled.
-      measured_bytes: the most that were in use on one device; None if unknown.
-      tokens_per_second: of all devices together; None if the candidate did not run.
-      note: why it did not run, for the user.
-    """
+    """The result of compiling and timing a candidate; None where that is unknown or failed (`note` says why)."""
 
     candidate: Candidate
     predicted_bytes: int | None = None
@@ -149,10 +142,7 @@ def fit(
     make_parts: lower.MakeParts = lower.parts_of,
     begun: Callable[[], bool] = lambda: False,
 ) -> Config:
-    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
-
-    All processes get the same values. See `resolve`, which raises if nothing fits.
-    """
+    """Returns the config with remat and microbatch that fit these devices, the same on all processes. Raises as `resolve`."""
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
     return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts, begun)
@@ -173,13 +163,7 @@ def resolve(
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by what `plan.fit.choose` takes.
 
-    Args:
-      limit_bytes: of one device's memory that a step may take.
-      make_parts: makes the parts, if the run's own are there already.
-      begun: returns True if the run has checkpoints.
-
-    Raises:
-      ConfigError, RunError: nothing fits. See `lower.refusal`.
+    Raises ConfigError or RunError (`lower.refusal`, by `begun`) if nothing fits into `limit_bytes` a device.
     """
     if not undecided(config):
         return config
@@ -214,10 +198,7 @@ def full_speed_rows(config: Config, mesh: Mesh) -> float:
 
 
 def candidates(config: Config, backends: Sequence[str], ways: int) -> dict[str, tuple]:
-    """Returns setting's name -> the values to try, in the order in which `search` varies the settings.
-
-    They come from `config.tune`. Where it lists none: the `backends`, and the microbatch sizes that `ways` divides.
-    """
+    """Returns setting's name -> the values to try, from `config.tune`, in the order in which `search` varies the settings."""
     t = config.tune
     sizes = t.microbatch_sizes or microbatch_sizes(config, ways)
     values = {"attention": t.attention or backends, "microbatch_size": sizes, "remat": t.remat}
@@ -281,10 +262,7 @@ def best(trials: list[Trial]) -> Trial | None:
 def memory_limit(memory_gb: float = 0.0) -> float:
     """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else HEADROOM of its memory.
 
-    The rest is for the next batch, for evaluation and for gaps between blocks of memory. All processes get the same.
-
-    Raises:
-      ConfigError: this platform does not say how much memory it has.
+    All processes get the same. Raises ConfigError if this platform does not say how much memory it has.
     """
     room = lower.of_devices(memory_gb)
     if room is None:

@@ -1,7 +1,6 @@
 """Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
 
-A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned: what is stuck in a read or a
-write can't be stopped from within. A thread of this process waits for its answers. Nothing here imports JAX.
+A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned. Nothing here imports JAX.
 """
 
 import contextlib
@@ -46,19 +45,9 @@ class Abandoned(Trouble):
 class Mirror:
     """The mirror of one run: on the first process only, which sees all files of a checkpoint.
 
-    A mirror that is full, read-only or out of reach never stops the training: it says so in one line, and tries again
-    at the next step.
-
-    Args:
-      url: a folder, or an fsspec URL such as `s3://bucket/runs/a`. Its secrets stand in no message.
-      pinned: steps that are never deleted, here as in the folder: milestones. The caller may add steps later.
-      scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
-
-    Raises:
-      ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
-
-    Attributes:
-      failing: why the mirror lags behind now, in one line; "" if it does not.
+    A mirror that is full, read-only or out of reach never stops the training: it says so in one line (`failing`), and tries
+    again at the next step. `pinned` (milestones) and `scores` are as in `keep.obsolete`; the caller may add steps later. Raises
+    ConfigError if nothing can be mirrored to such a URL. The URL's secrets stand in no message.
     """
 
     def __init__(
@@ -99,13 +88,9 @@ class Mirror:
     def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
 
-        To call at each start, before anything else looks into the folder. The newest checkpoint whose files all match
-        comes back, and of the logs those that the folder lacks. Returns its step, or None. `alive` is called at each answer of
-        the storage, at most `checkpoint.mirror_timeout_s` apart.
-
-        Raises:
-          ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
-          RunError: the folder has no checkpoints, and the mirror can't be read.
+        To call at each start, before anything else looks into the folder. Returns the step that came back, or None. `alive` is
+        called at each answer of the storage. Raises ConfigError if the mirror is another run's, or no copy in it is whole;
+        RunError if the folder has no checkpoints, and the mirror can't be read.
         """
         local, shown = self._local_steps(), redact_url(self._url)
         try:
@@ -154,10 +139,7 @@ class Mirror:
                 alive()
 
     def begin(self, step: int) -> None:
-        """Asks for a copy of WORKDIR/checkpoints/<step>, which must have been verified. Returns at once.
-
-        Replaces steps that wait, except pinned ones.
-        """
+        """Asks for a copy of a verified checkpoint, in place of steps that wait, except pinned ones. Returns at once."""
         with self._lock:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
         self._wake()
@@ -180,10 +162,7 @@ class Mirror:
         return not (self._thread and self._thread.is_alive())
 
     def close(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
-
-        Returns True if all pinned steps that `begin` named, and the folder's newest checkpoint, were read back.
-        """
+        """Waits for the copies that are due and the logs; True if pinned and newest checkpoints were read back."""
         if not self._closing:
             self._closing = True
             if self._wanted:
@@ -358,10 +337,7 @@ class Worker:
         self._child: Child | None = None
 
     def ask(self, job: dict, timeout_s: float, heard: Callable[[dict], None]) -> dict:
-        """Gives a job of `mirror_worker.JOBS` to the worker and returns its result. `heard` gets each event before it.
-
-        Raises Abandoned (the worker was ended then), or Trouble if it can't do it.
-        """
+        """Gives a job of `mirror_worker.JOBS` to the worker and returns its result. Raises Abandoned or Trouble."""
         if self.stopped:
             raise Abandoned("its time is up", late=False)
         end = time.monotonic() + timeout_s

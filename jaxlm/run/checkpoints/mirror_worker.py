@@ -60,11 +60,10 @@ class Unfinished(Damaged):
 
 
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Makes this start of the run the one that writes to the mirror.
+    """Makes this start of the run the one that writes to the mirror. Raises Refused if it belongs to another run.
 
     `job`: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints). Returns
-    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`. Raises
-    Refused if the mirror belongs to another run.
+    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`.
     """
     record, name = owner(remote), pathlib.Path(job["workdir"]).name
     comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
@@ -143,11 +142,7 @@ def delete(remote: Remote, job: dict, tell: Tell) -> dict:
 
 
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there.
-
-    Returns its `step`, None if the mirror has none that was ever whole. Raises Refused if all copies are damaged, or the
-    newest one holds weights only.
-    """
+    """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there. Raises Refused."""
     workdir, damaged = pathlib.Path(job["workdir"]), []
     for step in reversed(steps(remote)):
         try:

@@ -1,8 +1,4 @@
-"""Files under a folder or a URL, as the mirror needs them: patient, flushed to disk, and read back from where they lie.
-
-Tested are folders and s3:// (a local server). gs:// and hf:// go the same way, through fsspec, and were never tried.
-Imports no JAX, because the mirror's worker does not.
-"""
+"""Files under a folder or a URL, as the mirror needs them: patient, flushed to disk, and read back from where they lie."""
 
 import contextlib
 import errno

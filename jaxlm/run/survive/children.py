@@ -23,13 +23,7 @@ _LONGEST_WAIT_S = 300.0  # between two starts
 
 
 class Child:
-    """A process in a group of its own, with a pulse.
-
-    Args:
-      environment: variables to add to those of this process.
-      passed: variable -> file descriptor to pass on, whose number the variable names. They are closed here.
-      output: a file that takes what it says and prints; None: where this process does.
-    """
+    """A process in a group of its own, with a pulse. `passed`: variable -> file descriptor for it, which is closed here."""
 
     def __init__(
         self,
@@ -173,12 +167,10 @@ class Death:
 
 
 class Progress:
-    """What the starts so far achieved, judged by their checkpoints and the steps at which they died.
+    """What the starts so far achieved, judged by their checkpoints (`newer`) and the steps at which they died.
 
-    Attributes:
-      newer: True if there was a newer checkpoint at the last death than at the one before.
-      again: True if another start would die as the last one did. Of storage or network it may die for `patience_s`.
-      met: the `time.monotonic()` at which all processes of the run were last seen at work; None if never.
+    `again`: another start would die as the last one did. Of storage or network it may die for `patience_s`. `met`: the
+    `time.monotonic()` at which all processes of the run were last seen at work; None if never.
     """
 
     def __init__(self, checkpoints: pathlib.Path, patience_s: float):

@@ -32,12 +32,7 @@ _ASK_EVERY_S, _ANSWER_S = 5.0, 2.0  # of the cloud's own server
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A start of the run, as run.json may know it.
-
-    Attributes:
-      pid: the process that trained; None if it may be one of another host.
-      since: the Unix seconds before which it did not begin.
-    """
+    """A start of the run, as run.json may know it: `pid` None = of any host; it did not begin before `since`."""
 
     pid: int | None
     since: float
@@ -54,10 +49,7 @@ class Start:
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises.
-
-    `signalled`: the signal that asked the run to stop.
-    """
+    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises."""
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
@@ -75,8 +67,8 @@ def open_mirror(
 ) -> Mirror | None:
     """Returns the mirror, from which the run has come back if its folder was lost; None without one.
 
-    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation. `alive` is
-    called while files come back. Raises as `Mirror` and `Mirror.restore` do.
+    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation. Raises as
+    `Mirror` and `Mirror.restore` do.
     """
     c = config.checkpoint
     if not c.mirror:
@@ -89,10 +81,7 @@ def open_mirror(
 
 
 def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
-    """True if the mirror holds the newest checkpoint, or there is none. Copies it first where a crash prevented that.
-
-    What can't be read may be a checkpoint that the mirror does not hold.
-    """
+    """True if the mirror holds the newest checkpoint, or there is none to be read. Copies it where a crash prevented that."""
     if not config.checkpoint.mirror:
         return True
     checkpoints = within(READ_S, lambda: _checkpoints(folder))
@@ -139,13 +128,10 @@ def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
 def watch_for_notices(
     clouds: Sequence[str], act: Callable[[], None], say: Callable[[str], None], every_s: float = _ASK_EVERY_S
 ) -> Callable[[], None]:
-    """Asks each of `clouds` (`runs.notices`) in a thread of its own, and calls `act` once if one takes this machine away.
+    """Asks each of `clouds` (`runs.notices`) in a thread, and calls `act` once if one takes this machine away.
 
-    GCE tells 30 seconds before, AWS two minutes before. Others, such as RunPod, say nothing, or SIGTERM 5 seconds before:
-    there only what is already saved counts.
-
-    Returns a function that ends the threads. The environment variables GCE_METADATA_HOST and
-    AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers than the usual ones, as the clouds' own libraries take them.
+    GCE tells 30 seconds before, AWS two minutes before. Returns a function that ends the threads. The environment variables
+    GCE_METADATA_HOST and AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers, as the clouds' own libraries take them.
     """
     over = threading.Event()
 

@@ -50,11 +50,8 @@ class Sign:
 class Watch:
     """Learns how long each activity takes, and says when one takes too long.
 
-    Args:
-      hang_s: `runs.hang_s`, one budget for all activities (of a start or a compilation: without use of the processor); 0 =
-        learned.
-      data_timeout_s, mirror_timeout_s, meeting_s, reward_timeout_s: after which the loader, the mirror, the wait for other
-        processes (0 without any) and a reward give up by themselves.
+    `hang_s` is one budget for all (of a start or a compilation: without use of the processor); 0 = learned. The other times are
+    those after which loader, mirror, the wait for other processes (0 without any) and a reward give up by themselves.
     """
 
     hang_s: float
@@ -75,10 +72,7 @@ class Watch:
         self._looked = self._not_before = now
 
     def look(self, sign: Sign, now: float, processor_s: float = 0.0) -> float:
-        """Returns for how many seconds too many the run has been silent; below 0 while it is alive.
-
-        `now` is `time.monotonic()`, `processor_s` the processor time that the run has used so far.
-        """
+        """Returns for how many seconds too many the run has been silent; below 0 while it is alive."""
         if now - self._looked > MINUTE:
             self._not_before = now  # this process itself did not run: nobody knows what happened meanwhile
         self._looked = now

@@ -187,14 +187,9 @@ def at_exit(
 ) -> None:
     """Runs the command of `runs.on_exit` for this exit code, in a shell. Returns after it ended, and never raises.
 
-    The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR in its environment. Its output goes to standard error. After
-    COMMAND_S seconds it is ended. Messages under way are sent first, because the command may end the machine.
-
-    Args:
-      why: why the run ended, in one line.
-      mirrored: True if the newest checkpoint was read back from the mirror. Else only `runs.on_exit_unmirrored` lets it run.
-      step: the step that is not in the mirror yet, for the message.
-      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`): they see that the machine still runs.
+    The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR, has COMMAND_S seconds, and runs after messages under way, because
+    it may end the machine. It does not run by hand (`at_terminal`): they see that the machine still runs. Nor before the newest
+    checkpoint is mirrored, unless `runs.on_exit_unmirrored` lets it.
     """
     cause = CAUSES.get(code, "failed")
     key, command = f"runs.on_exit.{cause}", getattr(runs.on_exit, cause)

@@ -135,12 +135,7 @@ class Times:
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """One run of `jaxlm train`, with all its starts.
-
-    Args:
-      tell: called with an event ("crash", "stall") and a line about it, when the child is started again or given up.
-      output: a file that takes what the child says and prints; None: where this process does.
-    """
+    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` all that is said."""
 
     command: Sequence[str]
     config: Config
@@ -394,9 +389,6 @@ def _say(text: str) -> None:
 
 
 def command() -> list[str] | None:
-    """Returns how to start this very program again: the same interpreter, flags, module or script, arguments.
-
-    None if this is a part of another program, which changed `sys.argv`.
-    """
+    """Returns how to start this very program again; None if it is part of another program, which changed `sys.argv`."""
     arguments, whole = sys.argv[1:], sys.orig_argv
     return [sys.executable, *whole[1:]] if whole[len(whole) - len(arguments) :] == arguments else None

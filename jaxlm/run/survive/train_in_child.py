@@ -30,11 +30,7 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains, or goes on where the run in `workdir` was; returns the exit code of `jaxlm train`.
-
-    A process that crashes or hangs is started again, signals are passed on to it, and it ends with this one. Raises
-    ConfigError if the folder holds another run.
-    """
+    """Trains or goes on in `workdir`, under a supervisor; returns its exit code. Raises ConfigError if another run is there."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
