@@ -38,7 +38,7 @@ from jaxlm.plan.ladder.law import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.ladder.rungs import Rung
 from jaxlm.plan.params import count_params
 from jaxlm.plan.recipe import Law
-from jaxlm.plan.tune import this_machine
+from jaxlm.plan.tune import machines
 
 FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder
 FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
@@ -133,7 +133,7 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
         c = settle.assuming(c, remat="none", rows=c.train.batch_size)
         # This machine is meant, whatever else is planned for.
-        rows[size] = row = this_machine.row(with_keys(c, plan={"accelerator": ""}))
+        rows[size] = row = machines.row(with_keys(c, plan={"accelerator": ""}))
         if row.get("tokens_per_second"):
             continue
         if budgets:

@@ -23,7 +23,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.host import console, files, interrupts, screen
 from jaxlm.run import clock, ledger, supervised
 from jaxlm.run.checkpoints import keep
-from jaxlm.run.survive import children, farewell, hangs, notify
+from jaxlm.run.survive import children, farewell, notify
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -147,7 +147,7 @@ class Supervisor:
         c, self._folder, self._several = self.config, pathlib.Path(self.config.workdir), _several(self.config)
         meeting_s = c.distributed.start_timeout_s if self._several else 0.0
         mirror_s, rewards_s = c.checkpoint.mirror_timeout_s, c.reward.timeout_s
-        self._hangs = hangs.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
+        self._hangs = children.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
         self.requests = supervised.Requests()
         self._at_once: float | None = None  # when they asked to stop at once
@@ -224,7 +224,7 @@ class Supervisor:
         times, said = self.times, False
         while not child.ended(times.look):
             now, sign = time.monotonic(), child.sign()
-            used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
+            used = child.processor_s() if sign.activity in children.BY_PROCESSOR else 0.0
             if self._hangs.look(sign, now, used) > 0:
                 return self._end_hung(child, sign, now)
             if self._at_once is not None and now > self._at_once + times.at_once:
@@ -247,7 +247,7 @@ class Supervisor:
                 said = True
         return 0.0
 
-    def _end_hung(self, child: children.Child, sign: hangs.Sign, now: float) -> float:
+    def _end_hung(self, child: children.Child, sign: children.Sign, now: float) -> float:
         """Says what a child that hangs waits for, shows the stacks of its threads, and ends it."""
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
@@ -357,7 +357,7 @@ class Supervisor:
             self._child.send_all(signal.SIGCONT)
 
 
-def _nothing_to_save(last: hangs.Sign | children.Death) -> bool:
+def _nothing_to_save(last: children.Sign | children.Death) -> bool:
     begins = last.activity in (clock.MIRROR, clock.COMPILE) and not last.step  # of this start
     return last.activity in (clock.START, clock.RESTORE) or begins
 
