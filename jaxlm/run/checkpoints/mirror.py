@@ -62,7 +62,8 @@ class Mirror:
         check(url, workdir)
         self._url, self._config, self._workdir = url, config, pathlib.Path(workdir).resolve()
         self._pinned, self._scores = pinned, {} if scores is None else scores
-        self._worker = Worker(url)
+        self._child: Child | None = None  # that copies
+        self._stopped = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # guards what follows, up to the empty line
         self._wanted: list[int] = []  # steps to copy
@@ -106,7 +107,7 @@ class Mirror:
             if local and error.kind != "config":
                 self._fail(str(error))
                 return None
-            self._worker.end()
+            self._end()
             if error.kind == "config":
                 raise ConfigError(f"config.checkpoint.mirror={shown}: {error}") from error
             raise RunError(
@@ -169,9 +170,11 @@ class Mirror:
                 _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
             self._wake()
         if self.wait(timeout):
-            self._worker.end()
-        else:
-            self._worker.stop()
+            self._end()
+        else:  # a thread that waits for an answer gets Abandoned, as who asks later does
+            self._stopped = True
+            if self._child:
+                self._child.kill()
             self._thread.join(1.0)
         newest = max(self._local_steps(), default=None)
         return not self._wanted and newest in self._whole - self._stale | {None}
@@ -275,20 +278,46 @@ class Mirror:
             self._run_id = claimed["id"]
         return claimed["unwritable"]
 
+    def _end(self) -> None:
+        if self._child:
+            self._child.end()
+
     def _ask(
         self,
         do: str,
         note: Callable[[dict], None] = lambda event: None,
-        timeout_s: float | None = None,
+        timeout_s: float = 0.0,
         **job: typing.Any,
     ) -> dict:
-        def heard(event: dict) -> None:
-            if "line" in event:
-                _say(event["line"])
-            note(event)
+        """Gives a job of `mirror_worker.JOBS` to the process that copies, and returns its result. Raises Trouble.
 
-        ours = {"do": do, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
-        return self._worker.ask(ours | job, timeout_s or self._config.mirror_timeout_s, heard)
+        The process starts with the first job, and anew with the first after it died or was late. `note` gets each event.
+        """
+        if self._stopped:
+            raise Abandoned("its time is up", late=False)
+        timeout_s = timeout_s or self._config.mirror_timeout_s
+        end = time.monotonic() + timeout_s
+        ours = {"do": do, "url": self._url, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
+        try:
+            if self._child is None or self._child.ended:
+                self._child = Child("jaxlm.run.checkpoints.mirror_worker:work")
+            self._child.send(ours | job, timeout_s)
+            while "done" not in (event := self._child.receive(end - time.monotonic())):
+                if "error" in event:
+                    raise {"config": Refused, "gone": Gone}.get(event["kind"], Trouble)(event["error"])
+                if "line" in event:
+                    _say(event["line"])
+                note(event)
+            return event["done"]
+        except TimeoutError:
+            raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
+        except Died as death:
+            # The last line that it printed is a library's, and may hold the URL with its secrets.
+            words = f": {death.said}" if death.said else ""
+            why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
+            raise Abandoned(why, late=False) from None
+        except OSError as error:
+            raise Trouble(f"the process that copies can't be started: {error.strerror}") from error
 
     def _try(self, do: Callable[[], typing.Any]) -> None:
         try:
@@ -327,48 +356,3 @@ def check(url: str, workdir: pathlib.Path) -> None:
         folder = pathlib.Path(remote.file_system(url)[1]).resolve()
         if folder.is_relative_to(pathlib.Path(workdir).resolve()):
             raise ConfigError(f"{shown} lies in the run's own folder, and would be lost with it: give another place")
-
-
-class Worker:
-    """The process that copies. It starts with the first job, and anew with the first after it died or was late."""
-
-    def __init__(self, url: str):
-        self._url, self.stopped = url, False
-        self._child: Child | None = None
-
-    def ask(self, job: dict, timeout_s: float, heard: Callable[[dict], None]) -> dict:
-        """Gives a job of `mirror_worker.JOBS` to the worker and returns its result. Raises Abandoned or Trouble."""
-        if self.stopped:
-            raise Abandoned("its time is up", late=False)
-        end = time.monotonic() + timeout_s
-        try:
-            if self._child is None or self._child.ended:
-                self._child = Child("jaxlm.run.checkpoints.mirror_worker:work")
-            self._child.send({"url": self._url, **job}, timeout_s)
-            while True:
-                event = self._child.receive(end - time.monotonic())
-                if "done" in event:
-                    return event["done"]
-                if "error" in event:
-                    trouble = {"config": Refused, "gone": Gone}.get(event["kind"], Trouble)
-                    raise trouble(event["error"])
-                heard(event)
-        except TimeoutError:
-            raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
-        except Died as death:
-            # The last line that it printed is a library's, and may hold the URL with its secrets.
-            words = f": {death.said}" if death.said else ""
-            why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
-            raise Abandoned(why, late=False) from None
-        except OSError as error:
-            raise Trouble(f"the process that copies can't be started: {error.strerror}") from error
-
-    def stop(self) -> None:
-        """Ends the worker for good. A thread that waits for its answer gets Abandoned, as who asks later does."""
-        self.stopped = True
-        if self._child:
-            self._child.kill()
-
-    def end(self) -> None:
-        if self._child:
-            self._child.end()

@@ -95,7 +95,10 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
         write_logs(remote, job, tell)
         return held(remote)
     if not job["copied"]:
-        _make_way(remote, step)
+        if held(remote)["whole"] == [step]:
+            only = f"another checkpoint {step} is the only whole one in the mirror"
+            raise Trouble(f"{only}: it stays until a later one is copied")
+        remove(remote, step)
 
     def put(name: str) -> str:
         for _ in range(_TRIES):
@@ -171,7 +174,7 @@ JOBS = {"claim": claim, "copy": copy, "write_logs": write_logs, "delete": delete
 
 
 def work(jobs: Iterable[dict], tell: Tell) -> None:
-    """Does each job at its `url`. `mirror_Worker` starts it by its name."""
+    """Does each job at its `url`. `Mirror` starts it by its name."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
     remote = None
@@ -223,15 +226,6 @@ def _has(remote: Remote, step: int, sums: Sums, weights_only: bool) -> bool:
     except Damaged:
         return False
     return manifest["files"] == sums and manifest["weights_only"] == weights_only
-
-
-def _make_way(remote: Remote, step: int) -> None:
-    """Deletes what the mirror holds of a step that is about to be copied anew, unless it is the last whole copy."""
-    if held(remote)["whole"] == [step]:
-        raise Trouble(
-            f"another checkpoint {step} is the only whole one in the mirror: it stays until a later one is copied"
-        )
-    remove(remote, step)
 
 
 def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
