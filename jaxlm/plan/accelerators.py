@@ -52,7 +52,6 @@ class Prices:
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
     def kind(self, device_kind: str) -> str | None:
-        """Returns the longest key of `peaks` that stands in a `device_kind`; None if none does."""
         fitting = [kind for kind in self.peaks if re.search(rf"\b{re.escape(kind)}\b", device_kind, re.IGNORECASE)]
         return max(fitting, key=len, default=None)  # "H200 NVL" before "H200"
 

@@ -49,7 +49,6 @@ class Cost:
 
 
 def tokens(config: Config) -> int:
-    """Returns the number of tokens that the run trains on, repeated ones included."""
     return config.train.steps * config.train.batch_size * config.train.seq_len
 
 
@@ -83,7 +82,6 @@ def judging_share(config: Config) -> float:
 
 
 def forward_share(config: Config) -> float:
-    """Returns the time of a forward pass over a token in units of the time to train on it."""
     return flops.judging(config).palm / (flops.of(config).palm * remat_factor(config))
 
 
@@ -222,7 +220,6 @@ def _drawing_s(config: Config, accelerator: Accelerator) -> float:
 
 
 def quantized(config: Config) -> bool:
-    """True if the layers of a frozen model are quantised."""
     return config.adapter.kind != "none" and config.adapter.quantize != "none"
 
 

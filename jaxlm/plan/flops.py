@@ -25,7 +25,6 @@ class FlopsPerToken(typing.NamedTuple):
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
-    """Returns the FLOPs of pretraining on one token in rows of `seq_len`."""
     return _flops(config, multiplied_params(config), seq_len, forward=1, backward=2)
 
 
@@ -53,7 +52,6 @@ def draws(config: Config) -> bool:
 
 
 def judging(config: Config) -> FlopsPerToken:
-    """Returns the FLOPs for one token of a forward pass alone."""
     return _flops(config.model, multiplied(config), config.train.seq_len, forward=1, backward=0)
 
 

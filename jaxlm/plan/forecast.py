@@ -98,7 +98,6 @@ class Rise:
 
 
 def then(rate: Rate, done: int, after: Rate) -> Rate:
-    """Returns the schedule that is `rate` until step `done` and `after` from the next step on."""
     return lambda steps: np.where(steps <= done, _rates(rate, steps), _rates(after, steps))
 
 

@@ -7,7 +7,6 @@ from jaxlm.config import CHAT_TOKENS, AdapterConfig, ModelConfig
 
 
 def count_params(config: ModelConfig) -> int:
-    """Returns the number of parameters of a resolved model config, without the vocabulary's padding rows."""
     return sum(params_by_component(config).values())
 
 

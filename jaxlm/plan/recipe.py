@@ -91,7 +91,6 @@ def adamw_rates(run: Run) -> dict[str, float]:
 
 
 def adamw_rate(run: Run) -> Rule:
-    """Returns AdamW's rate by Step Law, with its neighbours as the interval."""
     return _first(adamw_rates(run))
 
 
@@ -231,7 +230,6 @@ class Law:
     beta: float
 
     def loss(self, params: float, tokens: float) -> float:
-        """Returns the predicted loss in nats per token."""
         return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
 
     def optimal_tokens(self, params: float) -> float:
@@ -334,7 +332,6 @@ def tokens_of(run: Run, nats: float) -> float:
 
 
 def _off(value: float, rule: float) -> float:
-    """By which factor a value is off; inf if it is 0."""
     return max(value / rule, rule / value) if value else math.inf
 
 

@@ -42,7 +42,6 @@ class Settled:
         return Settled(asked, config)
 
     def with_vocabulary(self, size: int) -> "Settled":
-        """Returns it with the size of the data's vocabulary, where that was left open."""
         return Settled(*(vocabulary.with_size(config, size) for config in (self.asked, self.runs)))
 
 
@@ -87,6 +86,5 @@ def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | Non
 
 
 def _older_batches(folder: pathlib.Path) -> list[int]:
-    """`eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
     saved = workdir.saved_config(folder) if workdir.has_checkpoints(folder) else None
     return list(saved.eval.older_batches) if saved else []

@@ -83,7 +83,6 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
 
 
 def _checkpoint_bytes(config: Config) -> int:
-    """The bytes of one checkpoint: what is trained, and the optimizer's whole state."""
     memory = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return memory.parameters + memory.optimizer
 

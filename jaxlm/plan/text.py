@@ -14,7 +14,6 @@ BUSY = 0.5  # processes that want to run, for each core, from which a measuremen
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    """Returns a plan of `summary.summarise` as text, under `here` and `disk` what `jaxlm plan` adds."""
     parts = (_model, _tokens, _recipe, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
     return "\n\n".join(filter(None, (part(plan) for part in parts)))
 

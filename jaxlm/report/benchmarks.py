@@ -73,12 +73,10 @@ def models() -> tuple[Model, ...]:
 
 
 def title(task: str) -> str:
-    """Returns what people call a task: ARC-Easy for arc_easy."""
     return TASKS.get(task, task)
 
 
 def accuracy(metrics: Mapping[str, float]) -> str | None:
-    """Returns the metric that counts as a task's accuracy; None if there is none."""
     return next((name for name in _ACCURACIES if name in metrics), None)
 
 

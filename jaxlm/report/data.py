@@ -68,7 +68,6 @@ def _tiles(sources: dict[str, dict]) -> Markup:
 
 
 def _total(sources: dict[str, dict], key: str) -> tuple[int, int]:
-    """Documents and bytes of "read" or "kept" over all sources."""
     return tuple(sum(source[key][unit] for source in sources.values()) for unit in ("documents", "bytes"))
 
 

@@ -165,7 +165,6 @@ def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
 
 
 def tiles(tiles: Iterable[tuple[str, str]]) -> Markup:
-    """Returns large figures, each over what it is. Those that are "" are left out."""
     boxes = (tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big)
     return tag("div", *boxes, class_="tiles")
 
@@ -206,7 +205,7 @@ def keys(meanings: Mapping[str, str]) -> list[Markup]:
 
 
 def link(words: str, target: pathlib.Path, page: pathlib.Path) -> Markup:
-    """Returns a link from `page` to another file by its relative path, so that both may move together."""
+    """Returns a link from `page` by a relative path, so that both may move together."""
     path = os.path.relpath(target.resolve(), page.resolve().parent)
     return tag("a", words, href=urllib.parse.quote(path))
 

@@ -31,7 +31,10 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989), if there
     are 20 common steps.
     """
-    curves = [_curve(folder) for folder in (a, b)]
+    paths = [folder / "metrics.jsonl" for folder in (a, b)]
+    if absent := [path.parent for path in paths if not path.is_file()]:
+        raise ConfigError(f"no run in {absent[0]}: it has no metrics.jsonl")
+    curves = [metrics.read(path) for path in paths]
     common = sorted(curves[0].keys() & curves[1].keys())
     if not common:
         raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")
@@ -47,12 +50,6 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
         "loss": loss,
         "verdict": _verdict(parted, loss, common),
     }
-
-
-def _curve(folder: pathlib.Path) -> Curve:
-    if not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl")
-    return metrics.read(folder / "metrics.jsonl")
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, dict]:

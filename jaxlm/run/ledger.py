@@ -1,5 +1,6 @@
 """Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended."""
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -35,9 +36,8 @@ _PACKAGES += ("orbax-checkpoint", "grain", "array-record", "sentencepiece", "num
 
 
 def _is_start(entry: object) -> bool:
-    return isinstance(entry, dict) and all(
-        not entry.get(key) or not files.problem(entry[key], shape) for key, shape in _START.items()
-    )
+    known = {key: entry[key] for key in _START if entry.get(key)} if isinstance(entry, dict) else None
+    return known is not None and not files.problem(known, {key: _START[key] for key in known})
 
 
 # The lists of run.json, and what each of their entries must be.
@@ -65,8 +65,8 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     sound = [key for key, ok in _LISTS.items() if isinstance(lists[key], list) and all(map(ok, lists[key]))]
     if book is not None and len(sound) == len(_LISTS):
         return lists
-    names = (f"run.json.damaged.{number}" for number in itertools.count(1))
-    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    names = (path.with_name(f"run.json.damaged.{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     os.replace(path, aside)
     whole = {key: lists[key] for key in sound if lists[key]}
     if whole:
@@ -170,7 +170,6 @@ def end(
 
 
 def note(folder: pathlib.Path, mirrored: bool) -> None:
-    """Adds to how this start ended whether the mirror holds all of it. Never raises."""
     _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
 
 
@@ -193,10 +192,9 @@ def lock(folder: pathlib.Path) -> typing.IO[str]:
 
 def machine() -> dict[str, str]:
     """Returns what tells one machine, since it was last booted, from others. `boot_id` is "" where the system has none."""
-    try:
+    boot_id = ""
+    with contextlib.suppress(OSError):
         boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot_id = ""
     return {"host": platform.node(), "boot_id": boot_id}
 
 
@@ -210,14 +208,11 @@ def _now() -> str:
 
 def packages() -> dict[str, str | None]:
     """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
-    return {name: _version(name) for name in _PACKAGES}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 @functools.cache

@@ -77,15 +77,13 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
     """Returns the seconds and dollars of each command of a script. Raises ConfigError if a file holds no number."""
     if not folder.is_dir():
-        raise ConfigError(
-            f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"
-        )
+        what = "there is no such folder; it has a file NAME with the seconds of each command"
+        raise ConfigError(f"--took={folder}: {what}")
     rows = []
     for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):
-        try:
+        seconds = math.nan
+        with contextlib.suppress(OSError, ValueError):
             seconds = float(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            seconds = math.nan
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"{file}: it should hold a number of seconds, and nothing else")
         rows.append({"name": file.name, "wall_s": seconds, "cost_usd": seconds / 3600 * usd_per_hour})
@@ -119,8 +117,8 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
 def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
     """What a kind of training is about, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
-        if values := [value for _, value in _points(records, metric)]:
-            return {"figure": words, "begin": values[0] if len(values) > 1 else None, "end": values[-1]}
+        if figures := [figure for _, figure in _points(records, metric)]:
+            return {"figure": words, "begin": figures[0] if len(figures) > 1 else None, "end": figures[-1]}
     return {"figure": "", "begin": None, "end": None}
 
 

@@ -58,7 +58,7 @@ class Writer:
 
 
 def check(config: LogConfig) -> None:
-    """Raises ConfigError if the config asks for a logger that is not installed. Called before training starts."""
+    """Raises ConfigError if the config asks for a logger that is not installed."""
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
 

@@ -131,7 +131,6 @@ def _stop_at_once(number: int, frame: typing.Any) -> None:
 
 
 def orphaned() -> bool:
-    """True if this process had a supervisor, and that is gone."""
     parent = os.environ.get(PARENT)
     return parent is not None and int(parent) != os.getppid()
 

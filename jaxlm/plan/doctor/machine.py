@@ -143,12 +143,10 @@ def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
     return Finding("checkpoint", OK, text, {"seconds": seconds})
 
 
-OLDEST_YEAR, NEWEST_YEAR = 2025, 2100
 MOST_DRIFT_S = 0.5  # of the wall clock against the monotonic one, while the doctor runs
 MOST_SKEW_S = 2.0  # between two hosts
 SHM_BYTES = 1e9  # of /dev/shm, by which NCCL connects the GPUs of one host
 _CPU_BYTES, _BYTES = 8 << 20, 256 << 20  # of each device, to sum over all of them
-_ALONE = "one process: no other clock to agree with"
 
 
 def now() -> tuple[float, float]:
@@ -161,14 +159,15 @@ def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list
     drift, skew = ended[0] - began[0] - seconds, max(at_hosts) - min(at_hosts) if at_hosts else 0.0
     year = datetime.datetime.fromtimestamp(ended[0], datetime.UTC).year
     mend, verdict = "set it by NTP (timedatectl set-ntp true)", WARN
-    if not OLDEST_YEAR <= year <= NEWEST_YEAR:
+    if not 2025 <= year <= 2100:
         verdict, text = FAIL, f"it is {year} by the clock: certificates will be refused; {mend}"
     elif abs(drift) > MOST_DRIFT_S:
         text = f"the clock was moved by {drift:+.1f} s while the doctor ran: times and dollars will be off; {mend}"
     elif skew > MOST_SKEW_S:
         text = f"the hosts' clocks are {skew:.1f} s apart; {mend}"
     else:
-        agree = f"{len(at_hosts)} processes agree to {skew:.2f} s" if at_hosts else _ALONE
+        alone = "one process: no other clock to agree with"
+        agree = f"{len(at_hosts)} processes agree to {skew:.2f} s" if at_hosts else alone
         verdict, text = OK, f"{year}, drift {drift:+.3f} s; {agree}"
     return Finding("clock", verdict, text, {"year": year, "drift_s": drift, "skew_s": skew, "seconds": seconds})
 

@@ -203,6 +203,5 @@ def of_steps(config: Config, asked: Config, steps: int) -> Config:
     for phase in plan:
         end = max(round(steps * phase.last / plan[-1].last), end + 1)
         phases[phase.name] = dataclasses.replace(phase.config, steps=end, tokens=0)
-    return with_keys(
-        config, train={"steps": steps}, optim={"warmup_steps": round(WARMUP * steps)}, phases={"plan": phases}
-    )
+    warmup = {"warmup_steps": round(WARMUP * steps)}
+    return with_keys(config, train={"steps": steps}, optim=warmup, phases={"plan": phases})

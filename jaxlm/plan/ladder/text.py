@@ -92,7 +92,6 @@ def _foretold(ladder: Ladder) -> str:
 
 
 def is_wide(foretold: Sequence[Mapping[str, typing.Any]]) -> bool:
-    """True if the target's own interval is wider than WIDE of its loss."""
     row = foretold[2]
     return row["high"] - row["low"] > WIDE * row["loss"]
 

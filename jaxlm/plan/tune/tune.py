@@ -150,7 +150,6 @@ def fit(
 
 
 def undecided(config: Config) -> bool:
-    """True if `model.remat` or `train.microbatch_size` is left for `resolve` to choose."""
     return config.model.remat == "auto" or config.train.microbatch_size == -1
 
 

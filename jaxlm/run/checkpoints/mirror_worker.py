@@ -350,7 +350,6 @@ def check_owner(remote: Remote, job: dict) -> None:
 
 
 def steps(remote: Remote) -> list[int]:
-    """Returns the steps of which the mirror holds anything, ascending."""
     return sorted(int(name) for name in remote.folders("checkpoints") if files.is_step(name))
 
 
@@ -390,7 +389,6 @@ def remove(remote: Remote, step: int) -> None:
 
 
 def below(name: str) -> bool:
-    """True if a relative name stays inside the folder that it is relative to."""
     path = pathlib.PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 

@@ -51,7 +51,8 @@ class Remote:
             path = self._place(name)
             self._fs.put_file(str(source), path)
             if self._local:
-                _flush(path)
+                with open(path, "rb+") as file:
+                    os.fsync(file.fileno())
 
         self._patiently(copy)
 
@@ -90,9 +91,8 @@ class Remote:
     def names(self, folder: str) -> list[str]:
         """Returns the names of all files under a folder, sorted; none if there is no such folder."""
         with contextlib.suppress(*_ABSENT):
-            return sorted(
-                path[len(self._root) + 1 :] for path in self._patiently(lambda: self._fs.find(self._path(folder)))
-            )
+            paths = self._patiently(lambda: self._fs.find(self._path(folder)))
+            return sorted(path[len(self._root) + 1 :] for path in paths)
         return []
 
     def folders(self, folder: str) -> list[str]:
@@ -185,8 +185,3 @@ def unseal(content: bytes) -> dict[str, typing.Any] | None:
 
 def _sha256(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: str) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())

@@ -325,5 +325,4 @@ def within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
 
 
 def backoff(first_s: float, failures: int) -> float:
-    """Returns the seconds to wait after so many deaths with no newer checkpoint in between."""
     return min(first_s * 2 ** min(failures - 1, 30), _LONGEST_WAIT_S)

@@ -1,5 +1,6 @@
 """Trains a config to its end in a process of its own, quietly, and reads what came of it. For programs that train several."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -40,13 +41,11 @@ def train(config: Config) -> int:
 
 def last_words(folder: pathlib.Path) -> str:
     """Returns the last line that the process in a folder wrote, "" if there is none."""
-    try:
-        with open(folder / OUTPUT, "rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
-            lines = file.read().decode("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    lines = [""]
+    with contextlib.suppress(FileNotFoundError), open(folder / OUTPUT, "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").split("\n")]
+    return next(filter(None, reversed(lines)), "")
 
 
 def result(config: Config, mixture: dict[str, float]) -> Result | None:
@@ -85,11 +84,7 @@ def _check_same(folder: pathlib.Path, config: Config) -> None:
 def _trained(config: Config) -> dict[str, typing.Any]:
     """Key -> value of what decides what comes of a run on the same data."""
     whole = dataclasses.asdict(config)
-    keys = {
-        "train": ("steps", "batch_size", "seq_len"),
-        "loss": ("z_loss",),
-        "model": whole["model"],
-        "optim": whole["optim"],
-    }
+    keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
+    keys |= {section: whole[section] for section in ("model", "optim")}
     flat = {f"{section}.{key}": whole[section][key] for section in keys for key in keys[section]}
     return {"seed": config.seed} | {key: flat[key] for key in flat if key not in _OF_THE_MACHINE}
