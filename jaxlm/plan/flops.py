@@ -66,8 +66,8 @@ def reference(config: Config) -> str:
 
 def formula(config: Config) -> tuple[str, str]:
     """Returns what `of` counts for the model, in words: ("6N", "12LdT"). An adapter's own FLOPs come to it."""
-    found = of(config).products - 6.0 * multiplied_adapter_params(config.model, config.adapter)
-    products = round(found / multiplied(config))
+    of_model = of(config).products - 6.0 * multiplied_adapter_params(config.model, config.adapter)
+    products = round(of_model / multiplied(config))
     return f"{products}N", f"{16 if reference(config) == 'each step' else 12}LdT"
 
 

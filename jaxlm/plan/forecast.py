@@ -121,11 +121,11 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     theta, covariance = _least_squares(schedule, x, y, noise, misfit)
     off = np.abs(y - _law(theta, schedule, x))
     usual = 1.4826 * float(np.median(off))
-    kept = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
+    near = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
     # The law suits these losses less than the public curves; spikes.
-    if usual**2 - noise**2 > misfit**2 or not kept.all():
+    if usual**2 - noise**2 > misfit**2 or not near.all():
         misfit = max(misfit, np.sqrt(max(usual**2 - noise**2, 0.0)))
-        theta, covariance = _least_squares(schedule, x[kept], y[kept], noise, misfit)
+        theta, covariance = _least_squares(schedule, x[near], y[near], noise, misfit)
     return Forecast(done, rate, theta, covariance, misfit)
 
 
@@ -282,14 +282,14 @@ def futures(
     return ways
 
 
-def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
+def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
     """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars; 0 = whatever it costs.
 
     A future is too dear if it costs more than that even where its loss falls as far as it can be thought to.
     """
-    if isinstance(found, TooEarly):
-        return Advice(TOO_EARLY, found.why)
-    plan, decay, _ = found
+    if isinstance(ahead, TooEarly):
+        return Advice(TOO_EARLY, ahead.why)
+    plan, decay, _ = ahead
     limit = f"${usd_per_centinat:,.2f} for 0.01 nats"
     if not usd_per_centinat or plan.cheapest <= usd_per_centinat:
         return Advice(GO_ON, f"go on: {_words(plan)}")
@@ -299,9 +299,9 @@ def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advic
     return Advice(STOP, line)
 
 
-def table(found: Sequence[Future]) -> list[str]:
+def table(ahead: Sequence[Future]) -> list[str]:
     lines = [f"{'':<16}{'steps':>8}{'loss':>9}{'80%':>18}{'hours':>8}{'dollars':>10}{'per 0.01 nats':>15}"]
-    for f in found:
+    for f in ahead:
         price = f"${f.usd_per_centinat:,.2f}" if f.usd and math.isfinite(f.usd_per_centinat) else "-"
         interval = f"{f.low:.4f}-{f.high:.4f}"
         usd = f"${f.usd:,.2f}"
@@ -309,14 +309,14 @@ def table(found: Sequence[Future]) -> list[str]:
     return lines
 
 
-def summary(found: Sequence[Future] | TooEarly, said: Advice, done: int) -> dict:
+def summary(ahead: Sequence[Future] | TooEarly, advised: Advice, done: int) -> dict:
     """Returns what JSON and the run's report show after `done` steps: {"advice": line, "rows": [...]}."""
     rows = []
-    for f in [] if isinstance(found, TooEarly) else found:
+    for f in [] if isinstance(ahead, TooEarly) else ahead:
         price = f.usd_per_centinat if math.isfinite(f.usd_per_centinat) else None
         row = {name: getattr(f, name) for name in ("name", "loss", "low", "high", "hours", "usd")}
         rows.append(row | {"step": done + f.steps, "usd_per_centinat": price})
-    return {"advice": said.line, "rows": rows}
+    return {"advice": advised.line, "rows": rows}
 
 
 def _price(usd: float, gain: float) -> float:

@@ -155,8 +155,8 @@ def warmup(run: Run) -> Rule:
 # A config
 
 
-def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
-    """Returns the config with rates and a b2 where it leaves them to the rule (0), or as `kept` from its begin; says them.
+def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
+    """Returns the config with rates and a b2 where it leaves them to the rule (0), or as the run has `begun`; says them.
 
     Raises ConfigError if the run begins with the weights of another, for which no rule is known.
     """
@@ -164,8 +164,8 @@ def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> C
     left = {key: rule for key, rule in _rules(o).items() if not getattr(o, key)}
     if not left:
         return config
-    if kept:
-        values = {key: kept[key] for key in left}
+    if begun:
+        values = {key: begun[key] for key in left}
         say("by rule, as this run began: " + ", ".join(f"optim.{key} {value:.4g}" for key, value in values.items()))
         return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
     if config.origin and (unruled := [key for key in left if key != "b2"]):
@@ -191,12 +191,12 @@ def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
     if o.name != "muon" or o.matrix_lr_ratio:
         ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
         return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
-    given = {"matrix_lr_ratio": lambda run: muon_rate(run).times(1 / o.lr)} if o.lr else {}
+    of_own_lr = {"matrix_lr_ratio": lambda run: muon_rate(run).times(1 / o.lr)} if o.lr else {}
     return {
         "lr": adamw_rate,
         "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / adamw_rate(run).value),
         "b2": b2,
-    } | given
+    } | of_own_lr
 
 
 def _span(key: str, rule: Rule) -> str:

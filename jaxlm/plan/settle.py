@@ -68,8 +68,8 @@ def assuming(config: Config, *, remat: str, rows: int) -> Config:
     return with_keys(config, model={"remat": remat}, train={"microbatch_size": rows})
 
 
-def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
-    return recipe.by_rule(config, say, kept)
+def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
+    return recipe.by_rule(config, say, begun)
 
 
 def ruled(config: Config, **changes) -> OptimConfig:

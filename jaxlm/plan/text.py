@@ -68,8 +68,8 @@ def _training(t: dict) -> str:
         "lora": f"LoRA of rank {t['rank']} for {', '.join(t['targets'])}",
         "prompt": f"a prompt of {t['prompt_tokens']} vectors",
     }
-    kept = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
-    frozen = f"; {human(t['frozen'])} frozen, {kept}" if t["frozen"] else ""
+    form = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
+    frozen = f"; {human(t['frozen'])} frozen, {form}" if t["frozen"] else ""
     lines = [f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"]
     how = {
         "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",

@@ -72,7 +72,7 @@ def lines(
 
 
 def grid(charts: Sequence[Markup]) -> Markup:
-    drawn = [one for one in charts if one]
+    drawn = [drawing for drawing in charts if drawing]
     return tag("div", *drawn, class_="charts") if drawn else Markup("")
 
 

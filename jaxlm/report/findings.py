@@ -10,10 +10,10 @@ _PIECE = 40  # characters of a pattern in a line; repr may double them
 _OWN_ROWS = 10  # of what is no junk
 
 
-def show(found: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
+def show(findings: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
     """Prints junk with an example each, then what is only characteristic, then what to do."""
-    junk = [finding for finding in found if finding.is_junk]
-    own = [finding for finding in found if not finding.is_junk][:_OWN_ROWS]
+    junk = [finding for finding in findings if finding.is_junk]
+    own = [finding for finding in findings if not finding.is_junk][:_OWN_ROWS]
     if junk:
         print("Junk, the worst first. Score 0 to 100: how surely it is junk, times how much of the source has it.\n")
         rows = [_short(finding) for finding in junk]

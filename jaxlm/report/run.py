@@ -169,12 +169,12 @@ def _samples(summary: dict) -> Markup:
     parts = []
     for prompt, texts in (summary.get("samples") or {}).items():
         ways: dict[float | None, list[Markup]] = {}
-        for one in texts:
-            ways.setdefault(one.get("temperature"), []).append(_sample("", one, _degeneration(one)))
+        for line in texts:
+            ways.setdefault(line.get("temperature"), []).append(_sample("", line, _degeneration(line)))
         order = sorted(ways, key=lambda way: -1 if way is None else way)
         rows = (tag("div", *ways[way], class_="beside") for way in order)
         parts.append(details(tag("code", prompt), *rows, opened=not parts))
-    if parts and any("repetition" in one for texts in summary["samples"].values() for one in texts):
+    if parts and any("repetition" in line for texts in summary["samples"].values() for line in texts):
         about = (
             "Repeated: 4-grams of words that stood in the text before. Different: 2-grams that differ. Loops after: the words "
             "before the text only repeats itself. Junk: chat tokens, labels and the like, by characters."
@@ -183,12 +183,12 @@ def _samples(summary: dict) -> Markup:
     return join(parts)
 
 
-def _degeneration(one: dict) -> str:
+def _degeneration(line: dict) -> str:
     """What tells of a text that falls apart; "" if its file is of an older version."""
-    if not isinstance(one.get("repetition"), int | float):
+    if not isinstance(line.get("repetition"), int | float):
         return ""
-    loop, junk = one.get("degenerates_at"), one.get("junk") or 0
-    parts = [f"{one['repetition']:.0%} repeated", f"{one.get('distinct_2') or 0:.0%} different"]
+    loop, junk = line.get("degenerates_at"), line.get("junk") or 0
+    parts = [f"{line['repetition']:.0%} repeated", f"{line.get('distinct_2') or 0:.0%} different"]
     parts += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
     return ", ".join([*parts, *([f"{junk:.1%} junk"] if junk else [])])
 

@@ -192,11 +192,11 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     return Finding("forward", FAIL, text, figures)
 
 
-def differences(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
+def differences(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (how many elements of two arrays differ in a bit, how many of the first are not finite)."""
-    integer = jnp.dtype(f"uint{8 * one.dtype.itemsize}")
-    bits = [jax.lax.bitcast_convert_type(x, integer) for x in (one, two)]
-    return (bits[0] != bits[1]).sum(), (~jnp.isfinite(one)).sum()
+    integer = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
+    bits = [jax.lax.bitcast_convert_type(x, integer) for x in (a, b)]
+    return (bits[0] != bits[1]).sum(), (~jnp.isfinite(a)).sum()
 
 
 def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:

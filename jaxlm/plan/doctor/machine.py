@@ -76,12 +76,12 @@ class Machine:
                 files.lock(folder, "trains in", "workdir").close()
         if c.program == "pretrain" and c.data.dir and (pathlib.Path(c.data.dir) / MANIFEST).exists():
             open_order(c)
-        said: list[str] = []
-        self._fitted = tune.fit(c, self._mesh, said.append)
+        chosen: list[str] = []
+        self._fitted = tune.fit(c, self._mesh, chosen.append)
         shape = " x ".join(f"{axis} {size}" for axis, size in self._mesh.shape.items())
         m = self._fitted.model
         text = f"mesh {shape}; attention {m.attention}, {m.dtype}, remat {m.remat}"
-        return Finding("config", OK, "; ".join([text, *said]), {"mesh": dict(self._mesh.shape)})
+        return Finding("config", OK, "; ".join([text, *chosen]), {"mesh": dict(self._mesh.shape)})
 
     def memory(self) -> list[Finding]:
         free = lower.available_bytes()

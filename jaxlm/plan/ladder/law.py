@@ -148,9 +148,11 @@ class _Problem:
             return np.vstack([by, np.eye(5)[[0, 3, 4]] / np.array(_SPREAD)[:, None]])
 
         low, high = np.log([1e-3, 1e-4, 1e-4, 0.02, 0.02]), np.log([50, 50, 50, 2, 2])
-        kept = {"jac": slopes, "bounds": (low, high), "loss": "huber", "f_scale": HUBER, "max_nfev": 200}
-        tries = [optimize.least_squares(residuals, np.clip(start, low + 0.01, high - 0.01), **kept) for start in starts]
-        return min(tries, key=lambda found: found.cost).x
+        options = {"jac": slopes, "bounds": (low, high), "loss": "huber", "f_scale": HUBER, "max_nfev": 200}
+        tries = [
+            optimize.least_squares(residuals, np.clip(start, low + 0.01, high - 0.01), **options) for start in starts
+        ]
+        return min(tries, key=lambda attempt: attempt.cost).x
 
 
 def missed(points: Sequence[Point], bytes_per_token: float) -> float:

@@ -93,19 +93,19 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
     _change(add)
 
 
-def planned(asked: str) -> dict | None:
+def planned(setting: str) -> dict | None:
     """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
-    plan = _part(_part(_part(files.json_there(path()), _PLANS), platform.node()), asked)
+    plan = _part(_part(_part(files.json_there(path()), _PLANS), platform.node()), setting)
     return None if files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN) else plan
 
 
-def remember(asked: str, found: dict) -> None:
+def remember(setting: str, machine: dict) -> None:
     """Keeps what `jaxlm plan` found out about this host (see `measure`), under any key. Never raises."""
 
     def add(content: dict) -> None:
         host = _part(_part(content, _PLANS), platform.node())
-        host.pop(asked, None)
-        host[asked] = found
+        host.pop(setting, None)
+        host[setting] = machine
         for old in list(host)[:-MOST_PLANS]:
             del host[old]
 
@@ -152,12 +152,12 @@ REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to ti
 
 def row(config: Config) -> dict[str, typing.Any]:
     """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for."""
-    mode, asked = config.plan.measure, _key(config)
+    mode, setting = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
         return {"why": ""}
     if processes.several(config.distributed):
         return {"why": "it would run as several processes; train and tune measure"}
-    machine = planned(asked) if mode == "auto" else None
+    machine = planned(setting) if mode == "auto" else None
     if machine is None:
         if pids := _computing():
             return {"why": f"its GPU is in use (process {pids[0]})"}
@@ -168,7 +168,7 @@ def row(config: Config) -> dict[str, typing.Any]:
         )
         with console.working("measuring this machine"):
             machine = _in_child(config) | {"load": load}
-        remember(asked, machine)
+        remember(setting, machine)
     if "why" in machine:
         return {"why": f"{machine['why']} (plan.measure=again tries again)"}
     before = known(machine["kind"], machine["count"], machine["setting"]) if mode == "auto" else None

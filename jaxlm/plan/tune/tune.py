@@ -349,20 +349,20 @@ def remedy(
     sizes = [s for s in microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]
     remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload goes with `names` alone
     options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
-    asked = own(config, size, remat)
+    before = own(config, size, remat)
     for changed, overrides in _changes(config, begun):
         compiler = Compiler(changed, mesh, limit_bytes, make_parts, options)
         start = own(changed, size, remat)
         if changed is config:
             need, state = known
-            compiler.learn(asked, need)
+            compiler.learn(before, need)
             if state:
-                compiler.learn(asked.with_(remat, 0), state)
+                compiler.learn(before.with_(remat, 0), state)
         frugal = compiler.needs(start.with_(remats[-1], sizes[-1]))
         if frugal is None or frugal > limit_bytes:
             continue
         chosen = compiler.choose(start, sizes, remats)
-        new = [override for override in chosen.overrides() if override not in asked.overrides()]
+        new = [override for override in chosen.overrides() if override not in before.overrides()]
         return [*new, *(override for override in overrides if override not in new)], compiler.needs(chosen)
     return None
 

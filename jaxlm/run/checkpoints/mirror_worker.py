@@ -304,9 +304,9 @@ def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Pat
             except FileNotFoundError:
                 continue
             if sum_of(content) == sum_:
-                said = path.read_bytes() if path.exists() else b""  # by this start
+                of_this_start = path.read_bytes() if path.exists() else b""  # by this start
                 path.parent.mkdir(parents=True, exist_ok=True)
-                content = said if said.startswith(content) else content + said
+                content = of_this_start if of_this_start.startswith(content) else content + of_this_start
                 files.write_atomically(path, content, private=name == "config.json")
                 break
         else:

@@ -221,7 +221,7 @@ class Supervisor:
 
     def _watch(self, child: children.Child) -> float:
         """Waits for the child's end, and brings it about if the child hangs; returns for how long it hung."""
-        times, said = self.times, False
+        times, told_so = self.times, False
         while not child.ended(times.look):
             now, sign = time.monotonic(), child.sign()
             used = child.processor_s() if sign.activity in children.BY_PROCESSOR else 0.0
@@ -236,15 +236,15 @@ class Supervisor:
             # XLA hears no signal, and what has not begun needs no save. Of several processes none ends alone: that would
             # make the others start again.
             if _nothing_to_save(sign) and not (compiles and self._several):
-                if compiles and not said:
+                if compiles and not told_so:
                     _say("stopping: no step is done yet, so nothing is to be saved")
-                    said = True
+                    told_so = True
                 if waited > (times.at_once if compiles else times.still):
                     child.kill(times.kill)
                     return 0.0
-            elif waited > times.still and not said:
+            elif waited > times.still and not told_so:
                 _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
-                said = True
+                told_so = True
         return 0.0
 
     def _end_hung(self, child: children.Child, sign: children.Sign, now: float) -> float:
