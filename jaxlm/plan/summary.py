@@ -27,6 +27,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     for remat in fit.REMATS:
         total = planner.memory(mesh, remat=remat, microbatch=microbatch).total
         by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # of a step, against one without
+    held = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return {
         "model": _model(config),
         "training": _training(config),
@@ -50,7 +51,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "checkpoint": {
             "every_steps": c.every_steps or config.train.steps,
             "every_minutes": c.every_minutes,
-            "bytes": _checkpoint_bytes(config),
+            "bytes": held.parameters + held.optimizer,
         },
     }
 
@@ -80,11 +81,6 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
         "rows": [part | {"usd": part["hours"] * usd_per_hour} for part in parts],
         "below": [{"key": key, "limit": a, "planned": b} for key, (a, b) in limits.items() if 0 < a * 1.001 < b],
     }
-
-
-def _checkpoint_bytes(config: Config) -> int:
-    memory = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
-    return memory.parameters + memory.optimizer
 
 
 def hosts(config: Config, mesh: MeshConfig) -> int:
@@ -149,7 +145,10 @@ def _row(
     as_planned = bool(fitting) and devices == fit.devices_of(mesh)
     costs = _cost(config, device, fitting, hosts(config, mesh) if asked else -(-devices // 8), devices)
     change = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
-    changed = change and _change(config, mesh, device, change)
+    changed = change and {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
+    if change:  # what it takes on the mesh
+        then = _cost(config, device, change, hosts(config, mesh), change.devices)
+        changed |= {key: then[key] for key in ("tokens_per_second", "hours", "usd")}
     return {
         "name": device.name,
         "memory": device.memory,
@@ -173,10 +172,3 @@ def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines
     elif config.train.microbatch_size < 1:
         config = fit.with_changes(config, microbatch=devices)
     return dataclasses.asdict(cost(config, device, devices, machines))
-
-
-def _change(config: Config, mesh: MeshConfig, device: Accelerator, change: fit.Fit) -> dict[str, typing.Any]:
-    """What to set on `mesh`, and what the run then takes."""
-    costs = _cost(config, device, change, hosts(config, mesh), change.devices)
-    settings = {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
-    return settings | {key: costs[key] for key in ("tokens_per_second", "hours", "usd")}

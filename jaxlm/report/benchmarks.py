@@ -3,10 +3,11 @@
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from jaxlm.config import config_files
 from jaxlm.host.console import count, human
@@ -66,9 +67,8 @@ def models() -> tuple[Model, ...]:
     """Returns the models of the shipped file, in its order."""
     known = []
     for entry in tomllib.loads(SHIPPED.read_text(encoding="utf-8"))["model"]:
-        scores = {name: value for name, value in entry.items() if isinstance(value, dict)}
-        about = entry["name"], entry["params"], entry.get("tokens"), entry["source"]
-        known.append(Model(*about, scores, entry.get("shown", True)))
+        scores = {name: entry.pop(name) for name in list(entry) if isinstance(entry[name], dict)}
+        known.append(Model(**{"tokens": None, "shown": True} | entry, scores=scores))
     return tuple(known)
 
 
@@ -86,11 +86,7 @@ def expected(task: str, metric: str, flops: float) -> float | None:
     points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
     if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:
         return None
-    x = math.log(flops)
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if x0 <= x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / ((x1 - x0) or 1)
-    return points[-1][1]
+    return float(np.interp(math.log(flops), *zip(*points, strict=True)))
 
 
 def alarm(

@@ -12,6 +12,7 @@ left_out       what the page does not have, and what adds it
 """
 
 import collections
+import itertools
 import json
 import math
 import pathlib
@@ -136,12 +137,11 @@ def _shaded(number: float, whole: float, write_number: Callable[[float], str]) -
 def _reasons(sources: dict[str, dict]) -> Markup:
     rows, failures = [], []
     for name, source in sources.items():
-        removed = [("failed", source["read"]["failed"])]
-        removed += [(stage["name"], stage["removed"]) for stage in source["stages"]]
-        for stage, reason, n in ((stage, *item) for stage, reasons in removed for item in reasons.items()):
-            if n:
-                row = (_words(stage), _words(reason), count(n), share(n, source["read"]["documents"]))
-                rows.append((name, *row))
+        removed = {"failed": source["read"]["failed"]} | {stage["name"]: stage["removed"] for stage in source["stages"]}
+        for stage, reasons in removed.items():
+            for reason, n in ((reason, n) for reason, n in reasons.items() if n):
+                shares = count(n), share(n, source["read"]["documents"])
+                rows.append((name, _words(stage), _words(reason), *shares))
         failures += [(name, _words(line)) for line in source["read"].get("failures", ())]
     shown = [details(f"Reasons ({len(rows)})", table(("source", "stage", "reason", "documents", ""), rows, "Reasons"))]
     if failures:
@@ -157,11 +157,10 @@ def _words(content: object) -> Markup:
 def _edits(sources: dict[str, dict]) -> Markup:
     """What the stages changed in documents that stayed or went: stage and name by source."""
     totals: dict[tuple[str, str], dict[str, int]] = {}
-    for name in _stages(sources):
-        for source_name, source in sources.items():
-            for stage in source["stages"]:
-                for edit, n in stage["edits"].items() if stage["name"] == name else ():
-                    totals.setdefault((name, edit), {})[source_name] = n
+    for name, (source_name, source) in itertools.product(_stages(sources), sources.items()):
+        for stage in (stage for stage in source["stages"] if stage["name"] == name):
+            for edit, n in stage["edits"].items():
+                totals.setdefault((name, edit), {})[source_name] = n
     if not totals:
         return tag("p", "No stage changed any document.")
     used = [name for name in sources if any(name in by_source for by_source in totals.values())]
@@ -230,9 +229,8 @@ def _junk(rows: list[dict]) -> Markup:
     own = [_junk_row(row) for row in rows if not row["junk"]]
     about = "Strings that a source repeats and nobody would write. Score 0 to 100: how surely it is junk, times how much of "
     about += "the source it is in. “Only here” 100%: no other source has it."
-    parts = (
-        [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")] if junk else [tag("p", "Nothing looks like junk.")]
-    )
+    parts = [tag("p", about if junk else "Nothing looks like junk.")]
+    parts += [table(head, junk[:_JUNK_ROWS], "Junk")] if junk else []
     if junk[_JUNK_ROWS:]:
         parts.append(details(f"{len(junk) - _JUNK_ROWS} more", table(head, junk[_JUNK_ROWS:], "More junk")))
     if own:
@@ -267,17 +265,14 @@ TARGET = "target"
 
 
 def _mismatch(report: dict[str, typing.Any]) -> Markup:
-    parts = [_advice(report["advice"])]
-    if report["mixture"]:
-        parts.append(_mixture(report["mixture"]))
-    parts += [_distances(report), _lengths(report["sources"]), _formats(report["sources"])]
-    return join(parts)
-
-
-def _advice(advice: dict[str, dict]) -> Markup:
-    rows = [(name, _words(row["action"]), _words(row["sentence"])) for name, row in advice.items()]
-    about = tag("p", "What to try in a pilot. It comes from words alone, which say nothing of truth or worth.")
-    return join([about, table(("source", "try", "why"), rows, "Advice")])
+    sources = report["sources"]
+    advice = [(name, _words(row["action"]), _words(row["sentence"])) for name, row in report["advice"].items()]
+    parts = [
+        tag("p", "What to try in a pilot. It comes from words alone, which say nothing of truth or worth."),
+        table(("source", "try", "why"), advice, "Advice"),
+        *([_mixture(report["mixture"])] if report["mixture"] else []),
+    ]
+    return join([*parts, _distances(report), _lengths(sources), _formats(sources)])
 
 
 def _mixture(mixture: dict) -> Markup:

@@ -192,8 +192,8 @@ def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Returns a histogram. Each row is (name, number, which becomes a bar, the number as text)."""
     top = max((number for _, number, _ in rows), default=0) or 1
     bars = [bar([(number / top, "kept")], f"{name}: {shown}") for name, number, shown in rows]
-    parts = zip(rows, bars, strict=True)
-    lines = [tag("div", tag("span", row[0]), drawn, tag("span", row[2]), class_="row") for row, drawn in parts]
+    names, shown = ([tag("span", row[i]) for row in rows] for i in (0, 2))
+    lines = [tag("div", *cells, class_="row") for cells in zip(names, bars, shown, strict=True)]
     return tag("div", *lines, class_="columns", role="group", aria_label=label)
 
 

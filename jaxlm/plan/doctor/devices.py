@@ -59,10 +59,9 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
 def present(gpu_present: bool) -> Finding:
     """Returns a finding on the devices that JAX has; FAIL if it has none of the NVIDIA GPUs that are there."""
     devices, first = jax.devices(), jax.devices()[0]
-    figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices)}
-    figures |= {"processes": jax.process_count()}
-    text = f"{len(devices)} x {first.device_kind} ({first.platform})"
-    text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    processes = jax.process_count()
+    figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices), "processes": processes}
+    text = f"{len(devices)} x {first.device_kind} ({first.platform}){f', {processes} processes' * (processes > 1)}"
     if gpu_present and first.platform == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
         return Finding("devices", FAIL, f'{text}, though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"', figures)
     return Finding("devices", OK, text, figures)
@@ -85,12 +84,11 @@ def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
     """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half."""
     step, plural = planned.step * devices, "s" * (devices > 1)
     text = f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{plural}"
-    verdict = OK
+    verdict = WARN if step > free else OK
     if planned.state * devices > free or step > 2 * free:
         verdict = FAIL
-        text += f", of which the state that is always there is {gigabytes(planned.state)} GB: {_mend(planned)}"
-    elif step > free:
-        verdict, text = WARN, f"{text}: {_mend(planned)}"
+        text += f", of which the state that is always there is {gigabytes(planned.state)} GB"
+    text += f": {_mend(planned)}" if verdict != OK else ""
     return Finding("memory", verdict, text, {"need_bytes": step, "free_bytes": free})
 
 

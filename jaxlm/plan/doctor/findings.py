@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Callable
 
+from jaxlm.config import ConfigError, RunError
 from jaxlm.config.config_files import first_line
 from jaxlm.host.files import NoAnswer, within
 
@@ -52,6 +53,5 @@ def no_answer(name: str, text: str) -> Finding:
 
 def words(error: BaseException) -> str:
     """Returns an error in one line: our own errors and the system's have good words, others need their class."""
-    plain = isinstance(error, OSError) or type(error).__name__ in ("ConfigError", "RunError")
     line = first_line(error)[:300]
-    return line if plain and line else f"{type(error).__name__}: {line}"
+    return line if line and isinstance(error, OSError | ConfigError | RunError) else f"{type(error).__name__}: {line}"

@@ -199,10 +199,9 @@ def _sums(folder: pathlib.Path, weights_only: bool) -> Sums:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if weights_only:
         names = [name for name in names if "/" not in name or name.split("/")[0] in WEIGHTS]
-    try:
+    sums: Sums = {}
+    with contextlib.suppress(FileNotFoundError):
         sums = dict(zip(names, _each(lambda name: measure(folder / name), names), strict=True))
-    except FileNotFoundError:
-        sums = {}
     if not sums:
         raise Gone(f"checkpoint {folder.name} was deleted before it was copied")
     return sums
@@ -238,10 +237,9 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
             content = path.read_bytes()
         except (FileNotFoundError, IsADirectoryError):
             continue
-        if path.name == "config.json":  # others may read the mirror; the next start writes the whole config again
-            content = _without_secrets(content)
-            if not content:
-                continue
+        # Others may read the mirror; the next start writes the whole config again.
+        if path.name == "config.json" and not (content := _without_secrets(content)):
+            continue
         if path.name in ("metrics.jsonl", console.LOG):
             content = content[: content.rfind(b"\n") + 1]  # the last line may be half written
         name = path.relative_to(workdir).as_posix()
