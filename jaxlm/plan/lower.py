@@ -63,11 +63,10 @@ def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a parameter is split: the mesh axes of each dimension ("fsdp, tensor, -"), its elements on each device."""
+    """How a parameter is split: its elements on each device, and whether each device has all of them."""
 
     name: str
     shape: tuple[int, ...]
-    spec: str
     per_device: int
     replicated: bool
 
@@ -85,8 +84,7 @@ def placements(params: dict, shardings: dict) -> list[Placement]:
     rows = []
     for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
         size = math.prod(placed.shard_shape(leaf.shape))
-        spec = ", ".join("-" if entry is None else str(entry) for entry in placed.spec)
-        rows.append(Placement(name, leaf.shape, spec, size, placed.is_fully_replicated))
+        rows.append(Placement(name, leaf.shape, size, placed.is_fully_replicated))
     return rows
 
 
