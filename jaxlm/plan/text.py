@@ -26,7 +26,7 @@ def _model(plan: dict) -> str:
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} "
         f"({'tied' if s['tie_embeddings'] else 'untied'})"
     )
-    return wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + wrapped(shape)
+    return block(f"MODEL  {m['parameters']:,} parameters ({parts})") + "\n" + wrapped(shape)
 
 
 def _tokens(plan: dict) -> str:
@@ -77,7 +77,7 @@ def _training(t: dict) -> str:
         "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
     }
     lines += [f"REFERENCE  {how[t['reference']]}"] if t["reference"] else []
-    return "\n".join(wrapped(line, indent="") for line in lines)
+    return "\n".join(block(line) for line in lines)
 
 
 def _loss(law: dict) -> str:
@@ -85,10 +85,9 @@ def _loss(law: dict) -> str:
         return "LOSS  no forecast: this run is far outside of what the published laws were fitted on"
     losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
     names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
-    return wrapped(
+    return block(
         f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} "
-        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see",
-        indent="",
+        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see"
     )
 
 
@@ -98,10 +97,9 @@ def _ladder(plan: dict) -> str:
         return ""
     far = [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]
     guess = f"; a guess, since it has {', '.join(far)}" if far else ""
-    return wrapped(
+    return block(
         f"LADDER  {ladder['loss']:.3f} held-out nats a token at the end, 80% in {ladder['low']:.3f} to "
-        f"{ladder['high']:.3f}, by the runs in {ladder['dir']}{guess}",
-        indent="",
+        f"{ladder['high']:.3f}, by the runs in {ladder['dir']}{guess}"
     )
 
 
@@ -111,7 +109,7 @@ def _data(plan: dict) -> str:
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in data["epochs"].items())
     tokens = f"DATA  {human(sum(data['tokens'].values()))} tokens in {data['dir']}; times through: {epochs}"
-    lines = [wrapped(tokens, indent="")]
+    lines = [block(tokens)]
     if data.get("mixture"):
         lines.append(wrapped(f"Mixture: {data['mixture']}."))
     if max(data["epochs"].values(), default=0) > passes.MOST:
@@ -126,12 +124,11 @@ def _recipe(plan: dict) -> str:
         return ""
     phrases = {"lr": "rate {}", "matrix_lr_ratio": "of the matrices {} times that", "b2": "b2 {}"}
     phrases |= {"batch_tokens": "batch of {} tokens", "warmup_steps": "warm-up of {} steps"}
-
     words = []
     for name, rule in recipe["rules"].items():
         number, low, high = (_number(name, rule[key]) for key in ("value", "low", "high"))
         words.append(phrases[name].format(number) + f" ({low} to {high})" * (low != high))
-    lines = [wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
+    lines = [block(f"RECIPE  by published rules: {', '.join(words)}; linear to 0")]
     for d in recipe["departures"]:
         lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
     return "\n".join(lines if recipe["departures"] else [*lines, "  nothing here departs from them by more than half"])
@@ -192,7 +189,7 @@ def _disk(plan: dict) -> str:
     text = f"DISK  {total} for {disk['checkpoints']} checkpoints of {each} ({disk['why']}, one on its way)"
     if plan["training"]["program"] == "pretrain":
         text += f"; {size(disk['bytes_per_token'] * 1e9)} of shards for each billion tokens"
-    return wrapped(text, indent="")
+    return block(text)
 
 
 def _compiled(plan: dict) -> str:
@@ -244,7 +241,7 @@ def _phases(plan: dict) -> str:
         steps = [f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}"]
         cells.append([*steps, hours(row["hours"]), spent(row["usd"]), limit])
     below = "config.{key}={limit:g} is below the {planned:.4g} of the plan: the run would stop there"
-    lines = [wrapped(title, indent=""), table(cells, right=range(1, 6))]
+    lines = [block(title), table(cells, right=range(1, 6))]
     return "\n".join([*lines, *(wrapped(below.format(**row)) for row in phases["below"])])
 
 
@@ -352,6 +349,11 @@ def _spot(plan: dict) -> list[str]:
     if never := [row["name"] for row in dear if not row["spot_pays_hours"]]:
         lines.append(f"{', '.join(never)}: spot can't pay with so many preemptions, however often it saves.")
     return lines
+
+
+def block(text: str) -> str:
+    """Returns the text in lines of at most WIDTH columns, of which the first stands out."""
+    return wrapped(text, "")
 
 
 def wrapped(text: str, indent: str = "  ") -> str:
