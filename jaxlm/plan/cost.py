@@ -15,7 +15,7 @@ import typing
 from jaxlm.config import Config, ModelConfig, milestones
 from jaxlm.plan import flops
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.params import adapter_params, count_params, kernels, multiplied_params, targets
+from jaxlm.plan.flops import adapter_params, count_params, kernels, multiplied_params, targets
 from jaxlm.run.checkpoints import pace
 
 # What is assumed of a checkpoint, to know how often a run saves that chooses by itself.

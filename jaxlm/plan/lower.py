@@ -22,7 +22,7 @@ from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.devices import sharding, tree
 from jaxlm.host import files
 from jaxlm.models import adapters
-from jaxlm.plan.params import trained_rows
+from jaxlm.plan.flops import trained_rows
 from jaxlm.step import parts
 from jaxlm.step.objectives import dpo, lm, policy, reward
 

@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxlm.config import AdapterConfig, Config, MeshConfig, ModelConfig
 from jaxlm.devices import sharding, tree
-from jaxlm.plan import flops, lower, params
+from jaxlm.plan import flops, lower
 from jaxlm.step import step
 from jaxlm.step.objectives.base import Variables
 
@@ -184,7 +184,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
     """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs."""
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
-    trained = params.kernels(m) if adapter.kind == "none" else params.targets(m, adapter)
+    trained = flops.kernels(m) if adapter.kind == "none" else flops.targets(m, adapter)
     groups = {"attn/q", "attn/k", "attn/v"}, {"mlp/gate", "mlp/up"}
     hidden = 1 if "mlp/down" in trained else 0
     return {
@@ -220,7 +220,7 @@ class _Layer:
             self.kept += scores
         recomputed = sum(elements.values()) - kept
         # A LoRA on the down projection has its own term of the gradient of the MLP's hidden activations.
-        term = m.d_ff // tensor if "mlp/down" in params.targets(m, config.adapter) else 0
+        term = m.d_ff // tensor if "mlp/down" in flops.targets(m, config.adapter) else 0
         self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + term + m.d_model) * width + scores
 
 

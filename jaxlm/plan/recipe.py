@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, OptimConfig
 from jaxlm.host.console import Say, human
-from jaxlm.plan.params import params_by_component
+from jaxlm.plan.flops import params_by_component
 
 # b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.
 HALF_LIFE, HALF_LIFE_SPAN = 36e6, (25e6, 70e6)

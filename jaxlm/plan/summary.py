@@ -6,11 +6,11 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig, with_keys
-from jaxlm.plan import accelerators, fit, flops, params, recipe
+from jaxlm.plan import accelerators, fit, flops, recipe
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import by_phase, cost, remat_factor, tokens
+from jaxlm.plan.flops import count_params, params_by_component
 from jaxlm.plan.memory import Memory
-from jaxlm.plan.params import count_params, params_by_component
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
@@ -104,12 +104,12 @@ def _model(config: Config) -> dict[str, typing.Any]:
 def _training(config: Config) -> dict[str, typing.Any]:
     """What is trained of the model, and what is frozen."""
     a, m = config.adapter, config.model
-    added = params.adapter_params(m, a)
+    added = flops.adapter_params(m, a)
     return {
         "program": config.program,
         "adapter": a.kind,
         "rank": a.rank if a.kind == "lora" else None,
-        "targets": list(params.targets(m, a)),
+        "targets": list(flops.targets(m, a)),
         "prompt_tokens": a.prompt_tokens if a.kind == "prompt" else None,
         "trained": added or count_params(m),
         "frozen": count_params(m) if added else 0,

@@ -17,7 +17,7 @@ from jaxlm.devices import sharding
 from jaxlm.host.console import count, gigabytes, human, size
 from jaxlm.plan import fit, flops, lower, memory
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.tune import bench, machines
 from jaxlm.step import parts
 from jaxlm.step.objectives import base, lm

@@ -26,7 +26,7 @@ from jaxlm.host.console import size
 from jaxlm.plan import accelerators, lower, settle
 from jaxlm.plan.doctor import devices
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.tune import bench, tune
 from jaxlm.run import workdir
 from jaxlm.run.checkpoints.store import Checkpointer

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from jaxlm.config import Config, ConfigError, ModelConfig, milestones, with_keys
 from jaxlm.plan import accelerators, cost, fit, recipe, settle
 from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import Fit
-from jaxlm.plan.params import count_params
 
 LAW = recipe.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from

@@ -33,10 +33,10 @@ from jaxlm.host import files
 from jaxlm.host.console import Say, hours, say
 from jaxlm.plan import settle
 from jaxlm.plan.cost import tokens
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.ladder.rungs import Rung
-from jaxlm.plan.params import count_params
 from jaxlm.plan.recipe import Law
 from jaxlm.plan.tune import machines
 

@@ -20,7 +20,7 @@ from jaxlm.data.batches.rows import Rows
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.run.checkpoints import pace
 
 WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own

@@ -10,10 +10,10 @@ from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, cost, fit, recipe
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import budget
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.law import Fit
-from jaxlm.plan.params import count_params
 from jaxlm.plan.recipe import Law
 
 
