@@ -18,7 +18,8 @@ import jax
 from jaxlm import models
 from jaxlm.config import Config, config_files, resolve
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, flops, speed
+from jaxlm.plan import accelerators, flops
+from jaxlm.plan.cost import mfu
 from jaxlm.step import optim
 
 WIDTHS = {"f32": 4, "bf16": 2}
@@ -84,10 +85,10 @@ def main() -> None:
     print(f"  muon's step over adamw's, by operations: {ratio:.4f}")
     if not of_cpu:
         card = accelerators.load().named(args.accelerator)
-        rate, bandwidth = card.tflops * 1e12 * speed.mfu(c.model, card), card.bandwidth_gb * 1e9
+        rate, bandwidth = card.tflops * 1e12 * mfu(c.model, card), card.bandwidth_gb * 1e9
         seconds = {name: (model + x.flops) / rate + (x.products + x.rest) / bandwidth for name, x in costs.items()}
         print(
-            f"  by seconds on one {card.name} ({speed.mfu(c.model, card):.0%} of its peak, {card.bandwidth_gb:g} GB/s): "
+            f"  by seconds on one {card.name} ({mfu(c.model, card):.0%} of its peak, {card.bandwidth_gb:g} GB/s): "
             f"{seconds['muon']:.3f} / {seconds['adamw']:.3f} = {seconds['muon'] / seconds['adamw']:.4f}"
         )
 

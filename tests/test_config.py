@@ -11,7 +11,7 @@ from jaxlm import config
 from jaxlm.config import ConfigError, config_files, older
 from jaxlm.configs import base
 from jaxlm.corpus.stages import registry
-from jaxlm.plan import params
+from jaxlm.plan import flops
 
 OK = ("workdir=w",)
 
@@ -47,7 +47,7 @@ def test_every_shipped_config_resolves_and_says_how_large_it_is(name):
     assert f"    jaxlm train {name} --config.workdir=" in text
     stated = re.search(r"([\d,]{9,}) parameters", text) or re.search(r"same size|parameters: ([\d,]{9,})", text)
     if stated and stated.group(1):
-        assert int(stated.group(1).replace(",", "")) == params.count_params(c.model)
+        assert int(stated.group(1).replace(",", "")) == flops.count_params(c.model)
 
 
 @pytest.mark.parametrize("name", config_files.shipped_configs("data"))
@@ -134,7 +134,7 @@ def test_the_first_storys_budget_is_its_mixture_in_bytes():
     ],
 )
 def test_parameter_counts(name, count):
-    assert params.count_params(resolve(name=name).model) == count
+    assert flops.count_params(resolve(name=name).model) == count
 
 
 @pytest.mark.parametrize(

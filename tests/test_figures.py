@@ -12,7 +12,7 @@ from jaxlm.config import config_files
 from jaxlm.host.console import dollars, gigabytes, hours, human
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, fit, summary
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 

@@ -23,7 +23,7 @@ from jaxlm.interop import export, hf_config, hf_weights, peft_config
 from jaxlm.plan.ladder import ladder
 from jaxlm.plan.tune import machines
 from jaxlm.run import ledger, metrics, workdir
-from jaxlm.run.checkpoints import meta, mirror_layout, remote, verify
+from jaxlm.run.checkpoints import meta, mirror_worker, remote, verify
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train import summary
 
@@ -205,7 +205,7 @@ def test_a_folder_with_an_odd_name_beside_checkpoints_is_no_step(tmp_path):
     assert [point["step"] for point in summary._benchmarks(tmp_path / "eval")["t"]] == [5]
     assert len(summary._samples(tmp_path / "samples")["a"]) == 1 + len(ODD)
     folders = type("Remote", (), {"folders": lambda self, name: [path.name for path in (tmp_path / name).iterdir()]})
-    assert mirror_layout.steps(folders()) == [5]
+    assert mirror_worker.steps(folders()) == [5]
     assert config_files.at_step("run@²") == ("run@²", "")
     shutil.rmtree(there / "5")
     assert not workdir.has_checkpoints(tmp_path)

@@ -17,11 +17,11 @@ from jaxlm.data.batches.open import open_order
 from jaxlm.data.shards import shards
 from jaxlm.host import console
 from jaxlm.host.console import say
-from jaxlm.plan import cost, fit, lower, params, settle, summary
+from jaxlm.plan import cost, fit, flops, lower, settle, summary
 from jaxlm.plan.ladder import budget, ladder
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.text import render
-from jaxlm.plan.tune import this_machine
+from jaxlm.plan.tune import machines
 from jaxlm.run.checkpoints import keep
 from jaxlm.run.workdir import has_checkpoints
 
@@ -46,7 +46,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     plan = summary.summarise(settle.on_platform(config, "gpu").runs)
     plan["data"] = data(config) if config.program == "pretrain" else None
     plan["ladder"] = foretold(config) if config.program == "pretrain" else None
-    plan["here"] = this_machine.row(config)
+    plan["here"] = machines.row(config)
     plan["disk"] = disk(config, plan["checkpoint"]["bytes"])
     if target:
         planned = settle.on_platform(config, target.platform).runs
@@ -124,7 +124,7 @@ def foretold(config: Config) -> dict[str, typing.Any] | None:
     if not (known := ladder.known(config, say)):
         return None
     fitted, folder = known
-    parameters, tokens = params.count_params(config.model), cost.tokens(config)
+    parameters, tokens = flops.count_params(config.model), cost.tokens(config)
     loss, low, high = fitted.loss(parameters, tokens)
     beyond = {"parameters": parameters / fitted.params, "tokens": tokens / fitted.tokens}
     return {"dir": str(folder), "loss": loss, "low": low, "high": high, "beyond": beyond}

@@ -6,7 +6,8 @@ import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.host.console import say, table
-from jaxlm.report import page, stages
+from jaxlm.report import page
+from jaxlm.report import run as run_page
 from jaxlm.run import lineage
 from jaxlm.train import outlook
 
@@ -23,6 +24,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return 0
     outlook.write(folder, summary)
     if took:
-        print(table(stages.command_cells(took), right=(1, 2)))
+        print(table(run_page.command_cells(took), right=(1, 2)))
     say(f"open {folder / page.NAME}")
     return 0

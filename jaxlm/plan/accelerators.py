@@ -6,6 +6,7 @@ import re
 import tomllib
 
 from jaxlm.config import Config, ConfigError, config_files, nearest
+from jaxlm.host import files
 
 SHIPPED = config_files.CONFIG_PACKAGE / "prices.toml"
 
@@ -15,14 +16,11 @@ class Accelerator:
     """One accelerator that can be rented.
 
     Attributes:
-      name: its name in tables.
       kind: the words of JAX's `device_kind` that identify it.
-      memory: the bytes of memory that a program can use.
-      tflops: the dense bfloat16 peak in TFLOP/s.
-      bandwidth_gb: the bandwidth of its memory in 10^9 bytes a second.
-      usd, usd_spot: the dollars for an hour of one device, on demand and preemptible.
-      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token (`plan.speed` scales it).
-      mfu_from: who measured `mfu`; "" if it is assumed.
+      memory: the bytes that a program can use.
+      tflops, bandwidth_gb: the dense bfloat16 peak, and of its memory 10^9 bytes a second.
+      usd, usd_spot: for an hour of one device, on demand and preemptible.
+      mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token; mfu_from: who measured it.
     """
 
     name: str
@@ -38,34 +36,22 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """The content of a prices file.
-
-    Attributes:
-      accelerators: the accelerators, in the file's order.
-      peaks: words of JAX's `device_kind` -> dense bfloat16 peak in TFLOP/s.
-      as_of: the date of the prices.
-    """
+    """The content of a prices file. `peaks`: words of JAX's `device_kind` -> dense bfloat16 peak in TFLOP/s."""
 
     accelerators: tuple[Accelerator, ...]
     peaks: dict[str, float]
     as_of: str
 
     def named(self, name: str) -> Accelerator:
-        """Returns the accelerator with this name, ignoring case and punctuation. Raises ConfigError if there is none."""
+        """Returns the accelerator of this name, whatever its case and punctuation. Raises ConfigError if there is none."""
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]
-        if longer := [a.name for a in self.accelerators if _plain(a.name).startswith(_plain(name))]:
-            hint = f"there are {', '.join(longer)}"
-        else:
-            names = {a.name.lower(): a.name for a in self.accelerators}
-            hint = nearest(name.lower(), names)
-            for lower, proper in names.items():
-                hint = hint.replace(f"'{lower}'", f"'{proper}'")
+        longer = [a.name for a in self.accelerators if _plain(a.name).startswith(_plain(name))]
+        hint = f"there are {', '.join(longer)}" if longer else nearest(name, [a.name for a in self.accelerators])
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
     def kind(self, device_kind: str) -> str | None:
-        """Returns the key of `peaks` that a `jax.Device.device_kind` has: the longest that fits; None if none does."""
         fitting = [kind for kind in self.peaks if re.search(rf"\b{re.escape(kind)}\b", device_kind, re.IGNORECASE)]
         return max(fitting, key=len, default=None)  # "H200 NVL" before "H200"
 
@@ -75,35 +61,26 @@ class Prices:
 
 
 def load(path: str = "") -> Prices:
-    """Reads a prices file, the shipped one by default.
-
-    Raises:
-      ConfigError: there is no such file, it is not TOML, or a value is missing or wrong.
-    """
+    """Reads a prices file, the shipped one by default. Raises ConfigError if it is absent or wrong."""
     file = pathlib.Path(path) if path else SHIPPED
     try:
-        prices = tomllib.loads(file.read_text(encoding="utf-8"))
+        prices = {"peak_tflops": {}} | tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config.plan.prices={path}: {error.strerror}; copy {SHIPPED} and edit it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     usable, assumed = (_number(file, prices, key, (0, 1)) for key in ("usable_memory", "assumed_mfu"))
-    table = prices.get("accelerators")
-    if not isinstance(table, dict) or not table:
-        raise ConfigError(f'{file} has no [accelerators."NAME"]: copy {SHIPPED} and edit it')
-    rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in table.items())
-    others = prices.get("peak_tflops", {})
-    if not isinstance(others, dict):
-        raise ConfigError(f"{file}: peak_tflops is not a table")
+    if problem := files.problem(prices, {"accelerators": {str: {}}, "peak_tflops": {}}):
+        raise ConfigError(f"{file}: {problem}; copy {SHIPPED} and edit it")
+    rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in prices["accelerators"].items())
+    others = prices["peak_tflops"]
     peaks = {kind: _number(f"{file}, [peak_tflops]", others, kind) for kind in others}
     peaks |= {row.kind: row.tflops for row in rows}
     return Prices(rows, peaks, str(prices.get("prices_as_of", "an unknown date")))
 
 
-def _accelerator(file: pathlib.Path, name: str, entry: object, usable: float, assumed: float) -> Accelerator:
+def _accelerator(file: pathlib.Path, name: str, entry: dict, usable: float, assumed: float) -> Accelerator:
     place = f'{file}, [accelerators."{name}"]'
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{place} is not a table")
     known = ("kind", "memory_gb", "tflops", "bandwidth_gb", "usd", "usd_spot", "mfu", "mfu_from")
     for key in entry:
         if key not in known:
@@ -138,10 +115,7 @@ def _plain(name: str) -> str:
 
 
 def check_price(config: Config, device_kind: str, devices: int) -> None:
-    """Raises ConfigError if a budget counts dollars and `hardware.usd_per_hour` is 0: it would never be spent.
-
-    The line has the prices of the accelerators that the device may be, times their number, as flags to type.
-    """
+    """Raises ConfigError, with prices to type, if a budget counts dollars and `hardware.usd_per_hour` is 0."""
     budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
     budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
     budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd

@@ -1,13 +1,21 @@
-"""Computes the tokens, hours and dollars of a run, on demand and on spot machines."""
+"""Estimates tokens per second, hours and dollars of a run, on demand and on spot machines.
+
+The speed is a measured one (the MFU in the prices file is of 1.04B parameters, d 2048), made less by what a smaller model and
+remat cost. A layer's products grow with d^2, the activations that it reads and writes with d. So products take the share
+d / (d + d0) of a token's time, where d0 grows with the FLOPs that the device makes while it reads a byte: three widths for
+each is a fit (it gives GPT-2 124M 49% of an A100, as PyTorch does). A step is never shorter than the launches of its kernels.
+With a LoRA, a kernel has as many launches again; a quantised one is decoded in both passes. These two were not measured. The
+time of the optimizer, the loader and links between devices is not in here.
+"""
 
 import dataclasses
 import math
 import typing
 
-from jaxlm.config import Config, milestones
-from jaxlm.plan import flops, speed
+from jaxlm.config import Config, ModelConfig, milestones
+from jaxlm.plan import flops
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.params import adapter_params, count_params
+from jaxlm.plan.flops import adapter_params, count_params, kernels, multiplied_params, targets
 from jaxlm.run.checkpoints import pace
 
 # What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
@@ -23,15 +31,9 @@ class Cost:
     """The time and the price of a run on a number of devices of one accelerator.
 
     Attributes:
-      tokens_per_second: the speed of all devices together (`plan.speed`).
-      hours: the hours of training without any interruption, and of judging before it.
-      judging_hours: of them, those in which DPO's reference judges the pairs once before step 0; 0 without. It is taken
-        to see as many tokens as the run trains on, which is so if the run goes through its pairs once.
-      usd: the dollars for `hours` on demand.
-      spot_hours: the hours of training with preemptions, lost work included; inf if the run would never end.
-      usd_spot: the dollars for `spot_hours` on spot machines.
-      usd_per_billion: the dollars for 10^9 tokens on demand.
-      save_hours: the hours between two checkpoints.
+      hours: without any interruption; judging_hours: of them, those in which DPO's reference judges once before step 0.
+      spot_hours: with preemptions and lost work; inf if the run would never end.
+      save_hours: between two checkpoints.
       spot_pays_hours: spot is cheaper if a checkpoint comes at least so often; 0 if it never is, inf if always.
     """
 
@@ -47,23 +49,18 @@ class Cost:
 
 
 def tokens(config: Config) -> int:
-    """Returns the number of tokens that the run trains on, repeated ones included."""
     return config.train.steps * config.train.batch_size * config.train.seq_len
 
 
 def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> Cost:
-    """Returns the hours and dollars of the config's whole run.
+    """Returns hours and dollars of a run whose `model.remat` and `train.microbatch_size` are those of the plan.
 
-    Args:
-      config: the config as it would run there: `model.remat` and `train.microbatch_size` are those of the plan.
-      accelerator: the kind of device to rent.
-      devices: the number of devices.
-      hosts: the number of machines that hold the devices; each may be preempted.
+    `hosts`: the machines that hold the devices; each may be preempted.
     """
-    tokens_per_second = speed.tokens_per_second(config, accelerator, devices)
-    hours = tokens(config) / tokens_per_second / 3600
-    judging = hours * judging_share(config)
-    hours += judging
+    tokens_per_second = speed(config, accelerator, devices)
+    training = tokens(config) / tokens_per_second / 3600
+    judging = training * judging_share(config)
+    hours = training + judging
     every = save_hours(config, hours, devices, hosts)
     spot_hours = hours * slow_down(config, every, hosts)
     return Cost(
@@ -80,13 +77,12 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def judging_share(config: Config) -> float:
-    """Returns the time in which a reference judges a token once, in units of the time to train on it; 0 if none does."""
+    """Returns the time in which a reference judges a token once, in the same units; 0 if none does."""
     return forward_share(config) if flops.reference(config) == "once" else 0.0
 
 
 def forward_share(config: Config) -> float:
-    """Returns the time of a forward pass over a token in units of the time to train on it: a third of a step's FLOPs."""
-    return flops.judging(config).palm / (flops.of(config).palm * speed.remat_factor(config))
+    return flops.judging(config).palm / (flops.of(config).palm * remat_factor(config))
 
 
 def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int = 0) -> list[dict[str, typing.Any]]:
@@ -94,9 +90,7 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
     Steps after the last phase are one more, named "". The hours hold evaluations and saves, and in the first phase the start
     and a reference's judging. Samples and benchmarks are not counted, nor that an evaluation of PPO and GRPO draws answers.
-
-    Args:
-      hosts: the number of machines that hold the devices; 0 = eight devices to one.
+    `hosts` = 0: eight devices to one.
     """
     t, rows = config.train, []
     step = t.batch_size * t.seq_len / tokens_per_second / 3600
@@ -115,10 +109,10 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
 
 def held_out_tokens(config: Config) -> int:
-    """Returns the tokens of an evaluation at most: those that `eval` lets each source, or the examples, have.
+    """Returns the tokens of an evaluation at most.
 
-    A megabyte of text counts as 250,000 tokens, an example as a row. Where `eval` lets them have all, it is the share that is
-    held out of the tokens that the run trains on.
+    A megabyte of text counts as 250,000 tokens, an example as a row. Where `eval` takes all, it is the share of the
+    run's tokens that is held out.
     """
     e, seq_len = config.eval, config.train.seq_len
     if config.program != "pretrain":
@@ -130,11 +124,7 @@ def held_out_tokens(config: Config) -> int:
 
 
 def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
-    """Returns the hours between two checkpoints, as training saves: by steps, by minutes, or by both, and at the end.
-
-    Args:
-      hours: those of the whole run.
-    """
+    """Returns the hours between two checkpoints of a run of `hours`, as training saves: by steps, minutes, or both."""
     c, steps = config.checkpoint, config.train.steps
     by_steps = hours * min(c.every_steps or steps, steps) / steps
     minutes = c.every_minutes or math.inf
@@ -142,13 +132,12 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
 
 
 def auto_minutes(config: Config, devices: int, hosts: int) -> float:
-    """Returns the minutes between two checkpoints that training would choose, from what is assumed of disk and devices."""
     waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
     return pace.minutes(waits, verifies, config.plan.preemptions_per_day)
 
 
 def save_seconds(config: Config, devices: int) -> float:
-    """Returns the seconds for which the loop waits while so many devices save a checkpoint, from what is assumed of them."""
+    """Returns the seconds for which the loop waits while so many devices save a checkpoint."""
     state = STATE_BYTES * (adapter_params(config.model, config.adapter) or count_params(config.model))
     return state / devices / TO_HOST
 
@@ -156,13 +145,9 @@ def save_seconds(config: Config, devices: int) -> float:
 def slow_down(config: Config, every: float, hosts: int) -> float:
     """Returns the expected factor by which preemptions prolong a run on spot machines; inf if it is 100 or more.
 
-    Preemptions come at a constant rate r, and the preemption of one host stops all hosts. Each preemption costs the
-    work since the last checkpoint, and R hours for the restart. The h hours between two checkpoints then take (1/r +
-    R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h
-    + rh (h/2 + R): each preemption costs half an interval and a restart.
-
-    Args:
-      every: h.
+    Preemptions come at a constant rate r, and that of one host stops all. Each costs the work since the last checkpoint and R
+    hours for the restart. So h = `every` hours between two checkpoints take (1/r + R)(exp(rh) - 1) hours (Daly 2006,
+    doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h + rh (h/2 + R).
     """
     rate = config.plan.preemptions_per_day * hosts / 24
     if not rate * every:
@@ -174,7 +159,7 @@ def slow_down(config: Config, every: float, hosts: int) -> float:
 def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, hosts: int) -> float:
     """Returns the longest time between two checkpoints, in hours, with which spot costs no more than on demand.
 
-    0 if spot never pays, because restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
+    0 if restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
     """
     most = accelerator.usd / accelerator.usd_spot
     low, high = pace.LEAST / 60, hours
@@ -186,3 +171,73 @@ def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, host
         middle = (low + high) / 2
         low, high = (middle, high) if slow_down(config, middle, hosts) <= most else (low, middle)
     return low
+
+
+MEASURED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
+WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
+LAUNCH_S = 0.2e-3  # of a layer's kernels, forward and backward: about 40 of them, 5 us each
+LAYERS_OF_REST = 2  # launches of the loss, the head and the update, as so many layers
+LORA_LAUNCHES = 1.0  # of a layer all of whose kernels have a LoRA, as so many layers
+DECODED_BYTES = 2.5  # a quantised weight is read at half a byte, and written in bfloat16
+
+
+def speed(config: Config, accelerator: Accelerator, devices: int) -> float:
+    """Returns the tokens a second of all devices. `model.remat` and `train.microbatch_size` must not be auto."""
+    per_token = flops.of(config).palm * remat_factor(config)
+    tokens = config.train.microbatch_size * config.train.seq_len
+    products_s = tokens * per_token / (devices * accelerator.tflops * 1e12 * mfu(config.model, accelerator))
+    trained_s = max(products_s + _decoding_s(config, accelerator), _launches_s(config))
+    return tokens / (trained_s + _drawing_s(config, accelerator))
+
+
+def _launches_s(config: Config) -> float:
+    """The seconds of a microbatch's launches on a device: a reference's forward pass has a third of a layer's."""
+    m, each = config.model, 1.0
+    each += LORA_LAUNCHES * len(targets(m, config.adapter)) / len(kernels(m))
+    each += (flops.reference(config) == "each step") / 3
+    return LAUNCH_S * (m.n_layers * each + LAYERS_OF_REST)
+
+
+def _decoding_s(config: Config, accelerator: Accelerator) -> float:
+    """The seconds in which a device decodes its quantised kernels for a microbatch: once for each pass through them."""
+    m = config.model
+    if not quantized(config):
+        return 0.0
+    passes = 2 + (m.remat == "full") + (flops.reference(config) == "each step")
+    weights = m.n_layers * sum(inputs * outputs for inputs, outputs in kernels(m).values())
+    return passes * weights * DECODED_BYTES / (accelerator.bandwidth_gb * 1e9)
+
+
+def _drawing_s(config: Config, accelerator: Accelerator) -> float:
+    """The seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn."""
+    if not flops.draws(config):
+        return 0.0
+    r, t = config.rollout, config.train
+    waves = -(-r.prompts * r.answers // (r.rows or r.prompts * r.answers))
+    bytes_read = multiplied_params(config.model) * (4 if config.model.dtype == "float32" else 2)
+    a_step = waves * r.max_new_tokens * bytes_read / (accelerator.bandwidth_gb * 1e9)
+    return a_step * t.microbatch_size / t.batch_size
+
+
+def quantized(config: Config) -> bool:
+    return config.adapter.kind != "none" and config.adapter.quantize != "none"
+
+
+def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
+    """Returns the share of the peak that a model of this width reaches without remat: at most the accelerator's `mfu`."""
+    half = WIDTH_PER_INTENSITY * accelerator.tflops * 1e3 / accelerator.bandwidth_gb
+    width = min(model.d_model, MEASURED_WIDTH)
+    return accelerator.mfu * (width / (width + half)) / (MEASURED_WIDTH / (MEASURED_WIDTH + half))
+
+
+def remat_factor(config: Config, remat: str = "") -> float:
+    """Returns how many times as long a step takes by its FLOPs as without remat; "" = the config's own policy.
+
+    `full` repeats a layer's forward pass but for its last product, `dots` attention's, `names` only what is no product.
+    """
+    m, remat = config.model, remat or config.model.remat
+    attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs
+    ups = 1 if m.family == "gpt2" else 2
+    weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # but the down projection
+    again = {"none": 0.0, "names": 0.0, "dots": attention, "full": attention + 2.0 * m.n_layers * weights}[remat]
+    return 1 + again / flops.of(config).palm

@@ -1,12 +1,10 @@
-"""Finds what fits into the memory of a device: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`).
-
-Also compares the ways to fine-tune one model, by the memory that each takes: all parameters, LoRA, QLoRA.
-"""
+"""Finds what fits into the memory of a device: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`)."""
 
 import dataclasses
 import functools
 import itertools
 import math
+import re
 import typing
 from collections.abc import Callable, Sequence
 
@@ -32,15 +30,7 @@ Needs = Callable[[str, int], float | None]  # a remat policy, rows of a microbat
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A way to run a config, and the memory that it takes.
-
-    Attributes:
-      devices: the number of devices.
-      optimizer: the value of `optim.name`.
-      remat: the value of `model.remat`.
-      microbatch: the rows of a microbatch, over all devices.
-      memory: the memory of each device that it takes.
-    """
+    """A way to run a config. `microbatch`: rows over all devices. `memory`: of each device."""
 
     devices: int
     optimizer: str
@@ -50,28 +40,21 @@ class Fit:
 
 
 def parse_mesh(text: str) -> MeshConfig:
-    """Returns the mesh that a text such as `fsdp:64` or `data:4,fsdp:8` describes. Other axes have size 1.
-
-    Raises:
-      ConfigError: an axis is unknown or named twice, or a size is not a positive whole number.
-    """
-    given, sizes = f"config.plan.mesh={text!r}", dataclasses.asdict(ONE_DEVICE)
-    named = set()
+    """Returns the mesh of a text such as `fsdp:64` or `data:4,fsdp:8`; other axes have size 1. Raises ConfigError."""
+    flag, axes, sizes = f"config.plan.mesh={text!r}", dataclasses.asdict(ONE_DEVICE), {}
     for part in text.replace(" ", "").split(","):
-        axis, colon, size = part.partition(":")
-        if axis not in sizes:
-            raise ConfigError(f"{given}: no axis {axis!r}; {nearest(axis, sizes)} (such as fsdp:64 or data:4,fsdp:8)")
-        if not colon or not size.isascii() or not size.isdigit() or int(size) < 1:
-            raise ConfigError(f"{given}: give {axis} a number of devices, such as {axis}:8")
-        if axis in named:
-            raise ConfigError(f"{given}: {axis} stands there twice")
-        named.add(axis)
+        axis, _, size = part.partition(":")
+        if axis not in axes:
+            raise ConfigError(f"{flag}: no axis {axis!r}; {nearest(axis, axes)} (such as fsdp:64 or data:4,fsdp:8)")
+        if not re.fullmatch(r"0*[1-9][0-9]*", size):
+            raise ConfigError(f"{flag}: give {axis} a number of devices, such as {axis}:8")
+        if axis in sizes:
+            raise ConfigError(f"{flag}: {axis} stands there twice")
         sizes[axis] = int(size)
-    return MeshConfig(**sizes)
+    return MeshConfig(**axes | sizes)
 
 
 def devices_of(mesh: MeshConfig) -> int:
-    """Returns the number of devices of a mesh. No axis may be -1."""
     return math.prod(dataclasses.astuple(mesh))
 
 
@@ -105,14 +88,9 @@ def choose(
     """Returns the remat policy and the microbatch to take; None if nothing fits.
 
     The policy is the one that recomputes least, and the microbatch the largest that fits with it. First only microbatches
-    of at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small.
-
-    Args:
-      needs: (policy, rows) -> the bytes of a device that a step takes, None if it can't be had. It may compile for minutes.
-      predicted: the same at once, perhaps less exact; None where it is unknown. By arithmetic both are one.
-      limit_bytes: the bytes of one device's memory that a step may take.
-      remats: the policies to choose from, the one that recomputes least first.
-      sizes: the microbatches to choose from, in rows, largest first.
+    of at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small. `needs` says
+    the bytes of a device (None: they can't be had), and may compile for minutes; `predicted` says them at once, where it can.
+    `remats` begin with the one that recomputes least, `sizes` with the largest.
     """
     large = [size for size in sizes if size >= full_speed]
     rounds = (large, sizes) if len(large) < len(sizes) else (sizes,)
@@ -129,10 +107,7 @@ def _largest(
     limit_bytes: float,
     sizes: Sequence[int],
 ) -> int | None:
-    """The largest of `sizes` (descending) that fits, None if none does. The memory needed grows with the size.
-
-    Bisects; what is predicted says where to look.
-    """
+    """The largest of `sizes` (descending) that fits; None if none does. Bisects, looking first where the prediction says."""
     low, high = 0, len(sizes)  # sizes[high:] are known to fit
     while low < high:
         middle = (low + high) // 2
@@ -151,10 +126,7 @@ def _largest(
 
 
 class Planner:
-    """Finds what fits by arithmetic, for one config on any mesh.
-
-    Keeps the shapes for each mesh and optimizer, since they are slow to make.
-    """
+    """Finds what fits by arithmetic, for one config on any mesh. Keeps the shapes, since they are slow to make."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -169,11 +141,7 @@ class Planner:
         return self._estimators[key](changed)
 
     def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remats: Sequence[str] = ()) -> Fit | None:
-        """Returns what fits into `limit` bytes a device: the first of `remats` that does, and its largest microbatch.
-
-        None if nothing does; without `remats` the config's own policy alone is tried. A microbatch is a power of two of rows
-        for each device, and divides the batch.
-        """
+        """Returns the first of `remats` (or the config's own) that fits `limit` bytes a device, with its largest microbatch."""
 
         @functools.cache
         def needs(remat: str, microbatch: int) -> float:
@@ -188,10 +156,7 @@ class Planner:
         return Fit(devices_of(mesh), name, *chosen, self.memory(mesh, optimizer, *chosen))
 
     def fewest(self, limit: float) -> Fit | None:
-        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp).
-
-        None if MOST_DEVICES, or one for each row of the batch, are too few.
-        """
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None on too many."""
         devices = 1
         while devices <= min(MOST_DEVICES, self.config.train.batch_size):
             if fitting := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):
@@ -200,19 +165,13 @@ class Planner:
         return None
 
     def remedy(self, mesh: MeshConfig, limit: float) -> Fit | None:
-        """Returns the smallest change that makes the config fit on this mesh; None if there is none.
-
-        It tries other remat policies first, then 8-bit AdamW, then both.
-        """
+        """Returns the smallest change that fits on this mesh: other remat policies, then 8-bit AdamW; None if there is none."""
         stronger = REMATS[REMATS.index(self.config.model.remat) :]
         optimizers = dict.fromkeys((self.config.optim.name, "adamw8bit"))
         return next(filter(None, (self.largest(mesh, limit, name, stronger) for name in optimizers)), None)
 
     def faster(self, mesh: MeshConfig, limit: float) -> Fit | None:
-        """Returns the fit with the policy that recomputes least, where the config's own repeats products (dots, full).
-
-        None if its own repeats none, or if no policy that repeats fewer fits.
-        """
+        """Returns the fit with less recomputing, where the config's own policy repeats products; None if there is none."""
         own = self.config.model.remat
         return self.largest(mesh, limit, remats=REMATS[: REMATS.index(own)]) if own in ("dots", "full") else None
 
@@ -235,22 +194,12 @@ def with_method(config: Config, name: str) -> Config:
 
 
 def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:
-    """Returns for each of METHODS the bytes that a step takes on one device with one row in memory, and the card that it needs.
-
-    Args:
-      config: the config, with `model.dtype` and `model.attention` set (not auto).
-      cards: those to choose from.
-
-    Returns:
-      A dict for each method. method: its name. bytes: remat policy -> bytes, without remat and with the most. card: the name
-        of the smallest card that holds it with the most; None if none does.
-    """
+    """Returns for each of METHODS what it takes on one device, one row in memory, and the smallest card that holds it."""
     rows = []
     for name in METHODS:
         planner = Planner(with_method(config, name))
-        taken = {
-            remat: planner.memory(ONE_DEVICE, remat=remat, microbatch=1).total for remat in (REMATS[0], REMATS[-1])
-        }
+        ends = REMATS[0], REMATS[-1]
+        taken = {remat: planner.memory(ONE_DEVICE, remat=remat, microbatch=1).total for remat in ends}
         large = [card for card in cards if card.memory >= taken[REMATS[-1]]]
         card = min(large, key=lambda card: (card.memory, card.usd), default=None)
         rows.append({"method": name, "bytes": taken, "card": card and card.name})

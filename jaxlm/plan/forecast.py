@@ -11,7 +11,8 @@ A power law in steps knows no learning rate, and so expects too high a loss at t
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -38,8 +39,6 @@ TENTH = 1.2816  # standard normal: 80% lie within so many standard deviations
 
 @dataclasses.dataclass(frozen=True)
 class TooEarly:
-    """Why there is no forecast yet, in one line."""
-
     why: str
 
 
@@ -49,9 +48,7 @@ class Forecast:
 
     Attributes:
       done: the last step whose loss was seen, or may have been.
-      rate: the run's own learning rates, of the past and of the plan.
       theta: log(L0), log(A), then the parameters in the order of PRIORS, as logarithms.
-      covariance: theirs.
       misfit: how far the law was from the losses, as a standard deviation in nats; their noise is not in it.
     """
 
@@ -62,27 +59,18 @@ class Forecast:
     misfit: float
 
     def at(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns the loss after `step` steps, and the interval that holds it with 80%: (loss, low, high) in nats.
-
-        Args:
-          step: a step of the past or the future.
-          rate: the learning rates from step `done` + 1 on; by default the plan's. Those of earlier steps are the run's own.
-        """
+        """Returns (loss, low, high) in nats after `step` steps: an 80% interval. `rate`: from now on, if not the plan's."""
         loss, low, high = self.curve(np.array([step]), rate)
         return float(loss[0]), float(low[0]), float(high[0])
 
     def curve(self, steps: np.ndarray, rate: Rate | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns losses and the ends of their 80% intervals, as `at` does for one step."""
         loss, spread = self._predict(np.append(steps, self.done), rate)
         drift = DRIFT * (loss[:-1] - loss[-1])
         sd = np.sqrt(_variance(spread[:-1], self.covariance) + drift**2 + self.misfit**2)
         return loss[:-1], loss[:-1] - TENTH * sd, loss[:-1] + TENTH * sd
 
     def gain(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns by how much the loss falls between `done` and `step`, and its 80% interval: (gain, low, high) in nats.
-
-        The interval is narrower than that of the loss: what is wrong with both ends alike is not in it.
-        """
+        """Returns how far the loss falls from now to `step`, and its 80% interval, in nats."""
         (then, now), spread = self._predict(np.array([step, self.done]), rate)
         if step <= self.done:
             return 0.0, 0.0, 0.0
@@ -91,7 +79,7 @@ class Forecast:
         return gain, gain - TENTH * sd, gain + TENTH * sd
 
     def _predict(self, steps: np.ndarray, rate: Rate | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the losses at `steps`, and their derivatives by the parameters: [steps], [steps, parameters]."""
+        """The losses at `steps`, and their derivatives by the parameters: [steps], [steps, parameters]."""
         schedule = _schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))
         small = 1e-4 * np.eye(self.theta.size)
         ends = [(_law(self.theta + e, schedule, steps), _law(self.theta - e, schedule, steps)) for e in small]
@@ -100,15 +88,7 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class Rise:
-    """What a new schedule does to the loss before it helps.
-
-    Attributes:
-      now: the loss now.
-      peak: the highest loss to come; `now` if it does not rise.
-      peak_step: the step of the peak.
-      back_step: the first step at which the loss is again at most `now`; None if the schedule ends before.
-      end: the loss at the end of the new schedule.
-    """
+    """What a new schedule does to the loss before it helps. `back_step`: the first at which it is again at most `now`."""
 
     now: float
     peak: float
@@ -118,24 +98,14 @@ class Rise:
 
 
 def then(rate: Rate, done: int, after: Rate) -> Rate:
-    """Returns the schedule that is `rate` until step `done` and `after` from the next step on."""
     return lambda steps: np.where(steps <= done, _rates(rate, steps), _rates(after, steps))
 
 
 def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) -> Forecast | TooEarly:
-    """Fits the law to the losses of a run's first `done` steps.
+    """Fits the law to the losses of a run's first `done` steps, of `end` that are planned. Takes about 0.05 s.
 
     Least squares with Huber's weights and the priors, over the medians of bins. Losses that are not finite are left out; of a
-    step that stands there twice (a run that was resumed) the later loss counts. Takes about 0.05 s.
-
-    Args:
-      steps, losses: what was logged, in the order of the file.
-      rate: the learning rates of the steps 1 to `end`: those that the run had, then those that it will have.
-      done: the number of steps done.
-      end: the last step of the plan.
-
-    Raises:
-      ValueError: the rate is 0 where it should be highest, or not finite.
+    step that stands there twice (a run that was resumed) the later loss counts. Raises ValueError for a rate of 0.
     """
     if done < MIN_SHARE * end:
         return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
@@ -151,19 +121,16 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     theta, covariance = _least_squares(schedule, x, y, noise, misfit)
     off = np.abs(y - _law(theta, schedule, x))
     usual = 1.4826 * float(np.median(off))
-    kept = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
+    near = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
     # The law suits these losses less than the public curves; spikes.
-    if usual**2 - noise**2 > misfit**2 or not kept.all():
+    if usual**2 - noise**2 > misfit**2 or not near.all():
         misfit = max(misfit, np.sqrt(max(usual**2 - noise**2, 0.0)))
-        theta, covariance = _least_squares(schedule, x[kept], y[kept], noise, misfit)
+        theta, covariance = _least_squares(schedule, x[near], y[near], noise, misfit)
     return Forecast(done, rate, theta, covariance, misfit)
 
 
 def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
-    """Returns what happens if the run goes on from `forecast.done` with the learning rates `rate` to step `end`.
-
-    A schedule that has come down and is then made longer starts again with a higher rate: the loss rises first.
-    """
+    """Returns what happens if the run goes on with `rate`: a schedule that came down and starts again raises the loss first."""
     done = forecast.done
     steps = np.unique(np.linspace(done, end, min(end - done, 1000) + 1).round().astype(int))
     losses = forecast.curve(steps, rate)[0]
@@ -180,8 +147,7 @@ class _Schedule:
     Attributes:
       warmup: the last step of the warm-up: the rate rises up to it.
       total: sum of the rates of steps 1 to t, as shares of the peak, by t from 0.
-      before, falls, shares: of each change of the rate after the warm-up: the total before its step, by how much the rate
-        falls, and what it is then. Changes that are near one another are one.
+      before, falls, shares: of each change of the rate after it (near ones are one): the total before, its fall, the rate then.
     """
 
     warmup: int
@@ -230,9 +196,8 @@ def _law(theta: np.ndarray, schedule: _Schedule, steps: np.ndarray) -> np.ndarra
 def _bins(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps and losses of at most POINTS bins with as many points each: the mean step, the median loss."""
     parts = np.array_split(points, min(len(points), POINTS))
-    return np.array([part[:, 0].mean().round() for part in parts], int), np.array(
-        [np.median(part[:, 1]) for part in parts]
-    )
+    steps = np.array([part[:, 0].mean().round() for part in parts], int)
+    return steps, np.array([np.median(part[:, 1]) for part in parts])
 
 
 def _least_squares(
@@ -257,3 +222,110 @@ def _least_squares(
 
 def _variance(derivatives: np.ndarray, covariance: np.ndarray) -> np.ndarray:
     return np.einsum("si,ij,sj->s", derivatives, covariance, derivatives)
+
+
+PLAN, DECAY, STOP = "on to the plan", "decay now", "stop"  # the futures, in this order
+GO_ON, TOO_EARLY = "go on", "too early"  # advice is one of these, DECAY and STOP
+DECAY_SHARE = 0.15  # "decay now" takes this share of the steps done; WSD decays over 10 to 20% (arXiv:2404.06395)
+CENTINAT = 0.01
+SURE = 2  # a future is too dear if it is so even with a gain this far above the expected one, in halves of the 80% interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Future:
+    """One way to go on, against stopping now: its 80% intervals of loss and gain (how far the loss falls from now on)."""
+
+    name: str
+    steps: int
+    loss: float
+    low: float
+    high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    hours: float
+    usd: float
+
+    @property
+    def usd_per_centinat(self) -> float:
+        """Returns the dollars for 0.01 nats; inf if they cost something and the loss does not fall; 0 if all is free."""
+        return _price(self.usd, self.gain)
+
+    @property
+    def cheapest(self) -> float:
+        """Returns the dollars for 0.01 nats if the loss falls as far as it can be thought to."""
+        return _price(self.usd, self.gain + SURE * (self.gain_high - self.gain))
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    word: str
+    line: str
+
+
+def futures(
+    forecast: Forecast, end: int, seconds_per_step: float, usd_per_hour: float, decay_share: float = DECAY_SHARE
+) -> list[Future]:
+    """Returns the three futures of a run, in the order PLAN, DECAY, STOP. `decay_share` is of the steps done."""
+    done = forecast.done
+    n = min(max(round(decay_share * done), 1), end - done)
+    now = float(np.asarray(forecast.rate(np.array([done]))).reshape(-1)[0])
+
+    def decay(steps: np.ndarray) -> np.ndarray:
+        return now * np.clip(1 - (steps - done) / max(n, 1), 0.0, 1.0)
+
+    ways = []
+    for name, steps, rate in ((PLAN, end - done, None), (DECAY, n, decay), (STOP, 0, None)):
+        hours = steps * seconds_per_step / 3600
+        loss, gain = forecast.at(done + steps, rate), forecast.gain(done + steps, rate)
+        ways.append(Future(name, steps, *loss, *gain, hours, hours * usd_per_hour))
+    return ways
+
+
+def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
+    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars; 0 = whatever it costs.
+
+    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to.
+    """
+    if isinstance(ahead, TooEarly):
+        return Advice(TOO_EARLY, ahead.why)
+    plan, decay, _ = ahead
+    limit = f"${usd_per_centinat:,.2f} for 0.01 nats"
+    if not usd_per_centinat or plan.cheapest <= usd_per_centinat:
+        return Advice(GO_ON, f"go on: {_words(plan)}")
+    if decay.cheapest <= usd_per_centinat:
+        return Advice(DECAY, f"decay now: {_words(decay)}. The plan's rest is dearer than {limit}: {_words(plan)}")
+    line = f"stop: all that is left is dearer than {limit}. The plan's rest: {_words(plan)}. {_words(decay)}"
+    return Advice(STOP, line)
+
+
+def table(ahead: Sequence[Future]) -> list[str]:
+    lines = [f"{'':<16}{'steps':>8}{'loss':>9}{'80%':>18}{'hours':>8}{'dollars':>10}{'per 0.01 nats':>15}"]
+    for f in ahead:
+        price = f"${f.usd_per_centinat:,.2f}" if f.usd and math.isfinite(f.usd_per_centinat) else "-"
+        interval = f"{f.low:.4f}-{f.high:.4f}"
+        usd = f"${f.usd:,.2f}"
+        lines.append(f"{f.name:<16}{f.steps:>8,}{f.loss:>9.4f}{interval:>18}{f.hours:>8.1f}{usd:>10}{price:>15}")
+    return lines
+
+
+def summary(ahead: Sequence[Future] | TooEarly, advised: Advice, done: int) -> dict:
+    """Returns what JSON and the run's report show after `done` steps: {"advice": line, "rows": [...]}."""
+    rows = []
+    for f in [] if isinstance(ahead, TooEarly) else ahead:
+        price = f.usd_per_centinat if math.isfinite(f.usd_per_centinat) else None
+        row = {name: getattr(f, name) for name in ("name", "loss", "low", "high", "hours", "usd")}
+        rows.append(row | {"step": done + f.steps, "usd_per_centinat": price})
+    return {"advice": advised.line, "rows": rows}
+
+
+def _price(usd: float, gain: float) -> float:
+    return 0.0 if usd <= 0 else usd * CENTINAT / gain if gain > 0 else math.inf
+
+
+def _words(f: Future) -> str:
+    """Returns a future's steps, dollars, gain and price in a few words."""
+    what = f"{f.steps:,} steps to loss {f.loss:.3f} ({f.low:.3f} to {f.high:.3f}), {f.gain:.3f} below now, for ${f.usd:,.2f}"
+    price = f.usd_per_centinat
+    each = f", ${price:,.2f} for 0.01 nats" if f.usd and math.isfinite(price) else ""
+    return f"{'a decay of ' if f.name == DECAY else ''}{what}{each}"

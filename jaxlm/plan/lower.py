@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import re
 import time
 import typing
 from collections.abc import Callable, Sequence
@@ -21,8 +22,7 @@ from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.devices import sharding, tree
 from jaxlm.host import files
 from jaxlm.models import adapters
-from jaxlm.plan import collectives
-from jaxlm.plan.params import trained_rows
+from jaxlm.plan.flops import trained_rows
 from jaxlm.step import parts
 from jaxlm.step.objectives import dpo, lm, policy, reward
 
@@ -53,10 +53,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
-
-    Which tokens have rows of their own is taken to be the last of the vocabulary, as ChatML's are.
-    """
+    """Returns the parts of the config's kind of training from the config alone. Rows of their own are the vocabulary's last."""
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
     adapter = adapters.of(config.adapter, rows)
@@ -66,18 +63,10 @@ def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a parameter is split over devices.
-
-    Attributes:
-      shape: the shape of the whole parameter.
-      spec: the mesh axes that split each dimension, such as "fsdp, tensor, -"; "-" for none.
-      per_device: the number of its elements on each device.
-      replicated: True if every device holds the whole parameter.
-    """
+    """How a parameter is split: its elements on each device, and whether each device has all of them."""
 
     name: str
     shape: tuple[int, ...]
-    spec: str
     per_device: int
     replicated: bool
 
@@ -85,28 +74,17 @@ class Placement:
 def lower_step(
     config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Lowers the train step of a config for a mesh.
-
-    Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      mesh: the mesh; its devices may be absent.
-      make_parts: makes the parts, if the run's own are there already.
-
-    Returns:
-      The lowered step (`.compile()` compiles it) and the placement of each parameter.
-    """
+    """Lowers the train step for a mesh, whose devices may be absent. Returns it and the placement of each parameter."""
     made = make_parts(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
     return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
 
 
 def placements(params: dict, shardings: dict) -> list[Placement]:
-    """Returns the placement of each parameter, in tree order."""
     rows = []
     for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
         size = math.prod(placed.shard_shape(leaf.shape))
-        spec = ", ".join("-" if entry is None else str(entry) for entry in placed.spec)
-        rows.append(Placement(name, leaf.shape, spec, size, placed.is_fully_replicated))
+        rows.append(Placement(name, leaf.shape, size, placed.is_fully_replicated))
     return rows
 
 
@@ -123,9 +101,7 @@ def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax
 def memory_of(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
 
-    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small. XLA
-    allocates the temporaries as one block. Its GPU compiler does not count the gaps in that block, and its CPU compiler
-    does not count the block at all.
+    XLA's own `peak_memory_in_bytes` is too small: it leaves out gaps in the block of temporaries (GPU), or the block (CPU).
     """
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
@@ -133,14 +109,7 @@ def memory_of(compiled: jax.stages.Compiled) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices to compile for, which may be absent.
-
-    Attributes:
-      platform: "gpu" or "cpu", as `models.hardware.for_platform` takes it.
-      name: the name of the devices for users.
-      devices: the devices, absent or fake.
-      options: the compiler's options.
-    """
+    """The devices to compile for, which may be absent; `name` is theirs for users."""
 
     platform: str
     name: str
@@ -149,11 +118,7 @@ class Target:
 
 
 def target(devices: int, hosts: int) -> Target:
-    """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices.
-
-    Raises:
-      ConfigError: JAX has already started fewer CPU devices.
-    """
+    """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", devices)
     try:
@@ -170,20 +135,7 @@ def target(devices: int, hosts: int) -> Target:
 
 
 def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
-    """Compiles the step and reads the program.
-
-    Args:
-      config: the config, with the dtype and the attention of the target's platform, and a microbatch that the mesh
-        divides.
-      mesh: the sizes of the mesh's axes.
-      target: the devices.
-
-    Returns:
-      A dict. target, dtype, microbatch: as given. seconds: the time of compiling. memory: the bytes on each device.
-        memory_note: what to know of these bytes. parameters_per_device: the number of parameters' elements on each
-        device. replicated: how many parameters over LARGE every device holds whole, and the largest of them.
-        collectives: kind, times and bytes a step.
-    """
+    """Compiles the step for a target's platform, and returns what the program holds and sends, as `jaxlm plan` shows it."""
     start = time.monotonic()
     lowered, rows = lower_step(config, sharding.make_mesh(mesh, target.devices))
     program = lowered.compile(compiler_options=target.options)
@@ -202,29 +154,20 @@ def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, 
         "parameters_per_device": sum(row.per_device for row in rows),
         "replicated": len(whole),
         "largest_replicated": largest and {"name": largest, "elements": whole[largest]},
-        "collectives": collectives.by_kind(program.as_text()),
+        "collectives": collectives_by_kind(program.as_text()),
     }
 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Memory that there is.
-
-    Attributes:
-      bytes: for each device.
-      of: whose it is, for the user.
-    """
+    """Memory that there is, for each device, and whose it is, for the user."""
 
     bytes: float
     of: str
 
 
 def of_devices(memory_gb: float) -> Room | None:
-    """Returns the memory of each device, the least of all processes; None if this platform does not say it.
-
-    Args:
-      memory_gb: `config.tune.memory_gb`, which counts if it is not 0.
-    """
+    """Returns the memory of each device, the least of all processes, or `memory_gb`; None if this platform does not say it."""
     if memory_gb:
         return Room(memory_gb * 1e9, "by config.tune.memory_gb")
     device, alone = jax.local_devices()[0], jax.device_count() == 1
@@ -242,17 +185,7 @@ def of_devices(memory_gb: float) -> Room | None:
 
 
 def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigError | RunError:
-    """Returns the error of a step that does not fit: what the same command meets again, or what may pass.
-
-    A device has the same memory the next time. A machine may have more of it free then; so a run that has begun only
-    failed.
-
-    Args:
-      words: what is wrong and how to mend it.
-      platform: of the devices.
-      memory_gb: `config.tune.memory_gb`: then the limit never changes.
-      begun: True if the run has checkpoints.
-    """
+    """Returns the error of a step that does not fit: RunError for a run that has begun, if there may be more memory later."""
     if platform != "cpu" or memory_gb:
         return ConfigError(words)
     words += "; if more can be had (swap, caches), say how much by --config.tune.memory_gb=GB"
@@ -260,10 +193,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
 
 
 def available_bytes(root: pathlib.Path = files.ROOT) -> int:
-    """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves.
-
-    Raises OSError where there is no /proc (macOS).
-    """
+    """Returns what this process may still take of the host's memory. Raises OSError without /proc (macOS)."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([available, *_left_by_cgroups(root)])
@@ -279,3 +209,115 @@ def _left_by_cgroups(root: pathlib.Path) -> list[int]:
             stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             left.append(most - now + int(stats.get("inactive_file", stats.get("total_inactive_file", 0))))
     return left
+
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "c64": 8, "c128": 16, "bf16": 2}
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*(?:/\*.*)?$")
+_COLLECTIVE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective operation, as one device sees it.
+
+    Attributes:
+      bytes: of its input or its result on one device, whichever is larger.
+      group: the number of devices that take part together.
+      name: the model's operation that it comes from (`op_name`).
+      turns: how often it runs in one step; a loop of unknown length counts as one turn.
+    """
+
+    kind: str
+    bytes: int
+    group: int
+    shapes: tuple[str, ...]
+    in_loop: bool
+    name: str
+    turns: int = 1
+
+
+def collectives(compiled_text: str) -> list[Collective]:
+    """Returns the collectives of an optimised HLO module, in the order of the text, without those within one device."""
+    devices = _devices(compiled_text)
+    turns = _turns(compiled_text)
+    sent, computation = [], ""
+    for line in compiled_text.splitlines():
+        if head := _COMPUTATION.match(line):
+            computation = head["name"]
+        if not (match := _COLLECTIVE.search(line)):
+            continue
+        group = _group(line, match["kind"], devices)
+        arrays = _ARRAY.findall(match["shape"])
+        if match["start"] and match["kind"] == "all-gather":
+            arrays = arrays[len(arrays) // 2 :]  # an asynchronous one returns (inputs, results)
+        elif match["start"] and match["kind"] == "collective-permute":
+            arrays = arrays[1:2]  # (input, result), and two counters before jaxlib 0.5
+        size = sum(_size(*array) for array in arrays) * (group if match["kind"] == "reduce-scatter" else 1)
+        shapes = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
+        name = re.search(r'op_name="([^"]*)"', line)
+        if group > 1:
+            times, in_loop = turns.get(computation, (1, False))
+            sent.append(Collective(match["kind"], int(size), group, shapes, in_loop, name[1] if name else "", times))
+    return sent
+
+
+def collectives_by_kind(compiled_text: str) -> list[dict[str, str | int]]:
+    """Returns kind, times and bytes of the collectives of a step, added up by kind."""
+    rows, sent = [], collectives(compiled_text)
+    for kind in KINDS:
+        if same := [c for c in sent if c.kind == kind]:
+            times = sum(c.turns for c in same)
+            rows.append({"kind": kind, "times": times, "bytes": sum(c.turns * c.bytes for c in same)})
+    return rows
+
+
+def _size(dtype: str, shape: str) -> float:
+    bits = re.search(r"\d+", dtype)
+    width = _BYTES.get(dtype) or (int(bits[0]) / 8 if bits else 0)
+    return width * math.prod(int(n) for n in shape.split(",") if n)
+
+
+def _devices(text: str) -> int:
+    return math.prod(map(int, re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])))
+
+
+def _group(line: str, kind: str, devices: int) -> int:
+    """The devices of a group: replica_groups={{0,1},{2,3}}, [groups,size]<=[...], mesh['a'=4,'b'=2] {'b'}; {} = all."""
+    if kind == "collective-permute":
+        return 2 if re.search(r"source_target_pairs=\{\{", line) else 1
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
+        return int(iota[2])
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?\))? ?\{([^}]*)\}", line):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+        used = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])  # 'b':(2)4 is a part of axis b, of size 4
+        return math.prod(int(part or sizes[axis]) for axis, part in used)
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        return len(listed[1].split(","))
+    if "replica_groups={}" in line or "replica_groups=" not in line:
+        return devices
+    raise ValueError(f"unknown groups of devices in {line.strip()[:200]}")
+
+
+def _turns(text: str) -> dict[str, tuple[int, bool]]:
+    """Computation -> (how often it runs: the lengths of the loops around it multiplied, True if it is in a loop)."""
+    calls: dict[str, list[tuple[str, int, bool]]] = {}
+    entry, computation = "", ""
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            computation = head["name"]
+            entry = computation if line.startswith("ENTRY") else entry
+        length = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line) if " while(" in line else None
+        for name in _CALLED.findall(line):
+            calls.setdefault(computation, []).append((name, int(length[1]) if length else 1, " while(" in line))
+    reached: dict[str, tuple[int, bool]] = {}
+    ahead = [(entry, 1, False)]
+    while ahead:
+        name, times, looped = ahead.pop()
+        before = reached.get(name, (0, False))
+        reached[name] = (before[0] + times, before[1] or looped)
+        ahead += [(called, times * n, looped or loop) for called, n, loop in calls.get(name, ())]
+    return reached

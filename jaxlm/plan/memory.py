@@ -1,17 +1,11 @@
 """Estimates the peak memory of a train step on each device by arithmetic, for each component.
 
-The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises
-memory. It comes from the buffers of programs compiled for an H100. (`scripts/check_plan.py` compiles all shipped
-configs for an H100, without a GPU, and compares.) XLA's program for a CPU differs: it is float32, and holds the scores
-of many query blocks at once.
+The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises memory
+(`scripts/check_plan.py` compiles all shipped configs for an H100, without a GPU, and compares). A CPU's program differs.
 
-The peak is at one of three moments. The remat policy decides what layers keep for the backward pass. These activations
-grow until the last layer, and shrink as soon as the backward pass begins. So the first two moments are the loss, and
-the point at which the last layer's backward pass has just recomputed what was not kept. After the backward pass the
-activations are gone, but all gradients are there: the third moment is the optimizer's update.
-
-Parameters that are frozen have no gradients and no optimizer state, and what a layer keeps only for the gradients of its
-weights is not kept.
+The peak is at one of three moments: the loss, and the point at which the last layer's backward pass has just recomputed
+what was not kept, since what layers keep grows until the last one; and the optimizer's update, when the activations are gone,
+but all gradients are there. Frozen parameters have no gradients and no optimizer state, and nothing is kept for them.
 
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
@@ -26,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxlm.config import AdapterConfig, Config, MeshConfig, ModelConfig
 from jaxlm.devices import sharding, tree
-from jaxlm.plan import flops, lower, params
+from jaxlm.plan import flops, lower
 from jaxlm.step import step
 from jaxlm.step.objectives.base import Variables
 
@@ -46,17 +40,11 @@ class Memory:
     """Bytes on each device at the peak of a step, by component.
 
     Attributes:
-      parameters: the trained parameters, float32.
-      frozen: the parameters that are not trained, in the compute type, or quantised.
-      optimizer: the optimizer's state, without the part that is offloaded to the host.
-      gradients: the float32 sums over microbatches. If there is only one microbatch: the gradients at the update, in
-        the compute type.
+      optimizer: without the part that is offloaded to the host.
+      gradients: the float32 sums over microbatches. With only one: the gradients at the update, in the compute type.
       copies: the parameters in the compute type.
       activations: what all layers keep for the backward pass.
-      workspace: everything else that the step needs at its peak.
-      batch: the rows of a whole step.
-      rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches. 0
-        without.
+      rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches.
     """
 
     parameters: int
@@ -71,36 +59,22 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Returns the sum of all components."""
         return sum(dataclasses.astuple(self))
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns a config's mesh on devices that need not exist. Raises ConfigError if the axes do not multiply to `devices`."""
+    """Returns a mesh of devices that need not exist. Raises ConfigError if the axes do not multiply to `devices`."""
     sizes = sharding.mesh_shape(config, devices)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
-    """Returns the memory that a config's train step takes on each device of a mesh (`abstract_mesh`, or a real one).
-
-    Args:
-      config: the config, with `model.dtype` and `model.attention` set (not auto), and a microbatch that the mesh
-        divides.
-      mesh: the mesh, over which the rules of `jaxlm.devices.sharding` split parameters, optimizer state and batch.
-    """
+    """Returns the memory of a step on each device of a mesh. Dtype and attention must not be auto."""
     return Estimator(config, mesh)(config)
 
 
 class _Share(typing.NamedTuple):
-    """One device's share of variables.
-
-    Attributes:
-      numbers, bytes: the elements, and their bytes in the types in which they are there.
-      layer_numbers, layer_bytes: of them, those in the layers.
-      narrow_bytes: of the bytes, those of types narrower than float32.
-      drawing_bytes: the bytes if nothing is wider than the compute type; what is coded stays so.
-    """
+    """One device's share of variables; `narrow_bytes`: below float32; `drawing_bytes`: at most the dtype."""
 
     numbers: int
     bytes: int
@@ -126,7 +100,6 @@ class Estimator:
         self._batch, _ = device_bytes(made.batch(), placed)
 
     def __call__(self, config: Config) -> Memory:
-        """Returns the memory with this config's remat policy and microbatch."""
         m, t, trained, frozen = config.model, config.train, self._trained, self._frozen
         tokens = t.seq_len // self._axes.get("context", 1)
         rows = t.microbatch_size // self._ways
@@ -169,11 +142,7 @@ class Estimator:
         return weights + packed // self._fsdp + cache // (self._ways * self._tensor)
 
     def _joined(self, m: ModelConfig) -> int:
-        """The bytes of the weights of layers as products use them: q|k|v and gate|up side by side, all gathered.
-
-        They are held for one layer at a time under remat or a scan, or if they are frozen; else for all layers until
-        their backward pass.
-        """
+        """The bytes of a layer's weights as products use them, gathered: of one layer, or of all without remat and scan."""
         joined = _side_by_side(m, self._tensor) if m.fuse_projections else 0
         # The joined weights are gathered already: they are not counted again.
         whole = (self._trained.layer_numbers + self._frozen.layer_numbers) * self._fsdp
@@ -191,10 +160,7 @@ class Estimator:
         return m.padded_vocab_size * m.d_model * self._width // self._tensor if copied else 0
 
     def _loss(self, config: Config, tokens: int) -> int:
-        """The bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all.
-
-        With a frozen head and tiles a copy of a tied head, transposed; without tiles the logits' gradient in float32.
-        """
+        """The bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all."""
         m, width = config.model, self._width
         tile = min(config.loss.tile_tokens or tokens, tokens)
         of_gradient, head = width, self._head(m)
@@ -215,20 +181,15 @@ def _side_by_side(m: ModelConfig, tensor: int = 1) -> int:
 
 
 def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> dict[str, int]:
-    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs.
-
-    What a product reads is wanted only for the gradient of its kernel, or of the LoRA beside it.
-    """
+    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs."""
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
-    trained = params.kernels(m) if adapter.kind == "none" else params.targets(m, adapter)
-    read = [
-        any(name in trained for name in names) for names in (("attn/q", "attn/k", "attn/v"), ("mlp/gate", "mlp/up"))
-    ]
+    trained = flops.kernels(m) if adapter.kind == "none" else flops.targets(m, adapter)
+    groups = {"attn/q", "attn/k", "attn/v"}, {"mlp/gate", "mlp/up"}
     hidden = 1 if "mlp/down" in trained else 0
     return {
         "input": m.d_model,
-        "norms": sum(read) * m.d_model,
+        "norms": sum(not group.isdisjoint(trained) for group in groups) * m.d_model,
         "qkv": heads // tensor,
         "qk_norm": (m.n_heads + m.n_kv_heads) * m.head_dim // tensor if m.qk_norm else 0,
         "attn_out": m.n_heads * m.head_dim // tensor,
@@ -239,14 +200,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
 
 
 class _Layer:
-    """Bytes of one layer's activations on a device, for `rows` rows of `tokens` tokens.
-
-    Attributes:
-      kept: from the forward pass to the backward pass.
-      shared: kept once for all layers.
-      backward: more of them at the start of the last layer's backward pass: what is recomputed, and the gradient of the
-        MLP's hidden activations.
-    """
+    """Bytes of one layer's activations on a device: `kept` for the backward pass, `shared` by all, `backward`: more then."""
 
     def __init__(self, config: Config, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         m, tensor = config.model, axes.get("tensor", 1)
@@ -266,7 +220,7 @@ class _Layer:
             self.kept += scores
         recomputed = sum(elements.values()) - kept
         # A LoRA on the down projection has its own term of the gradient of the MLP's hidden activations.
-        term = m.d_ff // tensor if "mlp/down" in params.targets(m, config.adapter) else 0
+        term = m.d_ff // tensor if "mlp/down" in flops.targets(m, config.adapter) else 0
         self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + term + m.d_model) * width + scores
 
 

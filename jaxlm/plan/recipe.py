@@ -1,22 +1,22 @@
-"""Published rules for a pretraining run: learning rate, b2, batch, warm-up and decay from parameters, tokens and batch.
+"""Published rules for a pretraining run, where a config departs from them and what that costs, and scaling laws.
 
-Each rule is a function with its source. A rule returns the value that jaxlm takes, and between which values the published
-rules lie. `optim.lr=0` and `optim.b2=0` in a config mean "by rule": `by_rule` fills them in.
+A rule returns the value that jaxlm takes, and between which values the published rules lie. `optim.lr=0` and `optim.b2=0` in a
+config mean "by rule": `by_rule` fills them in. Tokens are those of the schedule. Parameters are counted without embeddings,
+positions and an untied head. All rates are for a decay towards 0 and a model that begins with new weights. The constants are
+as published and fitted to nothing of ours, on models of 50M to several billion parameters: for the quickstart they reach far.
 
-Tokens are those of the schedule. Parameters are counted without embeddings, positions and an untied head, as the rules count
-them. All rates are for a decay towards 0 and a model that begins with new weights.
-
-The constants are as published and fitted to nothing of ours. The rules were fitted on models of 50M to several billion
-parameters: for the quickstart they reach far.
+The scaling laws are L(N, D) = E + A / N^alpha + B / D^beta, in nats per token OF THEIR OWN TOKENIZER AND TEXT (MassiveText,
+32,000 ids). Compare two plans by them, never a plan with a loss that you have measured.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, OptimConfig
 from jaxlm.host.console import Say, human
-from jaxlm.plan.params import params_by_component
+from jaxlm.plan.flops import params_by_component
 
 # b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.
 HALF_LIFE, HALF_LIFE_SPAN = 36e6, (25e6, 70e6)
@@ -30,14 +30,7 @@ FITTED_FROM = 50e6  # parameters, about: from where the laws of the rates were f
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the rules read of a run.
-
-    Attributes:
-      params: parameters without embeddings, positions and an untied head.
-      width: d_model.
-      tokens: tokens that the schedule is made for.
-      batch: tokens of a step.
-    """
+    """What the rules read of a run. `params`: those of the layers; `tokens`: of the schedule; `batch`: tokens of a step."""
 
     params: float
     width: int
@@ -47,13 +40,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The value of a rule.
-
-    Attributes:
-      value: what jaxlm takes.
-      low, high: the lowest and highest of the published rules.
-      source: where `value` comes from, in a few words.
-    """
+    """The value that jaxlm takes, and the lowest and highest of the published rules."""
 
     value: float
     low: float
@@ -61,7 +48,6 @@ class Rule:
     source: str
 
     def times(self, factor: float) -> "Rule":
-        """Returns the rule with all its values times a factor."""
         return dataclasses.replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
 
 
@@ -76,74 +62,36 @@ def of(config: Config) -> Run:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# AdamW's rate: each function returns the rate for `run.batch`. The laws give it at a batch of their own, and between batches
-# it goes with the square root of their ratio (arXiv:2205.10287).
+# Rates
 
-
-def step_law(run: Run) -> float:
-    """Returns Step Law's rate (arXiv:2503.04715): 1.79 N^-.713 D^.307 at `step_law_batch`."""
-    return 1.79 * run.params**-0.713 * run.tokens**0.307 * math.sqrt(run.batch / step_law_batch(run))
-
-
-def step_law_batch(run: Run) -> float:
-    """Returns Step Law's batch in tokens (arXiv:2503.04715): .58 D^.571."""
-    return 0.58 * run.tokens**0.571
-
-
-def deepseek(run: Run) -> float:
-    """Returns DeepSeek LLM's rate (arXiv:2401.02954): .3118 C^-.125 at `deepseek_batch`, C = 6ND."""
-    return 0.3118 * _flops(run) ** -0.125 * math.sqrt(run.batch / deepseek_batch(run))
-
-
-def deepseek_batch(run: Run) -> float:
-    """Returns DeepSeek LLM's batch in tokens (arXiv:2401.02954): .2920 C^.3271."""
-    return 0.2920 * _flops(run) ** 0.3271
-
-
-def porian(run: Run) -> float:
-    """Returns the rate of Porian et al. (arXiv:2406.19146): 3.7 N^-.36 at `porian_batch`. It is for 20 tokens a parameter."""
-    return 3.7 * run.params**-0.36 * math.sqrt(run.batch / porian_batch(run))
-
-
-def porian_batch(run: Run) -> float:
-    """Returns the batch in tokens of Porian et al. (arXiv:2406.19146): .7576 N^.703."""
-    return 0.7576 * run.params**0.703
-
-
-def marin(run: Run) -> float | None:
-    """Returns the rate that Marin tuned at 1.2B parameters, 2e-3 at 2^20 tokens a step (arXiv:2509.02046).
-
-    It is one point and no law: None for models of less than a half or more than twice the size.
-    """
-    return 2e-3 * math.sqrt(run.batch / 2**20) if 0.6e9 <= run.params <= 2.4e9 else None
-
-
-def _flops(run: Run) -> float:
-    return 6 * run.params * run.tokens
-
-
-ADAMW_LAWS: dict[str, Callable[[Run], float | None]] = {
-    "Step Law, arXiv:2503.04715": step_law,
-    "DeepSeek LLM, arXiv:2401.02954": deepseek,
-    "Porian et al., arXiv:2406.19146": porian,
-    "Marin's 1.2B, arXiv:2509.02046": marin,
+# AdamW's: source -> (the rate at a batch of the law's own, that batch in tokens). DeepSeek's are of C = 6ND; Porian's rate is
+# for 20 tokens a parameter.
+ADAMW_LAWS: dict[str, tuple[Callable[[Run], float], Callable[[Run], float]]] = {
+    "Step Law, arXiv:2503.04715": (
+        lambda run: 1.79 * run.params**-0.713 * run.tokens**0.307,
+        lambda run: 0.58 * run.tokens**0.571,
+    ),
+    "DeepSeek LLM, arXiv:2401.02954": (
+        lambda run: 0.3118 * (6 * run.params * run.tokens) ** -0.125,
+        lambda run: 0.2920 * (6 * run.params * run.tokens) ** 0.3271,
+    ),
+    "Porian et al., arXiv:2406.19146": (lambda run: 3.7 * run.params**-0.36, lambda run: 0.7576 * run.params**0.703),
 }
+MARIN = "Marin's 1.2B, arXiv:2509.02046"
 
 
 def adamw_rates(run: Run) -> dict[str, float]:
-    """Returns what each published rule says of AdamW's rate, by its name."""
-    rates = {name: law(run) for name, law in ADAMW_LAWS.items()}
-    return {name: rate for name, rate in rates.items() if rate is not None}
+    """Returns what each published rule says of AdamW's rate, by its name.
+
+    Between batches a rate goes with the square root of their ratio (arXiv:2205.10287). Marin's is one tuned point (2e-3 at 2^20
+    tokens a step) and no law: it says nothing of models of less than a half or more than twice the size.
+    """
+    rates = {name: rate(run) * math.sqrt(run.batch / batch(run)) for name, (rate, batch) in ADAMW_LAWS.items()}
+    return rates | ({MARIN: 2e-3 * math.sqrt(run.batch / 2**20)} if 0.6e9 <= run.params <= 2.4e9 else {})
 
 
 def adamw_rate(run: Run) -> Rule:
-    """Returns AdamW's rate by Step Law, with its neighbours as the interval."""
-    rates = adamw_rates(run)
-    return Rule(step_law(run), min(rates.values()), max(rates.values()), "Step Law, arXiv:2503.04715")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The others
+    return _first(adamw_rates(run))
 
 
 def muon_rate(run: Run) -> Rule:
@@ -151,8 +99,8 @@ def muon_rate(run: Run) -> Rule:
 
     It is drawn through published points and no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for the same scale
     of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
-    marin-community/marin). Rates that were tuned for other scales, put into this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens,
-    2^20 a step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
+    marin-community/marin). Rates tuned for other scales, put into this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a
+    step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
     """
     rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
     low, high = (share * rate for share in MUON_SPAN)
@@ -177,7 +125,6 @@ def b2(run: Run) -> Rule:
 
 
 def b2_of(run: Run, half_life: float) -> float:
-    """Returns the b2 of a half-life in tokens, within `B2_SPAN` and `MOST_OF_RUN`."""
     return min(max(0.5 ** (run.batch / min(half_life, MOST_OF_RUN * run.tokens)), B2_SPAN[0]), B2_SPAN[1])
 
 
@@ -187,19 +134,18 @@ def half_life(run: Run, value: float) -> float:
 
 
 def batch(run: Run) -> Rule:
-    """Returns the batch in tokens by Step Law, with its neighbours as the interval.
+    """Returns the batch in tokens by Step Law. A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101)."""
+    return _first({name: batch(run) for name, (_, batch) in ADAMW_LAWS.items()})
 
-    A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101), but the device may be slower.
-    """
-    sizes = [law(run) for law in (step_law_batch, deepseek_batch, porian_batch)]
-    return Rule(sizes[0], min(sizes), max(sizes), "Step Law, arXiv:2503.04715")
+
+def _first(rules: dict[str, float]) -> Rule:
+    """The first published rule, with all of them as the interval."""
+    source = next(iter(rules))
+    return Rule(rules[source], min(rules.values()), max(rules.values()), source)
 
 
 def warmup(run: Run) -> Rule:
-    """Returns the steps of the warm-up: as many tokens as parameters (arXiv:2406.19146), but 1% to 10% of the steps.
-
-    Published runs lie there: 1% for MiniCPM (arXiv:2404.06395), at most 10% in arXiv:2502.15938.
-    """
+    """Returns the steps of the warm-up: as many tokens as parameters (arXiv:2406.19146), but 1% to 10% of the steps."""
     steps = run.tokens / run.batch
     low, high = (share * steps for share in WARMUP_SPAN)
     return Rule(min(max(run.params / run.batch, low), high), low, high, "arXiv:2406.19146")
@@ -209,22 +155,17 @@ def warmup(run: Run) -> Rule:
 # A config
 
 
-def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
-    """Returns the config with rates and a b2 where it leaves them to the rule (0); says what they are.
+def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
+    """Returns the config with rates and a b2 where it leaves them to the rule (0), or as the run has `begun`; says them.
 
-    Args:
-      config: a resolved config.
-      kept: `lr`, `matrix_lr_ratio` and `b2` of the run that goes on, which it keeps; None for a new run.
-
-    Raises:
-      ConfigError: the run begins with the weights of another, for which no rule is known.
+    Raises ConfigError if the run begins with the weights of another, for which no rule is known.
     """
     o = config.optim
     left = {key: rule for key, rule in _rules(o).items() if not getattr(o, key)}
     if not left:
         return config
-    if kept:
-        values = {key: kept[key] for key in left}
+    if begun:
+        values = {key: begun[key] for key in left}
         say("by rule, as this run began: " + ", ".join(f"optim.{key} {value:.4g}" for key, value in values.items()))
         return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
     if config.origin and (unruled := [key for key in left if key != "b2"]):
@@ -234,31 +175,31 @@ def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> C
         )
     run = of(config)
     rules = {key: rule(run) for key, rule in left.items()}
-    for key, found in rules.items():
-        say(f"by rule: optim.{key} {rounded(key, found.value):g} ({found.source}{span(key, found)})")
-    if run.params < FITTED_FROM and any(key != "b2" and found is not ONE_RATE for key, found in rules.items()):
+    for key, rule in rules.items():
+        say(f"by rule: optim.{key} {rounded(key, rule.value):g} ({rule.source}{_span(key, rule)})")
+    if run.params < FITTED_FROM and any(key != "b2" and rule is not ONE_RATE for key, rule in rules.items()):
         say(
             f"by rule: rates were fitted from about {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} "
             "without embeddings: try half and a quarter too (docs/recipe.md)"
         )
-    values = {key: rounded(key, found.value) for key, found in rules.items()}
+    values = {key: rounded(key, rule.value) for key, rule in rules.items()}
     return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
 
 
 def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
-    """Returns key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
+    """Key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
     if o.name != "muon" or o.matrix_lr_ratio:
         ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
         return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
-    given = {"matrix_lr_ratio": lambda run: muon_rate(run).times(1 / o.lr)} if o.lr else {}
+    of_own_lr = {"matrix_lr_ratio": lambda run: muon_rate(run).times(1 / o.lr)} if o.lr else {}
     return {
         "lr": adamw_rate,
         "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / adamw_rate(run).value),
         "b2": b2,
-    } | given
+    } | of_own_lr
 
 
-def span(key: str, rule: Rule) -> str:
+def _span(key: str, rule: Rule) -> str:
     """Returns between which values the published rules lie, to be written behind others; "" if they agree."""
     low, high = (f"{rounded(key, value):g}" for value in (rule.low, rule.high))
     return f"; published: {low} to {high}" if low != high else ""
@@ -267,3 +208,200 @@ def span(key: str, rule: Rule) -> str:
 def rounded(key: str, value: float) -> float:
     """Returns a value as it is printed, so that a person who types it gets the same run."""
     return round(value, 5) if key == "b2" else float(f"{value:.3g}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scaling laws
+
+# Share of the mean that widens the span of the two laws on both sides. The laws' own residuals are near 1%, but other data
+# and tokenizers move losses by much more.
+UNCERTAINTY = 0.10
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """L(N, D) = e + a / N^alpha + b / D^beta."""
+
+    name: str
+    e: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+
+    def loss(self, params: float, tokens: float) -> float:
+        return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
+
+    def optimal_tokens(self, params: float) -> float:
+        """Returns the number of tokens D for which `params` is the best N at a budget of 6ND FLOPs."""
+        return (self.beta * self.b / (self.alpha * self.a) * params**self.alpha) ** (1 / self.beta)
+
+
+LAWS = (
+    Law("Hoffmann et al. 2022, approach 3 (arXiv:2203.15556)", 1.69, 406.4, 410.7, 0.34, 0.28),
+    Law("Besiroglu et al. 2024, re-fit (arXiv:2404.10102)", 1.8172, 482.01, 2085.43, 0.3478, 0.3658),
+)
+TOKENS_PER_PARAM = 20.0  # the rule of thumb that Hoffmann et al.'s approaches 1 and 2 come to
+
+
+def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any]:
+    """Returns what the laws predict for training `params` parameters on `tokens` tokens, as plain values.
+
+    Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264). `optimal_tokens` are by the
+    rule of 20 tokens a parameter, `loss` is the mean of the laws' final losses; `low` and `high` are the lowest and highest of
+    them, moved apart by UNCERTAINTY. All are None if one law's loss is worse than guessing among the vocabulary: then the plan
+    is far outside of the laws' range.
+    """
+    losses = {law.name: law.loss(params, tokens) for law in LAWS}
+    mean, guessing = sum(losses.values()) / len(losses), math.log(vocab_size)
+    span = min(losses.values()) - UNCERTAINTY * mean, min(max(losses.values()) + UNCERTAINTY * mean, guessing)
+    known = max(losses.values()) < guessing
+    return {
+        "tokens_per_param": tokens / params,
+        "optimal_tokens": TOKENS_PER_PARAM * params,
+        "optimal_by_law": {law.name: law.optimal_tokens(params) for law in LAWS},
+        "loss_by_law": losses if known else {},
+        **dict(zip(("loss", "low", "high"), (mean, *span) if known else (None,) * 3, strict=True)),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What departs from the rules
+
+FACTOR = 1.5
+# A rate that is three times too low costs .026 nats at 1.2B (arXiv:2509.02046); log rates are taken to cost by their square.
+RATE_NATS = 0.026 / math.log(3) ** 2
+B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # of the tokens, with steps of up to so many tokens
+FINAL_RATIO, FINAL_NATS, FINAL_TOKENS = 0.05, 0.02, (0.10, 0.15)  # a rate that ends at a tenth (arXiv:2502.15938)
+DECAY, LEAST_DECAY = (0.5, 0.65), 0.33  # wsd: nanochat's shares of the steps, and what is well below them
+NOT_PRICED = "no published price"
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """One key that is not as the rules have it.
+
+    Attributes:
+      cost, source: what that costs by published sweeps, in words, and who says so; nats: of the cost, if anybody says it.
+      tokens: the share of the tokens that the rule would save, as (least, most), if anybody says it.
+      high: True for a rate above its rule that most parameters have: the run may diverge.
+    """
+
+    key: str
+    value: float
+    rule: Rule
+    why: str
+    cost: str
+    source: str
+    nats: float | None = None
+    tokens: tuple[float, float] | None = None
+    high: bool = False
+
+
+def compare(config: Config) -> dict[str, typing.Any] | None:
+    """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not hold.
+
+    They hold for pretraining that begins with new weights, and for a whole schedule: not for a branch that decays. A rate, a
+    half-life of b2, a batch or a warm-up departs if it is off by more than FACTOR. Costs are rough: sweeps of others, on their
+    models and data, read at our distance from the rule. No rate or b2 may be left to the rule (`by_rule`).
+    """
+    if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
+        return None
+    run, o = of(config), config.optim
+    rules = _rate_rules(o, run)
+    others = {"b2": b2(run), "batch_tokens": batch(run), "warmup_steps": warmup(run)}
+    departures = [*_rates(o, run, rules), *_others(config, run, others), *_shape(o)]
+    return {
+        "rules": {name: dataclasses.asdict(rule) for name, rule in (rules | others).items()},
+        "departures": [dataclasses.asdict(departure) for departure in departures],
+    }
+
+
+def too_high(config: Config) -> list[str]:
+    """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge."""
+    rows = (compare(config) or {"departures": []})["departures"]
+    words = "{key}={value:g}: {why}, {rule[value]:.3g} there, and the run may diverge (jaxlm plan)"
+    return [words.format(**row) for row in rows if row["high"]]
+
+
+def tokens_of(run: Run, nats: float) -> float:
+    """Returns the share of the run's tokens that `nats` are worth at its end, by the re-fit of Chinchilla's law."""
+    law = LAWS[-1]
+    slope = law.beta * law.b / run.tokens**law.beta  # of the loss over the logarithm of the tokens
+    return 1 - math.exp(-nats / slope)
+
+
+def _off(value: float, rule: float) -> float:
+    return max(value / rule, rule / value) if value else math.inf
+
+
+def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
+    """The rules of `lr` and, where the layers' matrices have a rate of their own, of `matrix_lr_ratio`."""
+    if o.matrix_lr_ratio == 1:
+        return {"lr": rate(o.name, run)}
+    lr = adamw_rate(run)  # of embeddings, head and norms, whatever the matrices' optimizer is
+    return {"lr": lr, "matrix_lr_ratio": rate(o.name, run).times(1 / lr.value)}
+
+
+def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
+    """What departs of `lr` and `matrix_lr_ratio`. Two rates are priced by their product, at the key that is farther off."""
+    values = {key: getattr(o, key) for key in rules}
+    own, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
+    key, two = "", len(rules) > 1
+    if own and _off(own, rule) > FACTOR:
+        high = own > rule
+        key = max(rules, key=lambda key: (values[key] / rules[key].value) * (1 if high else -1))
+        whose = f"the matrices' rate, {own:.3g}, is " if two else ""
+        source = rate(o.name, run).source
+        why = f"{whose}{_off(own, rule):.2g} times too {'high' if high else 'low'} for {o.name} by {source}"
+        nats = RATE_NATS * math.log(own / rule) ** 2
+        share = tokens_of(run, nats)
+        tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
+        cost = f"about {nats:.3f} nats{tokens}{'; it may diverge' if high else ''}"
+        whence = "the sweep at 1.2B of arXiv:2509.02046"
+        yield Departure(f"optim.{key}", values[key], rules[key], why, cost, whence, nats, (share, share), high)
+    lr = rules["lr"]
+    if two and o.lr and key != "lr" and _off(o.lr, lr.value) > FACTOR:
+        why = f"{_off(o.lr, lr.value):.2g} times too {'high' if o.lr > lr.value else 'low'} for embeddings, head and norms"
+        yield Departure("optim.lr", o.lr, lr, f"{why} by {lr.source}", NOT_PRICED, lr.source)
+
+
+def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
+    """What departs of b2, batch and warm-up."""
+    half, largest, least = (rules[name] for name in ("b2", "batch_tokens", "warmup_steps"))
+    ours, best = half_life(run, config.optim.b2), half_life(run, half.value)
+    if config.optim.name != "adafactor" and config.optim.b2 and _off(ours, best) > FACTOR:
+        why = f"a half-life of {human(ours)} tokens in place of {human(best)}"
+        cost, tokens = "little with so large a batch", None
+        if run.batch <= B2_BATCH:
+            cost, tokens = f"{B2_TOKENS[0]:.0%} to {B2_TOKENS[1]:.0%} of the tokens", B2_TOKENS
+        yield Departure("optim.b2", config.optim.b2, half, why, cost, half.source, tokens=tokens)
+    # A smaller batch than the rule's costs no tokens, so only a larger one departs, and that from the largest rule.
+    if run.batch > FACTOR * largest.high:
+        why = (
+            f"{human(run.batch)} tokens a step, {run.batch / largest.high:.2g} times the largest of the published rules"
+        )
+        yield Departure("train.batch_size", run.batch, largest, why, NOT_PRICED, largest.source)
+    steps = config.optim.warmup_steps
+    if not least.low / FACTOR <= steps <= least.high * FACTOR:
+        short = steps < least.low
+        why = "shorter than 1% of the steps" if short else "longer than 10% of the steps"
+        cost = NOT_PRICED + ", but spikes" * short
+        yield Departure("optim.warmup_steps", steps, least, why, cost, least.source)
+
+
+def _shape(o: OptimConfig) -> Iterator[Departure]:
+    """What departs of the schedule: where it ends, and how long it decays."""
+    constant = o.schedule == "constant"
+    ends = 1.0 if constant else o.final_lr_ratio
+    if ends > FINAL_RATIO:
+        rule = Rule(0.0, 0.0, FINAL_RATIO, "arXiv:2502.15938")
+        why = f"{o.schedule} ends at {ends:g} of the peak, and linear to 0 does better"
+        cost = f"about {FINAL_NATS} nats, {FINAL_TOKENS[0]:.0%} to {FINAL_TOKENS[1]:.0%} of the tokens"
+        key, more = ("schedule", "more than ") if constant else ("final_lr_ratio", "")
+        known = () if constant else (FINAL_NATS, FINAL_TOKENS)
+        yield Departure(f"optim.{key}", ends, rule, why, more + cost, rule.source, *known)
+    if o.schedule == "wsd" and o.decay_fraction < LEAST_DECAY:
+        rule = Rule(DECAY[0], *DECAY, "nanochat's settings")
+        why = f"wsd decays over the last {o.decay_fraction:.0%} of the steps; 50% to 65% do better"
+        yield Departure("optim.decay_fraction", o.decay_fraction, rule, why, NOT_PRICED, rule.source)

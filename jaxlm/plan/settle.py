@@ -17,25 +17,20 @@ from jaxlm.devices.processes import from_first, say
 from jaxlm.host import files
 from jaxlm.host.console import Say
 from jaxlm.models import hardware
-from jaxlm.plan import departures, recipe
+from jaxlm.plan import recipe
 from jaxlm.run import workdir
 from jaxlm.step import optim as optimizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A config on its way from what was asked to what runs.
-
-    Attributes:
-      asked: what config.json keeps: `auto` as the user left it, so that another machine chooses for itself.
-      runs: what runs.
-    """
+    """A config on its way from what was asked (which config.json keeps, `auto` and all) to what runs."""
 
     asked: Config
     runs: Config
 
     def as_begun(self, folder: pathlib.Path) -> "Settled":
-        """Returns it with the held-out text and the rates that the run in a folder began with; of a new run, by rule.
+        """Returns it with held-out text and rates of the folder's run, or by rule.
 
         Raises:
           ConfigError: a new run would learn nothing, or the run has a value that is gone (`older.check_goes_on`).
@@ -46,13 +41,12 @@ class Settled:
         config = by_rule(config, say, rates)
         if not rates:
             optimizer.check_learns(config.optim, config.train.steps)
-            for line in departures.too_high(config):
+            for line in recipe.too_high(config):
                 say(line)
         asked = dataclasses.replace(self.asked, eval=config.eval, optim=config.optim)
         return Settled(asked, config)
 
     def with_vocabulary(self, size: int) -> "Settled":
-        """Returns it with the size of the data's vocabulary, where that was left open."""
         return Settled(*(vocabulary.with_size(config, size) for config in (self.asked, self.runs)))
 
 
@@ -79,9 +73,8 @@ def assuming(config: Config, *, remat: str, rows: int) -> Config:
     return with_keys(config, model={"remat": remat}, train={"microbatch_size": rows})
 
 
-def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
-    """Returns the config with the rates and the b2 that it leaves to the rule; see `recipe.by_rule`."""
-    return recipe.by_rule(config, say, kept)
+def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
+    return recipe.by_rule(config, say, begun)
 
 
 def ruled(config: Config, **changes) -> OptimConfig:
@@ -98,6 +91,5 @@ def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | Non
 
 
 def _older_batches(folder: pathlib.Path) -> list[int]:
-    """`eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
     saved = workdir.saved_config(folder) if workdir.has_checkpoints(folder) else None
     return list(saved.eval.older_batches) if saved else []

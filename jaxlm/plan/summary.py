@@ -6,22 +6,15 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig, with_keys
-from jaxlm.plan import accelerators, departures, fit, flops, params, scaling, speed
+from jaxlm.plan import accelerators, fit, flops, recipe
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.cost import by_phase, cost, tokens
+from jaxlm.plan.cost import by_phase, cost, remat_factor, tokens
+from jaxlm.plan.flops import count_params, params_by_component
 from jaxlm.plan.memory import Memory
-from jaxlm.plan.params import count_params, params_by_component
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
-    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator if that is "".
-
-    `model.dtype` and `model.attention` must not be auto.
-
-    Raises:
-      ConfigError: the accelerator is unknown, the mesh is wrong or does not divide the batch, or the prices file is
-        wrong.
-    """
+    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention are not auto."""
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else fit.ONE_DEVICE
@@ -30,12 +23,16 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     microbatch = fit.own_microbatch(config, mesh)
     memory = planner.memory(mesh, microbatch=microbatch)
     rows = [_row(config, planner, mesh, memory, device) for device in chosen]
-    c = config.checkpoint
+    c, by_remat = config.checkpoint, {}
+    for remat in fit.REMATS:
+        total = planner.memory(mesh, remat=remat, microbatch=microbatch).total
+        by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # of a step, against one without
+    held = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return {
         "model": _model(config),
         "training": _training(config),
         "run": _run(config),
-        "recipe": departures.compare(config),
+        "recipe": recipe.compare(config),
         "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
         "memory": {
             "microbatch": microbatch,
@@ -43,13 +40,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "optimizer": config.optim.name,
             "bytes": dataclasses.asdict(memory),
             "total": memory.total,
-            "by_remat": {
-                remat: {
-                    "total": planner.memory(mesh, remat=remat, microbatch=microbatch).total,
-                    "time": speed.remat_factor(config, remat),  # of a step, in units of one without remat
-                }
-                for remat in fit.REMATS
-            },
+            "by_remat": by_remat,
         },
         "methods": fit.by_method(config, prices.accelerators) if config.program != "pretrain" else [],
         "accelerators": rows,
@@ -60,16 +51,13 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "checkpoint": {
             "every_steps": c.every_steps or config.train.steps,
             "every_minutes": c.every_minutes,
-            "bytes": _checkpoint_bytes(config),
+            "bytes": held.parameters + held.optimizer,
         },
     }
 
 
 def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
-    """Returns what each phase takes on one of the table's rows, at `hardware.usd_per_hour`; None if nothing there fits.
-
-    It is the cheapest row that fits, or the one that costs so much an hour (within 10%), if there is one.
-    """
+    """Returns what each phase takes on the row of the run's price (within 10%), or the cheapest that fits; None without one."""
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:
@@ -95,12 +83,6 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
     }
 
 
-def _checkpoint_bytes(config: Config) -> int:
-    """The bytes of one checkpoint: what is trained, and the optimizer's whole state."""
-    memory = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
-    return memory.parameters + memory.optimizer
-
-
 def hosts(config: Config, mesh: MeshConfig) -> int:
     """Returns the number of machines that the mesh spans: `plan.hosts`, or if that is 0, one for every eight devices."""
     return config.plan.hosts or -(-fit.devices_of(mesh) // 8)
@@ -122,12 +104,12 @@ def _model(config: Config) -> dict[str, typing.Any]:
 def _training(config: Config) -> dict[str, typing.Any]:
     """What is trained of the model, and what is frozen."""
     a, m = config.adapter, config.model
-    added = params.adapter_params(m, a)
+    added = flops.adapter_params(m, a)
     return {
         "program": config.program,
         "adapter": a.kind,
         "rank": a.rank if a.kind == "lora" else None,
-        "targets": list(params.targets(m, a)),
+        "targets": list(flops.targets(m, a)),
         "prompt_tokens": a.prompt_tokens if a.kind == "prompt" else None,
         "trained": added or count_params(m),
         "frozen": count_params(m) if added else 0,
@@ -138,7 +120,7 @@ def _training(config: Config) -> dict[str, typing.Any]:
 
 def _run(config: Config) -> dict[str, typing.Any]:
     t, total, per_token = config.train, tokens(config), flops.of(config)._asdict()
-    law = scaling.stand(count_params(config.model), total, config.model.vocab_size)
+    law = recipe.stand(count_params(config.model), total, config.model.vocab_size)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,
@@ -149,7 +131,7 @@ def _run(config: Config) -> dict[str, typing.Any]:
         "flops": {name: value * total for name, value in per_token.items()},
         "formula": flops.formula(config),
         "multiplied": flops.multiplied(config),
-        "scaling": dataclasses.asdict(law) if config.program == "pretrain" else None,
+        "scaling": law if config.program == "pretrain" else None,
     }
 
 
@@ -163,7 +145,10 @@ def _row(
     as_planned = bool(fitting) and devices == fit.devices_of(mesh)
     costs = _cost(config, device, fitting, hosts(config, mesh) if asked else -(-devices // 8), devices)
     change = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
-    changed = change and _change(config, mesh, device, change)
+    changed = change and {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
+    if change:  # what it takes on the mesh
+        then = _cost(config, device, change, hosts(config, mesh), change.devices)
+        changed |= {key: then[key] for key in ("tokens_per_second", "hours", "usd")}
     return {
         "name": device.name,
         "memory": device.memory,
@@ -187,10 +172,3 @@ def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines
     elif config.train.microbatch_size < 1:
         config = fit.with_changes(config, microbatch=devices)
     return dataclasses.asdict(cost(config, device, devices, machines))
-
-
-def _change(config: Config, mesh: MeshConfig, device: Accelerator, change: fit.Fit) -> dict[str, typing.Any]:
-    """What to set on `mesh`, and what the run then takes."""
-    costs = _cost(config, device, change, hosts(config, mesh), change.devices)
-    settings = {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
-    return settings | {key: costs[key] for key in ("tokens_per_second", "hours", "usd")}

@@ -14,12 +14,6 @@ BUSY = 0.5  # processes that want to run, for each core, from which a measuremen
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    """Returns a plan as text.
-
-    Args:
-      plan: the dict that `summary.summarise` returns, under `here` the one of `here.row`, and under `disk` what the run
-        leaves there. If the step was compiled, `compiled` has the dict that `lower.compile_step` returns.
-    """
     parts = (_model, _tokens, _recipe, _memory, _methods, _disk, _compiled, _table, _phases, _notes)
     return "\n\n".join(filter(None, (part(plan) for part in parts)))
 
@@ -32,7 +26,7 @@ def _model(plan: dict) -> str:
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} "
         f"({'tied' if s['tie_embeddings'] else 'untied'})"
     )
-    return wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + wrapped(shape)
+    return block(f"MODEL  {m['parameters']:,} parameters ({parts})") + "\n" + wrapped(shape)
 
 
 def _tokens(plan: dict) -> str:
@@ -74,17 +68,16 @@ def _training(t: dict) -> str:
         "lora": f"LoRA of rank {t['rank']} for {', '.join(t['targets'])}",
         "prompt": f"a prompt of {t['prompt_tokens']} vectors",
     }
-    kept = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
-    frozen = f"; {human(t['frozen'])} frozen, {kept}" if t["frozen"] else ""
-    text = f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"
-    if not t["reference"]:
-        return wrapped(text, indent="")
+    form = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
+    frozen = f"; {human(t['frozen'])} frozen, {form}" if t["frozen"] else ""
+    lines = [f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"]
     how = {
         "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",
         "each step": "the frozen model alone, a second forward pass in each step",
         "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
     }
-    return wrapped(text, indent="") + "\n" + wrapped(f"REFERENCE  {how[t['reference']]}", indent="")
+    lines += [f"REFERENCE  {how[t['reference']]}"] if t["reference"] else []
+    return "\n".join(block(line) for line in lines)
 
 
 def _loss(law: dict) -> str:
@@ -92,10 +85,9 @@ def _loss(law: dict) -> str:
         return "LOSS  no forecast: this run is far outside of what the published laws were fitted on"
     losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
     names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
-    return wrapped(
+    return block(
         f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} "
-        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see",
-        indent="",
+        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see"
     )
 
 
@@ -103,11 +95,12 @@ def _ladder(plan: dict) -> str:
     """What the small runs foretell; "" if there are none."""
     if not (ladder := plan.get("ladder")):
         return ""
-    text = f"LADDER  {ladder['loss']:.3f} held-out nats a token at the end, 80% in {ladder['low']:.3f} to "
-    text += f"{ladder['high']:.3f}, by the runs in {ladder['dir']}"
-    if far := [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]:
-        text += f"; a guess, since it has {', '.join(far)}"
-    return wrapped(text, indent="")
+    far = [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]
+    guess = f"; a guess, since it has {', '.join(far)}" if far else ""
+    return block(
+        f"LADDER  {ladder['loss']:.3f} held-out nats a token at the end, 80% in {ladder['low']:.3f} to "
+        f"{ladder['high']:.3f}, by the runs in {ladder['dir']}{guess}"
+    )
 
 
 def _data(plan: dict) -> str:
@@ -116,7 +109,7 @@ def _data(plan: dict) -> str:
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in data["epochs"].items())
     tokens = f"DATA  {human(sum(data['tokens'].values()))} tokens in {data['dir']}; times through: {epochs}"
-    lines = [wrapped(tokens, indent="")]
+    lines = [block(tokens)]
     if data.get("mixture"):
         lines.append(wrapped(f"Mixture: {data['mixture']}."))
     if max(data["epochs"].values(), default=0) > passes.MOST:
@@ -129,20 +122,22 @@ def _recipe(plan: dict) -> str:
     """The published rules, and what in the config departs from them; "" where there are none."""
     if not (recipe := plan["recipe"]):
         return ""
-    forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
-    forms |= {"matrix_lr_ratio": ("of the matrices {} times that", "{:.3g}")}
-    forms |= {"batch_tokens": ("batch of {} tokens", ""), "warmup_steps": ("warm-up of {} steps", "")}
+    phrases = {"lr": "rate {}", "matrix_lr_ratio": "of the matrices {} times that", "b2": "b2 {}"}
+    phrases |= {"batch_tokens": "batch of {} tokens", "warmup_steps": "warm-up of {} steps"}
     words = []
     for name, rule in recipe["rules"].items():
-        phrase, form = forms[name]
-        value, low, high = (
-            form.format(rule[key]) if form else human(round(rule[key])) for key in ("value", "low", "high")
-        )
-        words.append(phrase.format(value) + f" ({low} to {high})" * (low != high))
-    lines = [wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
+        number, low, high = (_number(name, rule[key]) for key in ("value", "low", "high"))
+        words.append(phrases[name].format(number) + f" ({low} to {high})" * (low != high))
+    lines = [block(f"RECIPE  by published rules: {', '.join(words)}; linear to 0")]
     for d in recipe["departures"]:
         lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
     return "\n".join(lines if recipe["departures"] else [*lines, "  nothing here departs from them by more than half"])
+
+
+def _number(rule: str, number: float) -> str:
+    if rule in ("batch_tokens", "warmup_steps"):
+        return human(round(number))
+    return f"{number:.5g}" if rule == "b2" else f"{number:.3g}"
 
 
 def _memory(plan: dict) -> str:
@@ -159,10 +154,8 @@ def _memory(plan: dict) -> str:
         "workspace": "a layer's backward pass, the loss or the update",
         "rollouts": "what draws answers, and the reference",
     }
-    cells = [
-        [f"  {name}", gigabytes(n), notes.get(name, "")] for name, n in (rows | {"total": memory["total"]}).items()
-    ]
-    lines = table([[name, n, note * (n != "0.00")] for name, n, note in cells], right=[1])
+    shown = {name: gigabytes(n) for name, n in (rows | {"total": memory["total"]}).items()}
+    lines = table([[f"  {name}", n, notes.get(name, "") * (n != "0.00")] for name, n in shown.items()], right=[1])
     by, own = memory["by_remat"], memory["remat"]
     remats = [
         f"{name} {gigabytes(of['total'])} GB" + f" and {of['time'] / by[own]['time']:.2f} x the time" * (name != own)
@@ -196,7 +189,7 @@ def _disk(plan: dict) -> str:
     text = f"DISK  {total} for {disk['checkpoints']} checkpoints of {each} ({disk['why']}, one on its way)"
     if plan["training"]["program"] == "pretrain":
         text += f"; {size(disk['bytes_per_token'] * 1e9)} of shards for each billion tokens"
-    return wrapped(text, indent="")
+    return block(text)
 
 
 def _compiled(plan: dict) -> str:
@@ -248,7 +241,7 @@ def _phases(plan: dict) -> str:
         steps = [f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}"]
         cells.append([*steps, hours(row["hours"]), spent(row["usd"]), limit])
     below = "config.{key}={limit:g} is below the {planned:.4g} of the plan: the run would stop there"
-    lines = [wrapped(title, indent=""), table(cells, right=range(1, 6))]
+    lines = [block(title), table(cells, right=range(1, 6))]
     return "\n".join([*lines, *(wrapped(below.format(**row)) for row in phases["below"])])
 
 
@@ -293,9 +286,8 @@ def _of_here(row: dict) -> list[str]:
         room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
         return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
-    need = ""
-    if row["needed"]:
-        need = f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
+    room = gigabytes(row["memory"])
+    need = f"; its step takes {gigabytes(row['needed'])} GB there, and {room} are free" if row["needed"] else ""
     busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
     return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
 
@@ -359,7 +351,11 @@ def _spot(plan: dict) -> list[str]:
     return lines
 
 
+def block(text: str) -> str:
+    """Returns the text in lines of at most WIDTH columns, of which the first stands out."""
+    return wrapped(text, "")
+
+
 def wrapped(text: str, indent: str = "  ") -> str:
-    """Returns the text in lines of at most WIDTH columns, the first indented by `indent`, the others by two more columns."""
     words = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_on_hyphens=False, break_long_words=False)
     return words.fill(text)

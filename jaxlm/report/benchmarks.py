@@ -1,16 +1,13 @@
-"""The benchmarks of a run's page: accuracy with two standard errors and chance, bits per byte, and what other models score.
-
-configs/published.toml has what others published: scores, sizes, and how much these models were trained. `scores` and `beside`
-take the summary of `report.run`.
-"""
+"""The benchmarks of a run's page, and what other models score (configs/published.toml)."""
 
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from jaxlm.config import config_files
 from jaxlm.host.console import count, human
@@ -41,6 +38,7 @@ TASKS = {
 _ACCURACIES = ("acc_norm", "acc", "exact_match", "pass_at_1", "prompt_level_strict_acc")
 
 BITS, MARGIN = "bits_per_byte", "margin"  # of the right answer; see eval.results
+_digits = "{:.3g}".format
 _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was asked -> its mark
 
 _FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
@@ -49,14 +47,7 @@ _LOOK = "check EOS, leading space, truncation"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model of others.
-
-    Attributes:
-      params, tokens: its parameters, and the tokens that it was trained on; None if they are not published.
-      source: where the figures stand.
-      scores: task -> metric -> score.
-      shown: False for one that only says what so many FLOPs give.
-    """
+    """A model of others. `params`, `tokens` (None: not published); `shown`: False for one that only says what FLOPs give."""
 
     name: str
     params: float
@@ -76,36 +67,26 @@ def models() -> tuple[Model, ...]:
     """Returns the models of the shipped file, in its order."""
     known = []
     for entry in tomllib.loads(SHIPPED.read_text(encoding="utf-8"))["model"]:
-        scores = {name: value for name, value in entry.items() if isinstance(value, dict)}
-        about = entry["name"], entry["params"], entry.get("tokens"), entry["source"]
-        known.append(Model(*about, scores, entry.get("shown", True)))
+        scores = {name: entry.pop(name) for name in list(entry) if isinstance(entry[name], dict)}
+        known.append(Model(**{"tokens": None, "shown": True} | entry, scores=scores))
     return tuple(known)
 
 
 def title(task: str) -> str:
-    """Returns what people call a task: ARC-Easy for arc_easy."""
     return TASKS.get(task, task)
 
 
 def accuracy(metrics: Mapping[str, float]) -> str | None:
-    """Returns the metric that counts as a task's accuracy; None if there is none."""
     return next((name for name in _ACCURACIES if name in metrics), None)
 
 
 def expected(task: str, metric: str, flops: float) -> float | None:
-    """Returns what models score that were trained with so many FLOPs, interpolated in log FLOPs; None if nobody near is known.
-
-    Beyond the largest the largest counts.
-    """
+    """Returns what models score that were trained with so many FLOPs, interpolated in log FLOPs; None without one near."""
     known = [m for m in models() if m.flops and metric in m.scores.get(task, {})]
     points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
     if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:
         return None
-    x = math.log(flops)
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if x0 <= x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / ((x1 - x0) or 1)
-    return points[-1][1]
+    return float(np.interp(math.log(flops), *zip(*points, strict=True)))
 
 
 def alarm(
@@ -113,14 +94,9 @@ def alarm(
 ) -> str:
     """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
 
-    That is, with two standard errors added: not half as far above chance as models are that were trained with so many FLOPs
-    (`expected`), or below chance and below what any model has published. Some tasks were chosen so that simple methods fail:
-    on ARC-Challenge small models, rightly evaluated, are below chance.
-
-    Args:
-      chance: the accuracy of guessing; None if the task has no choices.
-      flops: of the training, 6 x parameters x tokens; 0 if unknown.
-      n: the questions; 0 if unknown. Of four that are all wrong the standard error is 0, so that of guessing counts too.
+    That is, with two standard errors added (four wrong answers of four have none, so that of guessing counts too): not
+    half as far above chance as models are that were trained with so many FLOPs (`expected`), or below chance and below what any
+    model has published. Some tasks were chosen so that simple methods fail: small models, rightly evaluated, are below chance.
     """
     metric = accuracy(metrics)
     if metric is None:
@@ -160,7 +136,7 @@ def scores(summary: dict) -> Markup:
     bits = [Curve(title(task), _points(points, BITS)) for task, points in alike.items()]
     bits = [curve for curve in bits if len(curve.points) > 1][:6]
     charts = [_accuracy(task, points) for task, points in alike.items()]
-    charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_figure))
+    charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_digits))
     warned, noted = (tag("p", line) for line in alarms), (tag("p", line, class_="dim") for line in notes)
     return join([*warned, table(head, rows, "Benchmarks"), *noted, chart.grid(charts)])
 
@@ -177,7 +153,7 @@ def _alike(points: list[dict]) -> list[dict]:
 
 
 def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
-    """Returns which steps the curves of a task leave out, as other questions do not compare; "" if none."""
+    """Which steps the curves of a task leave out, as other questions do not compare; "" if none."""
     if len(points) == len(drawn):
         return ""
     steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)
@@ -200,11 +176,8 @@ def _row(task: str, point: dict) -> tuple:
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:
     """(step, score plus so many standard errors) where the metric was measured."""
-    return [
-        (point["step"], point["metrics"][metric] + errors * point["stderr"].get(metric, 0.0))
-        for point in points
-        if metric in point["metrics"]
-    ]
+    known = [point for point in points if metric in point["metrics"]]
+    return [(p["step"], p["metrics"][metric] + errors * p["stderr"].get(metric, 0.0)) for p in known]
 
 
 def _accuracy(task: str, points: list[dict]) -> Markup:
@@ -217,11 +190,7 @@ def _accuracy(task: str, points: list[dict]) -> Markup:
         low, high = _points(points, metric, -2.0), _points(points, metric, 2.0)
         curves.append(Curve("± 2 s.e.", [*low, (low[-1][0], math.nan), *high], dotted=True))  # one curve with a gap
     curves += [Curve("chance", chance, dotted=True)] if chance else []
-    return chart.lines(curves, f"{title(task)} by step", along="steps", shown=_figure)
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3g}"
+    return chart.lines(curves, f"{title(task)} by step", along="steps", shown=_digits)
 
 
 def beside(summary: dict) -> Markup:

@@ -17,13 +17,7 @@ _SIZE = 1000.0  # of the drawing's own coordinates
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One line of a chart.
-
-    Attributes:
-      name: what the legend calls it.
-      points: (x, y) in ascending x. Points that are not finite make a gap.
-      dotted: True for what is predicted, not measured.
-    """
+    """One line of a chart: (x, y) in ascending x, with a gap where y is not finite; dotted if it is predicted, not measured."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -40,15 +34,10 @@ def lines(
     shown: Callable[[float], str] = human,
     shown_x: Callable[[float], str] = human,
 ) -> Markup:
-    """Returns a chart of curves with a legend; nothing if no curve has two finite points.
+    """Returns a chart of at most six curves with a legend; nothing if no curve has two finite points.
 
-    Args:
-      curves: at most six, which differ in colour.
-      label: what the chart shows, for its title and for screen readers: "Loss by step".
-      along: what the x axis counts: "steps".
-      unit: of the y axis: "nats a token"; "" if the label says it.
-      marks: x values to mark by a vertical line, such as restarts.
-      shown, shown_x: how a number beside the y and the x axis is written.
+    `along` says what the x axis counts, `unit` what the y axis does, `shown` how numbers beside it are written. `marks` are x
+    values with a vertical line, such as restarts.
     """
     thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
     thinned = [curve for curve in thinned if sum(math.isfinite(y) for _, y in curve.points) > 1]
@@ -70,9 +59,8 @@ def lines(
     grid = [_line(0, at_y(y), _SIZE, at_y(y), "grid") for y in y_ticks]
     grid += [_line(at_x(x), 0, at_x(x), _SIZE, "mark") for x in marks if low <= x <= high]
     drawn = [path for i, curve in enumerate(thinned) for path in _paths(curve, i, at_x, at_y)]
-    svg = tag(
-        "svg", *grid, *drawn, viewBox=f"0 0 {_SIZE:.0f} {_SIZE:.0f}", preserveAspectRatio="none", aria_hidden="true"
-    )
+    view = {"viewBox": f"0 0 {_SIZE:.0f} {_SIZE:.0f}", "preserveAspectRatio": "none"}
+    svg = tag("svg", *grid, *drawn, **view, aria_hidden="true")
     beside = [tag("span", shown(y), style=f"top:{at_y(y) / _SIZE:.2%}") for y in y_ticks]
     below = [tag("span", shown_x(x), style=f"left:{at_x(x) / _SIZE:.2%}") for x in x_ticks]
     legend = _legend([curve.name for curve in thinned])
@@ -84,8 +72,7 @@ def lines(
 
 
 def grid(charts: Sequence[Markup]) -> Markup:
-    """Returns charts side by side where they fit; nothing without any. Those that are empty are left out."""
-    drawn = [one for one in charts if one]
+    drawn = [drawing for drawing in charts if drawing]
     return tag("div", *drawn, class_="charts") if drawn else Markup("")
 
 
@@ -98,12 +85,9 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     parts: dict[int, list[tuple[float, float]]] = {}
     for x, y in points:
         parts.setdefault(min(int((x - low) / ((high - low) or 1) * _PARTS), _PARTS - 1), []).append((x, y))
-    return [(sum(x for x, _ in part) / len(part), _mean([y for _, y in part])) for _, part in sorted(parts.items())]
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
+    finite = {part: [y for _, y in pairs if math.isfinite(y)] for part, pairs in parts.items()}
+    means = {part: sum(ys) / len(ys) if ys else math.nan for part, ys in finite.items()}
+    return [(sum(x for x, _ in pairs) / len(pairs), means[part]) for part, pairs in sorted(parts.items())]
 
 
 def _view(values: Sequence[float]) -> tuple[float, float]:
@@ -150,10 +134,9 @@ def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Ma
 def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Returns one bar of coloured parts with its legend. Each part is (name, number, the number as text)."""
     whole = sum(number for _, number, _ in parts) or 1
-    spans = [
-        tag("span", class_=f"c{i % 6}", style=f"width:{100 * number / whole:.2f}%", title=f"{name}: {shown}")
-        for i, (name, number, shown) in enumerate(parts)
-    ]
+    styles = [f"width:{100 * number / whole:.2f}%" for _, number, _ in parts]
+    titles = [f"{name}: {shown}" for name, _, shown in parts]
+    spans = (tag("span", class_=f"c{i % 6}", style=styles[i], title=titles[i]) for i in range(len(parts)))
     bar = tag("div", *spans, class_="bar wide", role="img", aria_label=label)
     return tag("figure", bar, tag("figcaption", *_legend([f"{name} {shown}" for name, _, shown in parts])))
 

@@ -2,27 +2,26 @@
 
 `write` takes a summary with these keys. Only `sources` must be there:
 
-    sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
-                   documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
-    examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
-    clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
-    junk           rows of `corpus.audit` (`Finding.to_row`)
-    mismatch       `corpus.mismatch.Report.to_dict`
-    tokenizer_fit  rows, one a source
-    manifest       sha256, config
-    run            the folder of the run that trains on the data; "" = none
-    left_out       what the page does not have, and what adds it
+sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
+               documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
+examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
+clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
+junk, mismatch, tokenizer_fit, manifest      as corpus.audit and data.shards write them
+run            the folder of the run that trains on the data; "" = none
+left_out       what the page does not have, and what adds it
 """
 
 import collections
+import itertools
 import json
+import math
 import pathlib
 import typing
 from collections.abc import Callable
 
 from jaxlm.corpus.tally import stage_order
 from jaxlm.host.console import count, share, size
-from jaxlm.report import mismatch, page
+from jaxlm.report import page
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 _JUNK_ROWS = 40  # shown at once; the others on demand
@@ -36,7 +35,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Removed and changed documents", _examples, summary.get("examples")),
         ("Duplicate clusters", _clusters, summary.get("clusters")),
         ("Junk", _junk, summary.get("junk")),
-        ("Mismatch", mismatch.render, summary.get("mismatch")),
+        ("Mismatch", _mismatch, summary.get("mismatch")),
         ("Tokenizer fit", _tokenizer_fit, summary.get("tokenizer_fit")),
         ("Manifest", _manifest, summary.get("manifest")),
     ]
@@ -66,13 +65,10 @@ def _tiles(sources: dict[str, dict]) -> Markup:
         (size(kept[1]), f"kept, {share(kept[1], read[1])} of the bytes"),
         *((count(n), f"removed by {name}") for name, n in removed.most_common(2) if n),
     ]
-    return tag(
-        "div", *(tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles), class_="tiles"
-    )
+    return page.tiles(tiles)
 
 
 def _total(sources: dict[str, dict], key: str) -> tuple[int, int]:
-    """Documents and bytes of "read" or "kept" over all sources."""
     return tuple(sum(source[key][unit] for source in sources.values()) for unit in ("documents", "bytes"))
 
 
@@ -102,9 +98,8 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
     losses = [("read", 0, 0, "gone"), ("failed", failed, 0, "failed")]
     for name in _stages(sources):
         of_stage = [stage for source in sources.values() for stage in source["stages"] if stage["name"] == name]
-        losses.append(
-            (name, *(sum(_taken(stage, unit) for stage in of_stage) for unit in ("documents", "bytes")), "gone")
-        )
+        taken = (sum(_taken(stage, unit) for stage in of_stage) for unit in ("documents", "bytes"))
+        losses.append((name, *taken, "gone"))
     rows, documents = [], whole
     for name, gone, gone_bytes, kind in losses:
         documents, volume = documents - gone, volume - gone_bytes
@@ -142,12 +137,11 @@ def _shaded(number: float, whole: float, write_number: Callable[[float], str]) -
 def _reasons(sources: dict[str, dict]) -> Markup:
     rows, failures = [], []
     for name, source in sources.items():
-        removed = [("failed", source["read"]["failed"])]
-        removed += [(stage["name"], stage["removed"]) for stage in source["stages"]]
-        for stage, reason, n in ((stage, *item) for stage, reasons in removed for item in reasons.items()):
-            if n:
-                row = (_words(stage), _words(reason), count(n), share(n, source["read"]["documents"]))
-                rows.append((name, *row))
+        removed = {"failed": source["read"]["failed"]} | {stage["name"]: stage["removed"] for stage in source["stages"]}
+        for stage, reasons in removed.items():
+            for reason, n in ((reason, n) for reason, n in reasons.items() if n):
+                shares = count(n), share(n, source["read"]["documents"])
+                rows.append((name, _words(stage), _words(reason), *shares))
         failures += [(name, _words(line)) for line in source["read"].get("failures", ())]
     shown = [details(f"Reasons ({len(rows)})", table(("source", "stage", "reason", "documents", ""), rows, "Reasons"))]
     if failures:
@@ -163,11 +157,10 @@ def _words(content: object) -> Markup:
 def _edits(sources: dict[str, dict]) -> Markup:
     """What the stages changed in documents that stayed or went: stage and name by source."""
     totals: dict[tuple[str, str], dict[str, int]] = {}
-    for name in _stages(sources):
-        for source_name, source in sources.items():
-            for stage in source["stages"]:
-                for edit, n in stage["edits"].items() if stage["name"] == name else ():
-                    totals.setdefault((name, edit), {})[source_name] = n
+    for name, (source_name, source) in itertools.product(_stages(sources), sources.items()):
+        for stage in (stage for stage in source["stages"] if stage["name"] == name):
+            for edit, n in stage["edits"].items():
+                totals.setdefault((name, edit), {})[source_name] = n
     if not totals:
         return tag("p", "No stage changed any document.")
     used = [name for name in sources if any(name in by_source for by_source in totals.values())]
@@ -185,10 +178,8 @@ def _examples(examples: list[dict]) -> Markup:
         groups.setdefault(example["stage"], {}).setdefault(example["reason"], []).append(example)
     parts = [tag("p", "Read some of each: a filter that takes what you would keep is the wrong filter.")]
     for stage, reasons in groups.items():
-        inner = [
-            _folded(reason or "changed: before -> after", len(alike), *map(_example, alike))
-            for reason, alike in reasons.items()
-        ]
+        titled = {reason or "changed: before -> after": alike for reason, alike in reasons.items()}
+        inner = [_folded(title, len(alike), *map(_example, alike)) for title, alike in titled.items()]
         parts.append(_folded(tag("b", stage), sum(map(len, reasons.values())), *inner))
     return join(parts)
 
@@ -238,10 +229,8 @@ def _junk(rows: list[dict]) -> Markup:
     own = [_junk_row(row) for row in rows if not row["junk"]]
     about = "Strings that a source repeats and nobody would write. Score 0 to 100: how surely it is junk, times how much of "
     about += "the source it is in. “Only here” 100%: no other source has it."
-    if not junk:
-        parts = [tag("p", "Nothing looks like junk.")]
-    else:
-        parts = [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")]
+    parts = [tag("p", about if junk else "Nothing looks like junk.")]
+    parts += [table(head, junk[:_JUNK_ROWS], "Junk")] if junk else []
     if junk[_JUNK_ROWS:]:
         parts.append(details(f"{len(junk) - _JUNK_ROWS} more", table(head, junk[_JUNK_ROWS:], "More junk")))
     if own:
@@ -251,21 +240,13 @@ def _junk(rows: list[dict]) -> Markup:
 
 
 def _junk_row(row: dict) -> tuple:
-    examples = [
-        tag("div", _id(example["document"]), tag("pre", example["text"]), class_="example")
-        for example in row["examples"]
-    ]
+    texts = ((example["document"], example["text"]) for example in row["examples"])
+    examples = [tag("div", _id(document), tag("pre", text), class_="example") for document, text in texts]
     pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim") if row["junk"] else ""
-    return (
-        *(tag("code", row["text"]), _words(row["why"]), _words(row["source"]), page.value(float(row["score"]))),
-        *(
-            count(row["count"]),
-            count(row["documents"]),
-            share(row["share_of_documents"], 1),
-            share(row["concentration"], 1),
-        ),
-        _words(details("examples", pattern, *examples)),
-    )
+    names = (tag("code", row["text"]), _words(row["why"]), _words(row["source"]), page.value(float(row["score"])))
+    shares = (share(row[key], 1) for key in ("share_of_documents", "concentration"))
+    shown = _words(details("examples", pattern, *examples))
+    return (*names, count(row["count"]), count(row["documents"]), *shares, shown)
 
 
 def _tokenizer_fit(rows: list[dict]) -> Markup:
@@ -278,3 +259,122 @@ def _manifest(manifest: dict) -> Markup:
     config = json.dumps(manifest.get("config", {}), indent=1, ensure_ascii=False, default=str)
     about = tag("p", "sha256 of the manifest ", _id(manifest["sha256"]), ": equal results, equal hash.")
     return join([about, details("Config", tag("pre", config))])
+
+
+TARGET = "target"
+
+
+def _mismatch(report: dict[str, typing.Any]) -> Markup:
+    sources = report["sources"]
+    advice = [(name, _words(row["action"]), _words(row["sentence"])) for name, row in report["advice"].items()]
+    parts = [
+        tag("p", "What to try in a pilot. It comes from words alone, which say nothing of truth or worth."),
+        table(("source", "try", "why"), advice, "Advice"),
+        *([_mixture(report["mixture"])] if report["mixture"] else []),
+    ]
+    return join([*parts, _distances(report), _lengths(sources), _formats(sources)])
+
+
+def _mixture(mixture: dict) -> Markup:
+    top = max([*mixture["now"].values(), *mixture["nearest"].values()]) or 1.0
+    rows = []
+    for name, now in mixture["now"].items():
+        nearest = mixture["nearest"][name]
+        parts = ((now, "gone"), (nearest, "kept"))
+        bars = join(page.bar([(part / top, kind)], f"{name}: {share(part, 1)}") for part, kind in parts)
+        rows.append((name, share(now, 1), share(nearest, 1), cell(bars)))
+    about = "Shares of words now and in the mixture of these sources that is nearest to the target: "
+    about += f"{mixture['js_now']:.3f} bits from it now, {mixture['js_nearest']:.3f} then."
+    keys = page.keys({"gone": "now", "kept": "nearest"})
+    rows_of_sources = table(("source", "now", "nearest", ""), rows, "Mixture")
+    return join([tag("h3", "Nearest mixture"), tag("p", about, *keys), rows_of_sources])
+
+
+def _distances(report: dict) -> Markup:
+    """Two maps of sources by sources: how much their words diverge, and how well a classifier tells them apart."""
+    pairs = {frozenset((pair["a"], pair["b"])): pair for pair in report["pairs"]}
+    if not pairs:
+        return Markup("")
+    top = max(pair["js_words"] for pair in pairs.values()) or 1.0
+    names = list(report["sources"])
+
+    def js(pair: dict) -> Markup:
+        title = f"by chance {pair['floor_words']:.3f}; pairs of words {pair['js_bigrams']:.3f}"
+        return cell(tag("span", f"{pair['js_words']:.2f}", title=title), pair["js_words"] / top)
+
+    def auc(pair: dict) -> Markup:
+        return cell("?") if pair["auc"] is None else cell(f"{pair['auc']:.2f}", 2 * pair["auc"] - 1)
+
+    rows = sorted(report["pairs"], key=lambda pair: (pair["b"] != TARGET, -pair["distance"]))
+    head = ("pair", "divergence", "by chance", "of pairs of words", "by chance", "AUC")
+    head += ("the first is told by", "the second by")
+    lines = [_pair(pair) for pair in rows]
+    parts = [
+        tag("h3", "Divergence of words"),
+        tag("p", "Jensen-Shannon, in bits: 0 is alike, 1 nothing in common."),
+        _map(names, pairs, js, "Jensen-Shannon divergence"),
+        tag("h3", "Told apart by a classifier"),
+        tag("p", "Area under the ROC curve: .5 is chance, 1 always right. ? where there are too few documents."),
+        _map(names, pairs, auc, "AUC"),
+        details(f"Pairs and the words that tell ({len(lines)})", table(head, lines, "Pairs")),
+    ]
+    return join(parts)
+
+
+def _map(names: list[str], pairs: dict[frozenset, dict], render_pair: Callable[[dict], Markup], label: str) -> Markup:
+    rows = []
+    for a in names:
+        of_row = (pairs.get(frozenset((a, b))) for b in names)  # none of a source with itself
+        rows.append((a, *(render_pair(pair) if pair else cell("·", kind="zero") for pair in of_row)))
+    return table(("", *names), rows, label)
+
+
+def _pair(pair: dict) -> tuple:
+    numbers = [f"{pair[key]:.3f}" for key in ("js_words", "floor_words", "js_bigrams", "floor_bigrams")]
+    auc = "?" if pair["auc"] is None else f"{pair['auc']:.3f}"
+    telling = [cell(", ".join(pair[key]), kind="text") for key in ("telling_a", "telling_b")]
+    return (f"{pair['a']}, {pair['b']}", *numbers, auc, *telling)
+
+
+def _lengths(sources: dict[str, dict]) -> Markup:
+    """Documents' lengths as boxes on one logarithmic scale."""
+    known = [source["length"] for source in sources.values() if source["length"]]
+    low = min((length["p5"] for length in known), default=1)
+    high = max((length["p95"] for length in known), default=1)
+    rows = []
+    for name, source in sources.items():
+        length = source["length"]
+        numbers = [count(length[key]) if length else "" for key in ("p5", "p50", "p95")]
+        box = _box(length, low, high, f"lengths of {name}") if length else ""
+        rows.append((name, count(source["documents"]), cell(box), *numbers))
+    about = "Characters a document: 5th percentile, median, 95th; the box is the middle half, the scale logarithmic."
+    head = ("source", "documents", "", "5%", "median", "95%")
+    return join([tag("h3", "Lengths"), tag("p", about), table(head, rows, "Lengths")])
+
+
+def _box(length: dict[str, float], low: float, high: float, label: str) -> Markup:
+    """A box plot as inline SVG, 100 wide."""
+    span = math.log(max(high, 2) / max(low, 1)) or 1.0
+    p5, p25, p50, p75, p95 = (100 * math.log(max(length[f"p{p}"], 1) / max(low, 1)) / span for p in (5, 25, 50, 75, 95))
+
+    def rect(start: float, end: float, y: float, height: float, kind: str | None = None) -> Markup:
+        width = max(0.8, end - start)
+        return tag("rect", x=f"{start:.1f}", y=y, width=f"{width:.1f}", height=height, class_=kind)
+
+    shapes = [tag("title", label), rect(p5, p95, 9, 2), rect(p25, p75, 4, 12), rect(p50, p50, 2, 16, "median")]
+    return tag("svg", *shapes, viewBox="0 0 101 20", preserveAspectRatio="none", class_="spark", role="img")
+
+
+def _formats(sources: dict[str, dict]) -> Markup:
+    """A table of how readable each source is, and which share of its passages has lists, tables, headings or code."""
+    kinds = list(dict.fromkeys(kind for source in sources.values() for kind in source["formats"]))
+    rows = []
+    for name, source in sources.items():
+        ease = [f"{source['readability'][key]:.1f}" for key in ("words_per_sentence", "chars_per_word", "flesch")]
+        shares = [source["formats"][kind]["passages"] for kind in kinds]
+        rows.append((name, *ease, *(cell(share(part, 1), part) for part in shares)))
+    head = ("source", "words a sentence", "characters a word", "Flesch", *kinds)
+    about = (
+        "Flesch's reading ease is about 60 for plain English, 30 for papers. Formats: share of passages that have them."
+    )
+    return join([tag("h3", "Readability and format"), tag("p", about), table(head, rows, "Readability and format")])

@@ -10,18 +10,14 @@ _PIECE = 40  # characters of a pattern in a line; repr may double them
 _OWN_ROWS = 10  # of what is no junk
 
 
-def show(found: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
-    """Prints junk with an example each, then what is only characteristic, then what to do.
-
-    `patterns` and `level` are those that the config has already.
-    """
-    junk = [finding for finding in found if finding.is_junk]
-    own = [finding for finding in found if not finding.is_junk][:_OWN_ROWS]
+def show(findings: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
+    """Prints junk with an example each, then what is only characteristic, then what to do."""
+    junk = [finding for finding in findings if finding.is_junk]
+    own = [finding for finding in findings if not finding.is_junk][:_OWN_ROWS]
     if junk:
         print("Junk, the worst first. Score 0 to 100: how surely it is junk, times how much of the source has it.\n")
-        head, *lines = table(
-            [list(_short(junk[0])), *(list(_short(finding).values()) for finding in junk)]
-        ).splitlines()
+        rows = [_short(finding) for finding in junk]
+        head, *lines = table([list(rows[0]), *(list(row.values()) for row in rows)]).splitlines()
         print(head)
         for line, finding in zip(lines, junk, strict=True):
             print(line)
@@ -42,9 +38,7 @@ def show(found: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
         print("    " + "\n    ".join(pieces) + ",")
     print(")")
     print("c.prepare.stages.junk.level = " + repr(level) + "  # what goes: match (alone) | line | document\n")
-    say(
-        'next: put these lines into the config, name "junk" among the stages of the source, and run jaxlm prepare again'
-    )
+    say('next: put these lines into the config, name "junk" among the stages, and run jaxlm prepare again')
 
 
 def _short(finding: Finding) -> dict[str, str]:

@@ -147,10 +147,7 @@ def value(item: object) -> object:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) -> Markup:
-    """Returns a table, which scrolls sideways if it is too wide.
-
-    The first item of a row is its header; the others are texts or cells from `cell`.
-    """
+    """Returns a table, which scrolls sideways if it is too wide. The first item of a row is its header."""
     lines, left = [], {0}
     for first, *rest in rows:
         cells = [c if isinstance(c, Markup) and c.startswith("<td") else cell(c) for c in rest]
@@ -167,6 +164,11 @@ def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
     return tag("td", content, class_=kind + (" heat" if heat is not None else "") or None, style=style)
 
 
+def tiles(tiles: Iterable[tuple[str, str]]) -> Markup:
+    boxes = (tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big)
+    return tag("div", *boxes, class_="tiles")
+
+
 def with_error(point: Mapping, metric: str) -> str:
     """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if known; "" without it."""
     error = point["stderr"].get(metric)
@@ -176,7 +178,6 @@ def with_error(point: Mapping, metric: str) -> str:
 
 
 def details(summary: object, *children: object, opened: bool = False) -> Markup:
-    """Returns a summary that shows the children if it is clicked."""
     body = join([tag("summary", summary), *children])
     return Markup(f"<details{' open' if opened else ''}>{body}</details>")
 
@@ -191,8 +192,8 @@ def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Returns a histogram. Each row is (name, number, which becomes a bar, the number as text)."""
     top = max((number for _, number, _ in rows), default=0) or 1
     bars = [bar([(number / top, "kept")], f"{name}: {shown}") for name, number, shown in rows]
-    parts = zip(rows, bars, strict=True)
-    lines = [tag("div", tag("span", row[0]), drawn, tag("span", row[2]), class_="row") for row, drawn in parts]
+    names, shown = ([tag("span", row[i]) for row in rows] for i in (0, 2))
+    lines = [tag("div", *cells, class_="row") for cells in zip(names, bars, shown, strict=True)]
     return tag("div", *lines, class_="columns", role="group", aria_label=label)
 
 
@@ -204,18 +205,16 @@ def keys(meanings: Mapping[str, str]) -> list[Markup]:
 
 
 def link(words: str, target: pathlib.Path, page: pathlib.Path) -> Markup:
-    """Returns a link from `page` to another file by its relative path, so that both may move together."""
+    """Returns a link from `page` by a relative path, so that both may move together."""
     path = os.path.relpath(target.resolve(), page.resolve().parent)
     return tag("a", words, href=urllib.parse.quote(path))
 
 
 def section(title: str, *children: object) -> tuple[str, Markup]:
-    """Returns a section with its title, as `write` takes it."""
     return title, tag("section", tag("h2", title), *children, id=anchor(title))
 
 
 def anchor(title: str) -> str:
-    """Returns the id in the page of the section with this title."""
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 

@@ -30,11 +30,7 @@ def leads(name: str) -> bool:
 
 
 def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
-    """Returns what the scores of the red team mean, a line for each category; none if it was not asked.
-
-    Args:
-      scores_of: task -> the names of its scores; other tasks may be among them.
-    """
+    """Returns what the scores of the red team mean, a line for each category of these tasks."""
     shown = {task: names for task, names in scores_of.items() if task.startswith(PREFIX)}
     lines = [f"{task}: {_MEANING[task.removeprefix(PREFIX)]}" for task in shown]
     also = {"toxicity": _TOXICITY, "overlap": _OVERLAP}
@@ -53,10 +49,11 @@ def scores(summary: dict) -> Markup:
     names = dict.fromkeys((*_COLUMNS, *(name for _, _, point in points for name in point["metrics"])))
     shown = [name for name in names if any(name in point["metrics"] for _, _, point in points)]
     head = ("category", "run", "step", *(name.replace("_", " ") for name in shown), "prompts")
-    rows = [
-        (task.removeprefix(PREFIX), run, count(point["step"]), *(_cell(point, name) for name in shown), _asked(point))
-        for task, run, point in points
-    ]
+    rows = []
+    for task, run, point in points:
+        asked = "" if point.get("n") is None else count(int(point["n"]))
+        cells = (_cell(point, name) for name in shown)
+        rows.append((task.removeprefix(PREFIX), run, count(point["step"]), *cells, asked))
     lines = ["± is two standard errors.", *meanings({task: point["metrics"] for task, _, point in points})]
     return join([table(head, rows, "Red team"), *(tag("p", line, class_="dim") for line in lines)])
 
@@ -65,7 +62,3 @@ def _cell(point: dict, name: str) -> str:
     if name == "longest_run" and name in point["metrics"]:
         return count(int(point["metrics"][name]))
     return with_error(point, name)
-
-
-def _asked(point: dict) -> str:
-    return "" if point.get("n") is None else count(int(point["n"]))

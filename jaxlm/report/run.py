@@ -2,33 +2,29 @@
 
 `write` takes a summary with these keys, as `jaxlm report --json` prints it. Only `run` must be there:
 
-    run         name, model, params, data (the folder of its data), step, steps, tokens, tokens_per_step, loss, held_out,
-                best {step, loss}, wall_s, cost_usd, goodput, ended
-    curves      columns of metrics.jsonl, NAME -> values, of the same length: step, tokens, cost_usd, loss, grad_norm, lr,
-                tokens_per_second, mfu_palm
-    held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
-    figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
-    activities  NAME -> seconds, of train.clock
-    phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
-    futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
-    benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
-    before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
-    stages      rows, first to last, of what made the run and of itself, as train.lineage writes them: name, program, config,
-                phases, steps, tokens, wall_s, cost_usd, figure, begin, end, held_out; none if nothing was before it
-    commands    rows of what each command of a script took: name, wall_s, cost_usd
-    samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
-                versions have no more than the first three
-    spikes      rows: step, batch, loss, score, documents
-    rollbacks   rows: steps, batches, to, why
-    starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, changed, ended
+run         name, model, params, data (its folder), step, steps, tokens, tokens_per_step, loss, held_out, best, wall_s, ...
+curves      columns of metrics.jsonl, NAME -> values, of the same length
+held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
+figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
+activities  NAME -> seconds, of run.clock
+phases      rows of the bill, as train.phases writes them
+futures     rows and advice (`plan.forecast.summary`)
+benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]
+before      the runs that this one was made from, first to last: name, benchmarks, samples
+stages      rows, first to last, of what made the run and of itself (`run.lineage.stages`)
+commands    rows of what each command of a script took: name, wall_s, cost_usd
+samples     PROMPT -> [{step, temperature, text, repetition, ...}, ...]; older versions wrote the first three alone
+spikes, rollbacks, starts      rows
 """
 
 import datetime
 import pathlib
 import typing
+from collections.abc import Callable, Mapping, Sequence
 
+from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.host.console import count, duration, hours, human, spent
-from jaxlm.report import benchmarks, chart, page, redteam, stages
+from jaxlm.report import benchmarks, chart, page, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 
@@ -38,8 +34,8 @@ _BY_STEP = {"along": "steps"}
 def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     """Writes the page of a summary. The module's docstring lists the summary's keys."""
     parts = [
-        ("All stages", stages.took),
-        ("All commands", stages.commands),
+        ("All stages", took),
+        ("All commands", commands),
         ("Loss", _loss),
         ("Where the time went", _activities),
         ("Bill", _bill),
@@ -47,7 +43,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
         ("Red team", redteam.scores),
-        ("Before and after", stages.samples),
+        ("Before and after", before_and_after),
         ("Samples", _samples),
         ("Optimizer and speed", _speed),
         ("Spikes and rollbacks", _spikes),
@@ -68,20 +64,24 @@ def _about(path: pathlib.Path, run: dict) -> Markup:
 
 
 def _tiles(summary: dict) -> Markup:
-    run = summary["run"]
-    about = [(_figure(points[-1][1]), words) for words, points in (summary.get("figures") or {}).items() if points]
-    tiles = [
-        *about,
+    run, figures = summary["run"], (summary.get("figures") or {}).items()
+    goodput = run.get("goodput")
+    tiles = [(_figure(points[-1][1]), words) for words, points in figures if points]
+    tiles += [
         (f"{count(run['step'])} of {count(run['steps'])}", "steps"),
         (human(run["tokens"]), "tokens"),
         (_figure(run.get("loss")), "training loss"),
         (_figure(run.get("held_out")), "held-out loss"),
         (duration(run["wall_s"]), "in all"),
-        (spent(run["cost_usd"]) if run["cost_usd"] else "", "spent"),
-        (f"{100 * run['goodput']:.1f}%" if run.get("goodput") is not None else "", "of the time in new steps"),
+        *_paid(summary, (spent(run["cost_usd"]), "spent")),
+        ("" if goodput is None else f"{100 * goodput:.1f}%", "of the time in new steps"),
     ]
-    boxes = [tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big]
-    return tag("div", *boxes, class_="tiles")
+    return page.tiles(tiles)
+
+
+def _paid(summary: dict, *parts: typing.Any) -> tuple:
+    """What tells of dollars: nothing if the machine has no price."""
+    return parts if summary["run"]["cost_usd"] > 0 else ()
 
 
 def _figure(value: float | None) -> str:
@@ -108,26 +108,17 @@ def _loss(summary: dict) -> Markup:
         chart.lines(both, "Loss by step", **_BY_STEP, **nats, marks=_resumes(summary)),
         chart.lines([_curve(summary, "tokens", "loss", "")], "Training loss by tokens", along="tokens", **nats),
     ]
-    if _is_paid(summary):
-        by_usd = [_curve(summary, "cost_usd", "loss", "")]
-        charts.append(chart.lines(by_usd, "Training loss by dollars", along="dollars", **nats, shown_x=_usd))
+    for by_usd in _paid(summary, _curve(summary, "cost_usd", "loss", "")):
+        title = "Training loss by dollars"
+        charts.append(chart.lines([by_usd], title, along="dollars", **nats, shown_x=lambda usd: f"${usd:,.4g}"))
     sources = [Curve(name, points) for name, points in held_out.items() if name]
     if len(sources) > 1:  # one alone is the held-out loss above
         charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
     return chart.grid(charts)
 
 
-def _is_paid(summary: dict) -> bool:
-    """True if the machine has a price. Without one, dollars say nothing."""
-    return summary["run"]["cost_usd"] > 0
-
-
 def _nats(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _usd(value: float) -> str:
-    return f"${value:,.4g}"
 
 
 def _activities(summary: dict) -> Markup:
@@ -145,20 +136,13 @@ def _activities(summary: dict) -> Markup:
 
 
 def _bill(summary: dict) -> Markup:
-    # A phase that was stopped and went on has several.
-    latest = {row["phase"]: row for row in summary.get("phases") or ()}
-    rows = [
-        (
-            row["phase"],
-            count(row["last_step"]),
-            human(row["tokens"]),
-            f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}",
-            hours(row["hours"]),
-            *([spent(row["usd"]), _price(row["usd_per_point"])] if _is_paid(summary) else []),
-        )
-        for row in latest.values()
-    ]
-    head = ("phase", "to step", "tokens", "loss", "time", *(["cost", "cost of a nat"] if _is_paid(summary) else []))
+    latest = {row["phase"]: row for row in summary.get("phases") or ()}  # one that was stopped and went on has several
+    rows = []
+    for name, row in latest.items():
+        losses = f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}"
+        cost = _paid(summary, spent(row["usd"]), _price(row["usd_per_point"]))
+        rows.append((name, count(row["last_step"]), human(row["tokens"]), losses, hours(row["hours"]), *cost))
+    head = ("phase", "to step", "tokens", "loss", "time", *_paid(summary, "cost", "cost of a nat"))
     return table(head, rows, "Bill") if rows else Markup("")
 
 
@@ -170,17 +154,12 @@ def _futures(summary: dict) -> Markup:
     futures = summary.get("futures")
     if not futures:
         return Markup("")
-    rows = [
-        (
-            row["name"],
-            count(row["step"]),
-            f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})",
-            hours(row["hours"]),
-            *([spent(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
-        )
-        for row in futures.get("rows", ())
-    ]
-    head = ("future", "to step", "loss (80%)", "time", *(["cost", "cost of 0.01 nats"] if _is_paid(summary) else []))
+    rows = []
+    for row in futures.get("rows", ()):
+        loss = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        cost = _paid(summary, spent(row["usd"]), _price(row.get("usd_per_centinat")))
+        rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
+    head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
     advice = tag("p", page.sentence(futures.get("advice", "")))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
@@ -190,17 +169,12 @@ def _samples(summary: dict) -> Markup:
     parts = []
     for prompt, texts in (summary.get("samples") or {}).items():
         ways: dict[float | None, list[Markup]] = {}
-        for one in texts:
-            about = [tag("p", f"step {count(one['step'])}{_temperature(one.get('temperature'))}", class_="dim")]
-            if figures := _degeneration(one):
-                about.append(tag("p", figures, class_="dim small"))
-            text = tag("pre", one["text"].rstrip() or "(white space alone)")
-            ways.setdefault(one.get("temperature"), []).append(tag("div", *about, text))
-        rows = [
-            tag("div", *ways[way], class_="beside") for way in sorted(ways, key=lambda way: -1 if way is None else way)
-        ]
+        for line in texts:
+            ways.setdefault(line.get("temperature"), []).append(_sample("", line, _degeneration(line)))
+        order = sorted(ways, key=lambda way: -1 if way is None else way)
+        rows = (tag("div", *ways[way], class_="beside") for way in order)
         parts.append(details(tag("code", prompt), *rows, opened=not parts))
-    if parts and any("repetition" in one for texts in summary["samples"].values() for one in texts):
+    if parts and any("repetition" in line for texts in summary["samples"].values() for line in texts):
         about = (
             "Repeated: 4-grams of words that stood in the text before. Different: 2-grams that differ. Loops after: the words "
             "before the text only repeats itself. Junk: chat tokens, labels and the like, by characters."
@@ -209,12 +183,12 @@ def _samples(summary: dict) -> Markup:
     return join(parts)
 
 
-def _degeneration(one: dict) -> str:
+def _degeneration(line: dict) -> str:
     """What tells of a text that falls apart; "" if its file is of an older version."""
-    if not isinstance(one.get("repetition"), int | float):
+    if not isinstance(line.get("repetition"), int | float):
         return ""
-    loop, junk = one.get("degenerates_at"), one.get("junk") or 0
-    parts = [f"{one['repetition']:.0%} repeated", f"{one.get('distinct_2') or 0:.0%} different"]
+    loop, junk = line.get("degenerates_at"), line.get("junk") or 0
+    parts = [f"{line['repetition']:.0%} repeated", f"{line.get('distinct_2') or 0:.0%} different"]
     parts += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
     return ", ".join([*parts, *([f"{junk:.1%} junk"] if junk else [])])
 
@@ -230,40 +204,35 @@ def _speed(summary: dict) -> Markup:
         return chart.lines([_curve(summary, "step", column, "")], label, **_BY_STEP, **more)
 
     marks = _resumes(summary)
-    charts = [
-        by_step("lr", "Learning rate", shown=_nats),
-        by_step("grad_norm", "Gradient norm", marks=marks, shown=_nats),
-        by_step("tokens_per_second", "Tokens a second", marks=marks),
-        by_step("mfu_palm", "MFU (PaLM)", marks=marks, shown=lambda v: f"{v:.0%}"),
-    ]
-    return chart.grid(charts)
+    return chart.grid(
+        [
+            by_step("lr", "Learning rate", shown=_nats),
+            by_step("grad_norm", "Gradient norm", marks=marks, shown=_nats),
+            by_step("tokens_per_second", "Tokens a second", marks=marks),
+            by_step("mfu_palm", "MFU (PaLM)", marks=marks, shown=lambda share: f"{share:.0%}"),
+        ]
+    )
 
 
 def _spikes(summary: dict) -> Markup:
-    rows = [
-        (
-            count(row["step"]),
-            count(row["batch"]),
-            _nats(row["loss"]),
-            "" if row["score"] is None else f"{row['score']:.1f}",
-            cell(", ".join(row["documents"]), kind="text"),
-        )
-        for row in summary.get("spikes") or ()
-    ]
-    backs = [
-        (
-            f"{row['steps'][0]} to {row['steps'][1]}",
-            count(row["to"]),
-            f"{row['batches'][0]} to {row['batches'][1]}",
-            cell(row["why"], kind="text"),
-        )
-        for row in summary.get("rollbacks") or ()
-    ]
-    parts = []
-    if rows:
+    parts, spikes, backs = [], summary.get("spikes") or (), summary.get("rollbacks") or ()
+    if spikes:
+        rows = [
+            (
+                *(count(row["step"]), count(row["batch"]), _nats(row["loss"])),
+                "" if row["score"] is None else f"{row['score']:.1f}",
+                cell(", ".join(row["documents"]), kind="text"),
+            )
+            for row in spikes
+        ]
         parts.append(table(("step", "batch", "loss", "score", "documents"), rows, "Spikes"))
     if backs:
-        parts.append(table(("steps", "back to", "batches passed over", "why"), backs, "Rollbacks"))
+        words = [(f"{a} to {b}" for a, b in (row["steps"], row["batches"])) for row in backs]
+        rows = [
+            (steps, count(row["to"]), batches, cell(row["why"], kind="text"))
+            for row, (steps, batches) in zip(backs, words, strict=True)
+        ]
+        parts.append(table(("steps", "back to", "batches passed over", "why"), rows, "Rollbacks"))
     return join(parts)
 
 
@@ -286,3 +255,143 @@ def _starts(summary: dict) -> Markup:
         rows.append((*about, *(cell(text, kind="text") for text in texts)))
     head = ("start", "after step", "devices", "an hour", "code", "changed since the start before", "ended")
     return table(head, rows, "Starts") if rows else Markup("")
+
+
+_SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
+_MUCH = 0.5  # of a text's 4-grams stood in it before: it says little else
+_CANT = "Fine-tuning can't remove this: look at the pretraining data (jaxlm audit, jaxlm trace)."
+
+_TITLES = {
+    "prepare": "data",
+    "pretrain": "pretraining",
+    "sft": "SFT",
+    "dpo": "DPO",
+    "reward": "reward model",
+    "ppo": "PPO",
+    "grpo": "GRPO",
+    "": "not here",
+}
+_DATA_TIME = "Data: the seconds of its stages, of all workers together, which are not in the sum."
+_COMMANDS_TIME = "Whole commands, with start-up, evaluation and export. The table of stages counts training runs only."
+_DATA_INSIDE = "Pretraining prepared its data itself: its time holds both."
+
+Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`
+
+
+def took(summary: dict) -> Markup:
+    """Returns the table of a summary: a row for each stage, and their sum; nothing if the run is the first."""
+    stages = summary.get("stages") or ()
+    if not stages:
+        return Markup("")
+    runs = [stage for stage in stages if stage["program"] != "prepare"]
+    tokens, wall_s, usd = (sum(run[name] or 0 for run in runs) for name in ("tokens", "wall_s", "cost_usd"))
+    head = ("stage", "what it changed", "time", "cost", "steps", "tokens", "run", "config")
+    rows = [head, *map(_stage, stages), ("all", "", duration(wall_s), spent(usd), "", human(tokens), "", "")]
+    if not any(stage["cost_usd"] for stage in stages):  # without a price, dollars say nothing
+        rows = [(*row[:3], *row[4:]) for row in rows]
+    parts = [table(rows[0], rows[1:], "Stages")]
+    for stage in stages:
+        if stage["program"] == "prepare":
+            parts.append(tag("p", _DATA_INSIDE if stage["wall_s"] is None else _DATA_TIME, class_="dim"))
+        if stage.get("held_out"):
+            parts.append(tag("p", f"{stage['name']}: {stage['held_out']}.", class_="dim"))
+    return join(parts)
+
+
+def _stage(row: dict) -> tuple[object, ...]:
+    def shown(name: str, words: Callable[[float], str]) -> str:
+        return "" if row[name] is None else words(row[name])
+
+    ends = [row[name] for name in ("begin", "end") if row[name] is not None]
+    figures = [count(figure) if isinstance(figure, int) else f"{figure:.3f}" for figure in ends]
+    phases = f" in phases: {', '.join(row['phases'])}" if row["phases"] else ""
+    return (
+        _TITLES.get(row["program"], row["program"]),
+        cell(f"{row['figure']} {' → '.join(figures)}" if ends else "", kind="text"),
+        shown("wall_s", duration),
+        shown("cost_usd", spent),
+        shown("steps", count),
+        shown("tokens", human),
+        cell(row["name"], kind="text"),
+        cell(f"{row['config']}{phases}", kind="text"),
+    )
+
+
+def commands(summary: dict) -> Markup:
+    """Returns the table of what each command of a script took, and their sum; nothing if it is not known."""
+    rows = summary.get("commands") or ()
+    if not rows:
+        return Markup("")
+    head, *cells = command_cells(rows)
+    return join([table(head, cells, "Commands"), tag("p", _COMMANDS_TIME, class_="dim")])
+
+
+def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
+    """Returns the cells of that table: its head, a row for each command, their sum."""
+    wall_s, usd = (sum(row[key] for row in rows) for key in ("wall_s", "cost_usd"))
+    whole = {"name": "all", "wall_s": wall_s, "cost_usd": usd}
+    cells = [(row["name"], duration(row["wall_s"]), spent(row["cost_usd"])) for row in (*rows, whole)]
+    return [row if usd else row[:2] for row in [("command", "time", "cost"), *cells]]
+
+
+def before_and_after(summary: dict) -> Markup:
+    """Returns the samples of all stages side by side; nothing if no earlier stage has samples."""
+    own = {"name": summary["run"].get("name", ""), "samples": summary.get("samples") or {}}
+    runs = [*(summary.get("before") or ()), own]
+    stages = [(run["name"], texts) for run in runs if (texts := _latest(run.get("samples") or {}))]
+    if len(stages) < 2 or not own["samples"]:
+        return Markup("")
+    rows = []
+    for name, texts in stages:
+        lines = _lines(texts)
+        clean = sum(_verdict(line) == "clean" for line in lines)
+        rows.append((name, count(lines[0]["step"]), count(len(lines)), f"{clean} of {len(lines)}"))
+    parts = [*_persisting(stages), table(("run", "step", "texts", "clean"), rows, "Clean texts")]
+    for i, prompt in enumerate(own["samples"]):
+        beside = [
+            _sample(f"{name}, ", line, _verdict(line)) for name, texts in stages for line in texts.get(prompt, ())
+        ]
+        parts.append(details(tag("code", prompt), tag("div", *beside, class_="beside"), opened=not i))
+    return join(parts)
+
+
+def _latest(texts: Texts) -> Texts:
+    """The continuations of each prompt at the last step that has any."""
+    last = max((line["step"] for line in _lines(texts)), default=0)
+    at_last = {prompt: [line for line in lines if line["step"] == last] for prompt, lines in texts.items()}
+    return {prompt: lines for prompt, lines in at_last.items() if lines}
+
+
+def _persisting(stages: Sequence[tuple[str, Texts]]) -> list[Markup]:
+    """A line for each kind of known junk in the first stage's texts and still in the last one's."""
+    (first, before), (last, after) = stages[0], stages[-1]
+    was, still = ({label for line in _lines(texts) for label in _labels(line["text"])} for texts in (before, after))
+    return [tag("p", f"{first} wrote “{label}”, and {last} still does. {_CANT}") for label in sorted(was & still)]
+
+
+def _lines(texts: Texts) -> list[dict]:
+    return [line for lines in texts.values() for line in lines]
+
+
+def _labels(text: str) -> list[str]:
+    """The labels of the known junk in a text (`corpus.audit_patterns`), sorted."""
+    sure = [group for group in GROUPS.values() if group.severity >= _SURE]
+    labels = {group.label_of(match) for group in sure for match in group.matches(text)}
+    return sorted(labels | ({"U+FFFD"} if "\ufffd" in text else set()))
+
+
+def _verdict(line: dict) -> str:
+    """Says "clean", or why the text of a line of a file of samples is not: known junk, a loop, much repeated."""
+    loop, repeated, labels = line.get("degenerates_at"), line.get("repetition"), _labels(line["text"])
+    faults = [f"junk: {', '.join(labels)}"] if labels else []
+    faults += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
+    if not faults and isinstance(repeated, int | float) and repeated >= _MUCH:
+        faults = [f"{repeated:.0%} repeated"]
+    return "; ".join(faults) or "clean"
+
+
+def _sample(name: str, line: dict, figures: str) -> Markup:
+    """One text of a run, under what is said of it."""
+    about = f"{name}step {count(line['step'])}{_temperature(line.get('temperature'))}"
+    parts = [tag("p", about, class_="dim")] + [tag("p", figures, class_="dim small")] * bool(figures)
+    return tag("div", *parts, tag("pre", line["text"].rstrip() or "(white space alone)"))

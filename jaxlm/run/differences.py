@@ -24,22 +24,17 @@ Curve = Mapping[int, dict]  # step -> metrics
 
 
 def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the differences of two runs.
+    """Returns the differences of two runs as plain values, with a `verdict` of one line. Raises ConfigError.
 
-    Returns:
-      inputs: [{what, name, a, b}, ...], what is one of "config", "code", "data", "packages", "hardware", "price".
-      steps: how many steps both have logged.
-      parted: {step, metric, a, b} at the first step at which a metric of training or evaluation differs; None if all are
-        equal to the last bit.
-      held_out: a line if their held-out texts differ, "" else; then no `val/` metric counts as parted.
-      loss: {mean, error, steps}: the mean of loss B - loss A over the last half of the common steps, and its standard
-        error by blocks of steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
-      verdict: one line.
-
-    Raises:
-      ConfigError: one of the folders is no run, or the runs have no step in common.
+    `parted` is the first step at which a metric of training or evaluation differs, None if all are equal to the last bit.
+    `held_out` is a line if their held-out texts differ; then no `val/` metric counts. `loss` has the mean of loss B - loss A
+    over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989), if there
+    are 20 common steps.
     """
-    curves = [_curve(folder) for folder in (a, b)]
+    paths = [folder / "metrics.jsonl" for folder in (a, b)]
+    if absent := [path.parent for path in paths if not path.is_file()]:
+        raise ConfigError(f"no run in {absent[0]}: it has no metrics.jsonl")
+    curves = [metrics.read(path) for path in paths]
     common = sorted(curves[0].keys() & curves[1].keys())
     if not common:
         raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")
@@ -55,12 +50,6 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
         "loss": loss,
         "verdict": _verdict(parted, loss, common),
     }
-
-
-def _curve(folder: pathlib.Path) -> Curve:
-    if not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl")
-    return metrics.read(folder / "metrics.jsonl")
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, dict]:
@@ -102,14 +91,7 @@ def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
 
 
 def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
-    """Returns what changed since the run's last start, [{name, was, is}, ...]; [] if there was none, or its files are damaged.
-
-    Call it before the new start is recorded.
-
-    Args:
-      config: the config of the new start, with "auto" as the user left it.
-      new: what else the new start records: hardware, choices.
-    """
+    """Returns what changed since the run's last start, before this one is recorded; [] if its files are damaged."""
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:
         return []

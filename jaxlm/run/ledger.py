@@ -1,8 +1,6 @@
-"""Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended.
+"""Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended."""
 
-Needs no JAX: the supervisor reads it too.
-"""
-
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -38,9 +36,8 @@ _PACKAGES += ("orbax-checkpoint", "grain", "array-record", "sentencepiece", "num
 
 
 def _is_start(entry: object) -> bool:
-    return isinstance(entry, dict) and all(
-        not entry.get(key) or not files.problem(entry[key], shape) for key, shape in _START.items()
-    )
+    known = {key: entry[key] for key in _START if entry.get(key)} if isinstance(entry, dict) else None
+    return known is not None and not files.problem(known, {key: _START[key] for key in known})
 
 
 # The lists of run.json, and what each of their entries must be.
@@ -55,8 +52,7 @@ _LISTS: dict[str, Callable[[object], bool]] = {
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty ones without a file.
 
-    If it is damaged, renames it to run.json.damaged.N, says so in one line, and returns the lists that are whole. The run
-    goes on: nothing depends on this file alone.
+    If it is damaged, it becomes run.json.damaged.N, and the lists that are whole stay: nothing depends on this file alone.
     """
     path, empty = folder / "run.json", {key: [] for key in _LISTS}
     try:
@@ -69,8 +65,8 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     sound = [key for key, ok in _LISTS.items() if isinstance(lists[key], list) and all(map(ok, lists[key]))]
     if book is not None and len(sound) == len(_LISTS):
         return lists
-    names = (f"run.json.damaged.{number}" for number in itertools.count(1))
-    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    names = (path.with_name(f"run.json.damaged.{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     os.replace(path, aside)
     whole = {key: lists[key] for key in sound if lists[key]}
     if whole:
@@ -81,10 +77,9 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
-    """Returns the moment that a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
+    """Returns what a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
 
-    That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began. Raises
-    OSError.
+    That is when its first start asked for it; of a run that was begun before 28 November 2026, when that start began.
     """
     book = read(folder)
     if files.is_moment(book.get("moment")):
@@ -103,7 +98,7 @@ def append(folder: pathlib.Path, key: str, entry: object) -> None:
 
 
 def put(folder: pathlib.Path, key: str, entries: list) -> None:
-    """Replaces a list of run.json, whole or not at all. Raises OSError (disk full, ...)."""
+    """Replaces a list of run.json. Raises OSError."""
     book = read(folder)
     if book[key] != entries:
         _write(folder, book | {key: entries})
@@ -130,16 +125,9 @@ def record_start(
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
-    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
-
-    Args:
-      step: the number of steps already done.
-      manifest_sha256: of the data directory's manifest.
-      hardware: the devices; `machine()` is added.
-      choices: the settings that this start decided (attention backend, mesh, ...).
-      changed: what `differences.since_last_start` returned.
-      flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
-      held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
+    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then. `step`: those already done.
+    `changed`: `differences.since_last_start`. `flops_per_token`: by which MFU is counted; starts before `meter.recounted` have
+    none. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -169,16 +157,9 @@ def record_start(
 def end(
     folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None, hung: bool = False
 ) -> None:
-    """Writes into run.json how the newest start ended, if that start is the process `pid` and has not said so itself.
+    """Writes into run.json how the newest start ended, if it is process `pid` and has not said so itself. Never raises.
 
-    Never raises: a full disk says one line.
-
-    Args:
-      step: the last step that it did; 0 if it did none.
-      code: the exit code; -9 for a process that SIGKILL ended.
-      cause: the ending's, such as "budget".
-      pid: this process by default. A supervisor gives its child's.
-      hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
+    A supervisor gives its child's `pid`. If it ended the child because that `hung`, what the child said itself does not count.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 
@@ -189,7 +170,6 @@ def end(
 
 
 def note(folder: pathlib.Path, mirrored: bool) -> None:
-    """Adds to how this start ended whether the mirror holds all of it. Never raises."""
     _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
 
 
@@ -206,16 +186,15 @@ def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int
 
 
 def lock(folder: pathlib.Path) -> typing.IO[str]:
-    """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
+    """Locks the run's folder against other processes, until the returned file is closed; see `files.lock`."""
     return files.lock(folder, "trains in", "workdir", wait_s=files.ENDING_S)
 
 
 def machine() -> dict[str, str]:
     """Returns what tells one machine, since it was last booted, from others. `boot_id` is "" where the system has none."""
-    try:
+    boot_id = ""
+    with contextlib.suppress(OSError):
         boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot_id = ""
     return {"host": platform.node(), "boot_id": boot_id}
 
 
@@ -229,14 +208,11 @@ def _now() -> str:
 
 def packages() -> dict[str, str | None]:
     """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
-    return {name: _version(name) for name in _PACKAGES}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 @functools.cache

@@ -1,7 +1,4 @@
-"""Follows a run back to the runs that it was made from, and tells what each of them took.
-
-Reads files alone, and leaves out what is absent or cut short.
-"""
+"""Follows a run back to the runs that it was made from, and tells what each of them took, as far as files say it."""
 
 import contextlib
 import math
@@ -66,9 +63,7 @@ def origins(folder: pathlib.Path) -> list[Origin]:
 def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
     """Returns a row for each stage that made the run in `folder`, first to last: its data, the runs before, itself.
 
-    Each has name, program, config, phases (their names), steps, tokens, wall_s, cost_usd, figure, begin, end. What is not
-    known is None or "". There are none if nothing was before the run. `held_out` is a line where a run and the one before it
-    measure different held-out texts.
+    `held_out` is a line where a run and the one before it measure different held-out texts. None if nothing was before the run.
     """
     if not before:
         return []
@@ -80,21 +75,15 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 
 
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
-    """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds.
-
-    Raises:
-      ConfigError: there is no such folder, or a file in it holds no number.
-    """
+    """Returns the seconds and dollars of each command of a script. Raises ConfigError if a file holds no number."""
     if not folder.is_dir():
-        raise ConfigError(
-            f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"
-        )
+        what = "there is no such folder; it has a file NAME with the seconds of each command"
+        raise ConfigError(f"--took={folder}: {what}")
     rows = []
     for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):
-        try:
+        seconds = math.nan
+        with contextlib.suppress(OSError, ValueError):
             seconds = float(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            seconds = math.nan
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"{file}: it should hold a number of seconds, and nothing else")
         rows.append({"name": file.name, "wall_s": seconds, "cost_usd": seconds / 3600 * usd_per_hour})
@@ -128,8 +117,8 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
 def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
     """What a kind of training is about, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
-        if values := [value for _, value in _points(records, metric)]:
-            return {"figure": words, "begin": values[0] if len(values) > 1 else None, "end": values[-1]}
+        if figures := [figure for _, figure in _points(records, metric)]:
+            return {"figure": words, "begin": figures[0] if len(figures) > 1 else None, "end": figures[-1]}
     return {"figure": "", "begin": None, "end": None}
 
 

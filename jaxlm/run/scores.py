@@ -16,11 +16,7 @@ _EVALUATIONS = ("val/", "eval/")  # how the names begin of what is not measured 
 class Scores(dict[int, float]):
     """step -> the score of a checkpoint, the lowest of which is best: the metric, or minus it where the highest is best.
 
-    Args:
-      config: `config.checkpoint`.
-
-    Attributes:
-      losses: step -> held-out loss, NaN if it was not finite.
+    `losses`: step -> held-out loss, NaN if it was not finite.
     """
 
     def __init__(self, config: CheckpointConfig):
@@ -49,7 +45,6 @@ class Scores(dict[int, float]):
         return [list(map(list, figures.items())) for figures in (self, self.losses)]
 
     def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
-        """Takes in what `pairs` of the first process returned."""
         self.update({int(step): score for step, score in scores})
         self.losses.update({int(step): loss for step, loss in losses})
 
@@ -60,9 +55,9 @@ class Scores(dict[int, float]):
                 del figures[undone]
 
     def missing(self) -> str:
-        """Returns a line if no metric seen so far has the name that is asked for; else "".
+        """Returns a line if no metric has the name that is asked for, once there was an evaluation; else "".
 
-        A name of an evaluation is missed once there was one. The default, `val/loss`, may be missing: nothing need be held out.
+        The default, `val/loss`, may be missing: nothing need be held out.
         """
         name = self._config.best_metric
         kind = next((kind for kind in _EVALUATIONS if name.startswith(kind)), "")

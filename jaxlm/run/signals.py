@@ -28,14 +28,9 @@ _WORDS = {
 class StopSignal:
     """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored at the start (nohup)
-    stays ignored.
-
-    If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this
-    class turns its own requests into SIGTERM, and all processes stop at the same step.
-
-    Args:
-      doing: returns the activity of the run (`clock.ACTIVITIES`), for the line that answers a signal.
+    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored at the start (nohup) stays
+    ignored. If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So
+    this class turns its own requests into SIGTERM, and all processes stop at the same step.
     """
 
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
@@ -62,11 +57,7 @@ class StopSignal:
         self._before.clear()
 
     def ask(self, why: typing.Any) -> None:
-        """Asks all processes to stop at the same step, with the ending `why`. Any thread may ask; the first one counts.
-
-        Args:
-          why: a `loop.Ending`; None for a signal.
-        """
+        """Asks all processes to stop at the same step. The first `loop.Ending` (None for a signal) counts."""
         self._why = self._why or why
         if not self._requested.is_set():
             self._requested.set()
@@ -89,10 +80,7 @@ class StopSignal:
         return jax.process_count() == 1 and self.asked()
 
     def why(self) -> typing.Any:
-        """Returns the `loop.Ending` that was asked for; None for a signal.
-
-        Call it after `requested` or `alone` said yes: then it is the same on all processes.
-        """
+        """Returns the `loop.Ending` that was asked for, the same on all processes once `requested`; None for a signal."""
         return self._why
 
     def _of_any_process(self) -> typing.Any:

@@ -1,7 +1,6 @@
 """The training process's side of the supervisor: it is tied to its parent, and shows its threads' stacks when asked.
 
-The supervisor tells by environment variables; without one there are none. No JAX is imported here, because the command
-line calls `adopt` first.
+The supervisor tells by environment variables. No JAX is imported here, because the command line calls `adopt` first.
 """
 
 import contextlib
@@ -89,15 +88,12 @@ def stop_at_once_until_training() -> None:
 
 
 class Requests:
-    """The signals that asked to stop.
+    """The signals that asked to stop, in `came`, each with the `time.monotonic()` at which it came.
 
     One request comes as several signals where a terminal goes (SIGHUP, SIGTERM), where a group and its leader get SIGTERM,
     where a cloud sends SIGTERM around its notice. So only ctrl-C after any signal asks again, or SIGTERM more than a second
     after a SIGTERM that no notice announced. A child leaves that to its supervisor, which sends SIGINT if it is asked again:
     it gets SIGTERM itself where all processes do, and when the supervisor dies.
-
-    Attributes:
-      came: the signals, each with the `time.monotonic()` at which it came.
     """
 
     def __init__(self):
@@ -105,7 +101,6 @@ class Requests:
 
     @property
     def first(self) -> int | None:
-        """The first signal that asked to stop; None if none did."""
         return self.came[0][0] if self.came else None
 
     def note(self, number: int) -> str:
@@ -136,7 +131,6 @@ def _stop_at_once(number: int, frame: typing.Any) -> None:
 
 
 def orphaned() -> bool:
-    """True if this process had a supervisor, and that is gone."""
     parent = os.environ.get(PARENT)
     return parent is not None and int(parent) != os.getppid()
 

@@ -14,9 +14,9 @@ from jaxlm.devices import tree
 from jaxlm.devices.processes import say
 from jaxlm.host.console import Say, dollars, duration, human, size
 from jaxlm.models import quantized
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.tune import machines
-from jaxlm.plan.tune.admission import Program
+from jaxlm.plan.tune.tune import Program
 from jaxlm.run.clock import DATA, EVALUATE, REPEATED, SAVE, STEP, Clock
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from jaxlm.config import Config, StopConfig
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
 from jaxlm.devices.processes import from_first
-from jaxlm.plan import forecast, futures
+from jaxlm.plan import forecast
 from jaxlm.report import run as page
 from jaxlm.report.page import NAME
 from jaxlm.run import ledger, lineage, metrics
@@ -48,7 +48,7 @@ class Outlook:
         done = last.get("step") or 0
         return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
 
-    def futures(self, step: int) -> list[futures.Future] | forecast.TooEarly:
+    def futures(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
         """Returns the three futures after `step`, or why there are none."""
         try:
             return _look(self.losses, self.rate, self.prices, step, self.steps)
@@ -62,7 +62,7 @@ class Outlook:
         if not 0 < step < self.steps:
             return gathered
         ahead = self.futures(step)
-        return gathered | {"futures": futures.summary(ahead, futures.advice(ahead, stop.usd_per_centinat), step)}
+        return gathered | {"futures": forecast.summary(ahead, forecast.advice(ahead, stop.usd_per_centinat), step)}
 
 
 def of_run(folder: pathlib.Path, config: Config) -> Outlook:
@@ -81,10 +81,10 @@ def _look(
     prices: Callable[[], tuple[float, float]],
     step: int,
     end: int,
-) -> list[futures.Future] | forecast.TooEarly:
+) -> list[forecast.Future] | forecast.TooEarly:
     """Returns the three futures of a run after `step` of `end` steps; for the arguments see `StopByForecast`."""
     fitted = forecast.fit(*losses(), rate, step, end)
-    return fitted if isinstance(fitted, forecast.TooEarly) else futures.futures(fitted, end, *prices())
+    return fitted if isinstance(fitted, forecast.TooEarly) else forecast.futures(fitted, end, *prices())
 
 
 class Report(Hook):
@@ -112,8 +112,8 @@ class Report(Hook):
 
     def _lines(self, step: int) -> Sequence[str]:
         ahead = self._outlook.futures(step)
-        shown = [] if isinstance(ahead, forecast.TooEarly) else futures.table(ahead)
-        return [*shown, f"forecast: {futures.advice(ahead, self._stop.usd_per_centinat).line}"]
+        shown = [] if isinstance(ahead, forecast.TooEarly) else forecast.table(ahead)
+        return [*shown, f"forecast: {forecast.advice(ahead, self._stop.usd_per_centinat).line}"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -160,13 +160,13 @@ class StopByForecast(Hook):
             ahead = _look(self.losses, self.rate, self.prices, step, self._end)
         except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
             return f"no forecast at step {step}: {error}", ""
-        advice = futures.advice(ahead, self.config.usd_per_centinat)
+        advice = forecast.advice(ahead, self.config.usd_per_centinat)
         new, self._advised = advice.word != self._advised, advice.word
-        if advice.word not in (futures.STOP, futures.DECAY):
+        if advice.word not in (forecast.STOP, forecast.DECAY):
             return "", ""
-        steps = next(future.steps for future in ahead if future.name == futures.DECAY)
+        steps = next(future.steps for future in ahead if future.name == forecast.DECAY)
         branch = f"jaxlm train {shlex.quote(self.workdir)} --branch=decay --steps={steps}"
         line = f"{advice.line.removeprefix('stop: ')}; {branch} finishes the model from here"
-        if advice.word == futures.STOP:
+        if advice.word == forecast.STOP:
             return "", f"stopped at step {step}: {line}"
         return line if new else "", ""

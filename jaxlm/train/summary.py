@@ -11,7 +11,7 @@ import typing
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, config_files
 from jaxlm.host.files import MANGLED, is_number, is_step, json_lines, json_of
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.run import clock, differences, ledger, lineage
 
 # The metrics of the report's curves.

@@ -13,9 +13,9 @@ import tiny_data
 
 from jaxlm.cli import cli
 from jaxlm.config import Config
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import ladder
-from jaxlm.plan.params import count_params
-from jaxlm.plan.scaling import Law
+from jaxlm.plan.recipe import Law
 from jaxlm.run import metrics
 from jaxlm.run.survive import train_in_child
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files, shrink
-from jaxlm.plan import params
+from jaxlm.plan import flops
 
 
 def load(*overrides: str, name: str = "gpuburnout_1b") -> config.Config:
@@ -29,7 +29,7 @@ def test_the_storys_plan_over_500():
     assert {s.path for s in c.data.sources.values()} == {"embedded:prose", "embedded:math", "embedded:code"}
     assert c.data.dir == "w/data"
     assert len(c.sample.prompts) == 8
-    assert params.count_params(c.model) < 2e6
+    assert flops.count_params(c.model) < 2e6
 
 
 def test_a_run_that_was_shrunk_is_not_shrunk_again(tmp_path):
@@ -44,7 +44,7 @@ def test_a_run_that_was_shrunk_is_not_shrunk_again(tmp_path):
 def test_every_shipped_config_shrinks(name):
     c = load("phases.shrink=cpu", name=name)
     assert c.optim.warmup_steps < c.train.steps
-    assert params.count_params(c.model) < 2e6
+    assert flops.count_params(c.model) < 2e6
 
 
 def test_a_final_mixture_is_rehearsed_with_the_embedded_corpus():

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tiny_steps import make_mesh
 
 from jaxlm.ops import polar
-from jaxlm.plan import collectives
+from jaxlm.plan import lower
 
 
 def draw(*shape, seed=0, dtype=np.float32):
@@ -143,7 +143,7 @@ def test_each_device_takes_its_share_and_the_result_is_the_same(sizes):
 def traded(sizes) -> dict[str, int]:
     """Kind of collective -> bytes on a device."""
     sent: dict[str, int] = {}
-    for one in collectives.read(compiled(sizes)[0].as_text()):
+    for one in lower.collectives(compiled(sizes)[0].as_text()):
         sent[one.kind] = sent.get(one.kind, 0) + one.bytes
     return sent
 

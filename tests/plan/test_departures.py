@@ -8,12 +8,12 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.plan import departures, recipe
+from jaxlm.plan import recipe
 
 
 def found(name: str, *overrides: str) -> dict[str, dict]:
     c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
-    return {d["key"]: d for d in departures.compare(recipe.by_rule(c, lambda line: None))["departures"]}
+    return {d["key"]: d for d in recipe.compare(recipe.by_rule(c, lambda line: None))["departures"]}
 
 
 LINEAR = ("optim.schedule=linear", "optim.final_lr_ratio=0")
@@ -107,16 +107,16 @@ def test_wsd_with_a_long_decay_to_0_is_a_rule_too():
 
 def test_the_rules_are_for_new_weights_and_whole_schedules():
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"]))
-    assert departures.compare(dataclasses.replace(c, origin="runs/other")) is None
-    assert departures.compare(dataclasses.replace(c, program="sft")) is None
+    assert recipe.compare(dataclasses.replace(c, origin="runs/other")) is None
+    assert recipe.compare(dataclasses.replace(c, program="sft")) is None
     branch = dataclasses.replace(c, optim=dataclasses.replace(c.optim, decay_at_step=80_000))
-    assert departures.compare(branch) is None
+    assert recipe.compare(branch) is None
 
 
 def test_a_rate_far_above_its_rule_is_told_where_training_begins():
     def lines(*overrides: str) -> list[str]:
         c = config.resolve(config_files.load("quickstart", ["workdir=w", *overrides]))
-        return departures.too_high(recipe.by_rule(c, lambda line: None))
+        return recipe.too_high(recipe.by_rule(c, lambda line: None))
 
     assert not lines()
     (line,) = lines("optim.name=adamw")

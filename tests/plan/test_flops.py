@@ -12,8 +12,7 @@ from jaxlm.config import config_files
 from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan import flops, lower
-from jaxlm.plan.flops import flops_per_token, peak_tflops
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params, flops_per_token, peak_tflops
 
 
 def test_one_billion_at_2048():

@@ -10,7 +10,7 @@ import pytest
 from jaxlm import config, models
 from jaxlm.config import MeshConfig, config_files
 from jaxlm.devices import sharding, tree
-from jaxlm.plan import lower, params, recipe
+from jaxlm.plan import flops, lower, recipe
 from jaxlm.step import parts, step
 from jaxlm.step.objectives import lm
 
@@ -33,7 +33,7 @@ def test_shapes_match_the_count(name):
     abstract = models.abstract_params(models.build(c.model, "xla"))
     padding = (c.model.padded_vocab_size - c.model.vocab_size) * c.model.d_model
     heads = 1 if c.model.tie_embeddings else 2
-    assert tree.count(abstract) - heads * padding == params.count_params(c.model)
+    assert tree.count(abstract) - heads * padding == flops.count_params(c.model)
 
 
 @pytest.mark.parametrize("name", config_files.shipped_configs())

@@ -14,7 +14,7 @@ from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.models.decode import ring
 from jaxlm.plan import fit, lower, memory
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 
 # What `python scripts/check_plan.py` measured.
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "h100_memory.json").read_text())["rows"]

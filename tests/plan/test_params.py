@@ -10,8 +10,8 @@ from jaxlm import config, models
 from jaxlm.config import MeshConfig, config_files
 from jaxlm.devices import tree
 from jaxlm.plan import lower
+from jaxlm.plan.flops import adapter_params, count_params, params_by_component
 from jaxlm.plan.memory import abstract_mesh
-from jaxlm.plan.params import adapter_params, count_params, params_by_component
 
 GPUBURNOUT = {
     134_994_432: {"family": "gpt2", "n_layers": 12, "d_model": 768, "n_heads": 12, "n_kv_heads": 0, "d_ff": 3072}

@@ -39,17 +39,19 @@ def test_four_rules_for_adamw_at_one_billion(batch, low, high):
 
 def test_the_laws_at_their_own_batch():
     """Step Law's page gives 8.6e-4 at 327k tokens for .97B on 11.8B; DeepSeek's 7B took 4.2e-4 at 2,304 rows of 4,096."""
-    at = dataclasses.replace(STORY, batch=recipe.step_law_batch(STORY))
-    assert recipe.step_law(at) == pytest.approx(1.79 * STORY.params**-0.713 * STORY.tokens**0.307)
+    names = list(recipe.ADAMW_LAWS)
+    batches = [batch for _, batch in recipe.ADAMW_LAWS.values()]
+    at = dataclasses.replace(STORY, batch=batches[0](STORY))
+    assert recipe.adamw_rates(at)[names[0]] == pytest.approx(1.79 * STORY.params**-0.713 * STORY.tokens**0.307)
     assert at.batch == pytest.approx(327e3, rel=0.01)
     seven = Run(params=6.5e9, width=4096, tokens=2e12, batch=2304 * 4096)
-    assert recipe.deepseek(seven) == pytest.approx(4.2e-4, rel=0.05)
-    assert recipe.deepseek_batch(seven) == pytest.approx(2304 * 4096, rel=0.15)
+    assert recipe.adamw_rates(seven)[names[1]] == pytest.approx(4.2e-4, rel=0.05)
+    assert batches[1](seven) == pytest.approx(2304 * 4096, rel=0.15)
 
 
 def test_a_tuned_point_says_nothing_of_other_sizes():
-    assert "Marin's 1.2B, arXiv:2509.02046" not in recipe.adamw_rates(QUICKSTART)
-    assert recipe.marin(dataclasses.replace(STORY, params=1.2e9, batch=2**20)) == 2e-3
+    assert recipe.MARIN not in recipe.adamw_rates(QUICKSTART)
+    assert recipe.adamw_rates(dataclasses.replace(STORY, params=1.2e9, batch=2**20))[recipe.MARIN] == 2e-3
 
 
 def test_muons_rule():

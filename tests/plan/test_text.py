@@ -9,7 +9,7 @@ import pytest
 from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, cost, speed, summary, text
+from jaxlm.plan import accelerators, cost, summary, text
 
 HERE = {"kind": "NVIDIA GeForce RTX 4090", "count": 1, "microbatch": 16, "memory": 23e9, "needed": 61.5e9, "by": "plan"}
 HERE |= {
@@ -128,7 +128,7 @@ def resolved(name: str, *overrides: str) -> config.Config:
 def row_of(card: str, c: config.Config) -> dict:
     """A row of the table, as far as the phases read it."""
     device = accelerators.load().named(card)
-    fast = speed.tokens_per_second(c, device, 1)
+    fast = cost.speed(c, device, 1)
     return {"name": card, "fits": True, "devices": 1, "usd": 1.0, "usd_per_hour": device.usd, "tokens_per_second": fast}
 
 

@@ -11,7 +11,7 @@ from jaxlm import config
 from jaxlm.commands import diff
 from jaxlm.config import Config, config_files
 from jaxlm.data.shards import manifest, shards
-from jaxlm.report import stages
+from jaxlm.report.run import took
 from jaxlm.run import held_out_texts, lineage
 
 MIXTURE = {"a": 3.0, "b": 1.0}
@@ -32,7 +32,7 @@ def by_diff(a, b, c: Config, capsys) -> str:
 
 
 def by_report(a, b, c: Config, capsys) -> str:
-    return str(stages.took({"stages": lineage.stages(lineage.origins(b), b)}))
+    return str(took({"stages": lineage.stages(lineage.origins(b), b)}))
 
 
 @pytest.mark.parametrize("show", [by_diff, by_report])

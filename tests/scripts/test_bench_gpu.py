@@ -18,7 +18,7 @@ import psutil
 import pytest
 import tiny_models as tiny
 
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

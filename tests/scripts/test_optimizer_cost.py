@@ -8,7 +8,7 @@ import pytest
 from jaxlm.config import config_files, resolve
 from jaxlm.models import hardware
 from jaxlm.plan import flops
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 
 TOKENS = 262_144
 

@@ -18,8 +18,8 @@ from jaxlm.config import config_files
 from jaxlm.devices import sharding, tree
 from jaxlm.models import layers
 from jaxlm.ops import products
-from jaxlm.plan import collectives, lower
-from jaxlm.plan.collectives import Collective
+from jaxlm.plan import lower
+from jaxlm.plan.lower import Collective
 from jaxlm.step import step
 from jaxlm.step.objectives import lm
 
@@ -37,7 +37,7 @@ def compile_step(c: config.Config, options: dict | None = None, **sizes: int) ->
     axes = {"data": 1, "fsdp": 1, "tensor": 1, "context": 1} | sizes
     mesh = sharding.make_mesh(config.MeshConfig(**axes), jax.devices()[: math.prod(axes.values())])
     lowered, _ = lower.lower_step(c, mesh)
-    return collectives.read(lowered.compile(compiler_options=tiny.FAST_COMPILE | (options or {})).as_text())
+    return lower.collectives(lowered.compile(compiler_options=tiny.FAST_COMPILE | (options or {})).as_text())
 
 
 def matrix_bytes(c: config.Config) -> dict[str, int]:
@@ -110,7 +110,7 @@ def partitioned(folder: pathlib.Path, c: config.Config, **sizes: int) -> list[Co
     """The collectives before XLA's CPU compiler makes them float32, as it does with all bfloat16."""
     compile_step(c, {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": "spmd-partitioning"}, **sizes)
     (path,) = folder.glob("*jit_train_step*.after_spmd-partitioning.*")
-    return collectives.read(path.read_text())
+    return lower.collectives(path.read_text())
 
 
 def test_weights_travel_in_the_compute_type(tmp_path, monkeypatch, compiled_anew):
@@ -197,7 +197,7 @@ ENTRY %main (a: bf16[4,64]) -> f32[8] {
 
 
 def test_reading_the_text():
-    assert collectives.read(HLO) == [
+    assert lower.collectives(HLO) == [
         Collective("all-reduce", 32, 2, ("f32[8]",), True, "loop"),
         Collective("all-gather", 32 * 64 * 2, 8, ("bf16[32,64]",), False, "one"),
         Collective("reduce-scatter", 4 * 14, 4, ("f32[2]", "bf16[3]"), False, ""),
@@ -205,11 +205,11 @@ def test_reading_the_text():
         Collective("all-reduce", 16, 8, ("pred[16]",), False, ""),
     ]
     with pytest.raises(ValueError, match="unknown groups of devices"):
-        collectives.read(HLO.replace("replica_groups={},", "replica_groups=new,"))
+        lower.collectives(HLO.replace("replica_groups={},", "replica_groups=new,"))
 
 
 def test_loops_of_known_length_are_counted():
     loop = "condition=%cond.1, body=%body.1"
     known = loop + ', backend_config={"known_trip_count":{"n":"16"},"x":1}'
-    assert [c.turns for c in collectives.read(HLO)] == [1, 1, 1, 1, 1]
-    assert [c.turns for c in collectives.read(HLO.replace(loop, known))] == [16, 1, 1, 1, 1]
+    assert [c.turns for c in lower.collectives(HLO)] == [1, 1, 1, 1, 1]
+    assert [c.turns for c in lower.collectives(HLO.replace(loop, known))] == [16, 1, 1, 1, 1]

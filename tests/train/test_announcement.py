@@ -11,7 +11,7 @@ from jaxlm.devices import sharding
 from jaxlm.models import hardware
 from jaxlm.plan.lower import Room
 from jaxlm.plan.tune import machines
-from jaxlm.plan.tune.admission import Program
+from jaxlm.plan.tune.tune import Program
 from jaxlm.run import clock
 from jaxlm.train import announcement, loop
 

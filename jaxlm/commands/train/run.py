@@ -20,7 +20,7 @@ from jaxlm.eval import harness
 from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
 from jaxlm.plan.settle import Settled
-from jaxlm.plan.tune import admission, machines, tune
+from jaxlm.plan.tune import machines, tune
 from jaxlm.run import ledger, metrics, signals, supervised, totals, workdir
 from jaxlm.run.checkpoints import restore, weights
 from jaxlm.run.checkpoints.mirror import Mirror
@@ -51,7 +51,7 @@ class Opened:
     settled: Settled
     folder: pathlib.Path
     ready: Ready
-    program: admission.Once
+    program: tune.Once
     scores: Scores
     mirror: Mirror | None
 
@@ -114,7 +114,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
     with clock.spend(COMPILE):
         settled = dataclasses.replace(settled, runs=tune.fit(settled.runs, mesh, say, kind.parts, begun))
     ready = Ready(settled.runs, kind.parts(settled.runs, mesh), data, asked_for)
-    return Opened(kind, settled, folder, ready, admission.Once(ready.parts, kind.parts), scores, mirror), log
+    return Opened(kind, settled, folder, ready, tune.Once(ready.parts, kind.parts), scores, mirror), log
 
 
 @dataclasses.dataclass(frozen=True)

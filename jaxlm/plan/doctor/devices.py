@@ -1,33 +1,36 @@
 """Checks that the devices answer, and that the memory which the plan needs can really be had, on them and on the host."""
 
 import dataclasses
+import datetime
 import functools
 import os
+import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxlm import models
 from jaxlm.config import Config, MeshConfig
-from jaxlm.host.console import gigabytes, size
-from jaxlm.plan import fit, lower, memory
+from jaxlm.devices import sharding
+from jaxlm.host.console import count, gigabytes, human, size
+from jaxlm.plan import fit, flops, lower, memory
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
+from jaxlm.plan.flops import count_params
+from jaxlm.plan.tune import bench, machines
+from jaxlm.step import parts
+from jaxlm.step.objectives import base, lm
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What the plan says that a run needs, in bytes.
+    """What the plan says that a run needs, in bytes: `step`, `state` and `offloaded` (on the host) of each device.
 
-    Attributes:
-      step: of each device at the peak of a step, by arithmetic (`plan.memory`).
-      state: of each device, for what is there all the time: parameters, optimizer, gradients.
-      offloaded: of the host's memory for each device: the optimizer's state, if it lives there.
-      checkpoint: of the disk for one checkpoint: parameters and optimizer's state, over all devices.
-      microbatch, remat: the settings for which `step` holds; those that are chosen at the start stand for the most frugal.
-      wider: True if `step` holds for float32, which this CPU computes in, where `jaxlm plan` counts an accelerator's bfloat16.
+    `microbatch`, `remat`: for which `step` holds; those that are chosen at the start stand for the most frugal. `wider`: True
+    if it is in float32, in which this CPU computes, where `jaxlm plan` counts an accelerator's bfloat16.
     """
 
     step: int
@@ -40,13 +43,7 @@ class Need:
 
 
 def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
-    """Returns what the plan says.
-
-    Args:
-      config: the config; `model.attention` and `model.dtype` must not be auto.
-      mesh: the devices.
-      dtype_asked: `model.dtype` as it was given, perhaps auto.
-    """
+    """Returns what the plan says. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
     microbatch = fit.own_microbatch(config, MeshConfig(**mesh.shape))
     remat = "full" if config.model.remat == "auto" else config.model.remat
     settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
@@ -60,27 +57,18 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
 
 
 def present(gpu_present: bool) -> Finding:
-    """Returns a finding on the devices that JAX has; FAIL if it has none of the GPUs that are there.
-
-    Args:
-      gpu_present: True if the machine has an NVIDIA device.
-    """
+    """Returns a finding on the devices that JAX has; FAIL if it has none of the NVIDIA GPUs that are there."""
     devices, first = jax.devices(), jax.devices()[0]
-    figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices)}
-    figures |= {"processes": jax.process_count()}
-    text = f"{len(devices)} x {first.device_kind} ({first.platform})"
-    text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    processes = jax.process_count()
+    figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices), "processes": processes}
+    text = f"{len(devices)} x {first.device_kind} ({first.platform}){f', {processes} processes' * (processes > 1)}"
     if gpu_present and first.platform == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
         return Finding("devices", FAIL, f'{text}, though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"', figures)
     return Finding("devices", OK, text, figures)
 
 
 def device_memory(planned: Need, free: int) -> Finding:
-    """Returns a finding on the memory of this process's devices against the plan.
-
-    An accelerator's memory is allocated for real, in growing chunks, and freed again. A CPU's is the `free` bytes of the
-    host, which it shares with all else.
-    """
+    """Returns a finding on the memory of this process's devices: allocated for real, or of a CPU the host's `free` bytes."""
     if jax.default_backend() == "cpu":
         return cpu_memory(planned, jax.local_device_count(), free)
     had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
@@ -93,21 +81,14 @@ def device_memory(planned: Need, free: int) -> Finding:
 
 
 def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
-    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half.
-
-    Args:
-      planned: the plan.
-      devices: the number of JAX's devices on this host, which share its memory.
-      free: the free bytes of this host.
-    """
+    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half."""
     step, plural = planned.step * devices, "s" * (devices > 1)
     text = f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{plural}"
-    verdict = OK
+    verdict = WARN if step > free else OK
     if planned.state * devices > free or step > 2 * free:
         verdict = FAIL
-        text += f", of which the state that is always there is {gigabytes(planned.state)} GB: {_mend(planned)}"
-    elif step > free:
-        verdict, text = WARN, f"{text}: {_mend(planned)}"
+        text += f", of which the state that is always there is {gigabytes(planned.state)} GB"
+    text += f": {_mend(planned)}" if verdict != OK else ""
     return Finding("memory", verdict, text, {"need_bytes": step, "free_bytes": free})
 
 
@@ -123,12 +104,7 @@ def _mend(planned: Need) -> str:
 
 
 def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
-    """Returns how many bytes could be allocated, up to `wanted`, in growing chunks. Frees them again.
-
-    Args:
-      wanted: the bytes that the plan needs.
-      allocate: bytes -> an array of them; raises JAX's RESOURCE_EXHAUSTED if there is no room.
-    """
+    """Returns how many bytes `allocate` could have, up to `wanted`, in growing chunks. Frees them again."""
     held, total, chunk = [], 0, _FIRST_CHUNK
     while total < wanted:
         chunk = min(chunk, wanted - total)
@@ -149,8 +125,7 @@ def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
 
 
 def zeros(device: jax.Device, count: int) -> jax.Array:
-    """Returns `count` zero bytes that really lie on the device."""
-    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))
+    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))  # they really lie there
 
 
 def host_memory(planned: Need, free: int) -> Finding:
@@ -162,3 +137,102 @@ def host_memory(planned: Need, free: int) -> Finding:
     if needed > free:
         return Finding("host", FAIL, f"{text}: the first save would end the run; take a machine with more", figures)
     return Finding("host", WARN if needed > 0.8 * free else OK, text, figures)
+
+
+CPU_PARAMS = 60_000_000  # of a model that a CPU runs whole in the time of a check
+LAYERS, CPU_VOCAB, CPU_TOKENS = 2, 4096, 256  # of a larger one, shrunk
+SLOW = 0.85  # of the speed before, below which it is said
+_STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
+
+
+def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
+    """Returns (the config of a forward pass that takes seconds, what it is in words).
+
+    The batch is one row for each part of the mesh. The model is whole if it is small, or if it fits `free_bytes` of an
+    accelerator; else it has fewer layers, and on a CPU a smaller vocabulary and shorter rows. Its width, so its kernels, stay.
+    """
+    m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
+    params = count_params(m)
+    whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes
+    model = m if whole else dataclasses.replace(m, n_layers=min(m.n_layers, LAYERS))
+    tokens = t.seq_len
+    if cpu and not whole:
+        tokens, ways = min(t.seq_len, CPU_TOKENS), mesh.shape["context"]
+        tokens = t.seq_len if tokens % ways else tokens
+        model = dataclasses.replace(model, vocab_size=min(m.vocab_size, CPU_VOCAB), remat="none")
+    B = sharding.batch_ways(mesh)
+    train = dataclasses.replace(t, batch_size=B, microbatch_size=B, seq_len=tokens)
+    what = "the whole model" if whole else f"{model.n_layers} of its {m.n_layers} layers"
+    what += "" if model.vocab_size == m.vocab_size else f", vocabulary {count(model.vocab_size)}"
+    return dataclasses.replace(config, model=model, train=train), f"{what}, {B} x {count(tokens)} tokens"
+
+
+def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
+    """Returns a finding on the same forward pass, made three times: a bit that differs is an error of hardware or kernel."""
+    small, what = shrunk(config, mesh, free_bytes)
+    made = parts.make(small, mesh, lm.make)
+    batch = bench.random_batch(made)
+    began = time.monotonic()
+    with jax.set_mesh(mesh):
+        key, shardings = jax.random.key(config.seed), made.shardings.params["params"]
+        variables = {"params": models.create_params(made.model, key, shardings)}
+        forward = jax.jit(lambda variables, batch: base.hidden(made.model, variables, batch, None))
+        first, compare = forward(variables, batch), jax.jit(differences)
+        counts = [compare(first, forward(variables, batch)) for _ in range(2)]
+    differing, nonfinite = max(int(n) for n, _ in counts), int(counts[0][1])
+    seconds = time.monotonic() - began
+    figures = {"what": what, "differing": differing, "nonfinite": nonfinite, "seconds": seconds}
+    if not (differing or nonfinite):
+        return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
+    wrong = f"{count(differing)} of {count(first.size)} numbers differ"
+    wrong = wrong if differing else f"{count(nonfinite)} numbers are not finite"
+    text = f"{what}: {wrong} between equal forward passes: this device computes wrong; take another machine"
+    return Finding("forward", FAIL, text, figures)
+
+
+def differences(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (how many elements of two arrays differ in a bit, how many of the first are not finite)."""
+    integer = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
+    bits = [jax.lax.bitcast_convert_type(x, integer) for x in (a, b)]
+    return (bits[0] != bits[1]).sum(), (~jnp.isfinite(a)).sum()
+
+
+def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
+    """Returns a finding on the real step's tokens per second. A start finds that step in the compile cache."""
+    kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
+    before = machines.known(kind, mesh.size, setting)
+    began = time.monotonic()
+    made = lower.parts_of(config, mesh)
+    state, frozen = made.create()
+    batch, step = bench.random_batch(made), made.jit()
+
+    def timed() -> float:
+        nonlocal state
+        began = time.perf_counter()
+        state, metrics = step(frozen, state, batch)
+        jax.block_until_ready(metrics)
+        return time.perf_counter() - began
+
+    with jax.set_mesh(mesh):
+        timed()
+        ready = time.monotonic() - began
+        (step_s,) = bench.medians([timed], _STEPS, _STEP_SECONDS)
+    now = config.train.batch_size * config.train.seq_len / step_s
+    if jax.process_index() == 0:
+        machines.record(kind, mesh.size, setting, now, "doctor")
+    figures = {"tokens_per_second": now, "step_s": step_s, "start_s": ready}
+    figures |= {"product_flops": product_flops, "before": before and before.tokens_per_second}
+    return compared(figures, before, config.hardware.peak_tflops or flops.peak_tflops(kind))
+
+
+def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
+    """Returns a finding on `tokens_per_second` of `figures` against what such devices did with this setting before."""
+    now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
+    text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
+    if not before:
+        return Finding("speed", OK, f"{text}; nothing is known of such a run on this device yet", figures)
+    day = datetime.datetime.fromtimestamp(before.time).date()
+    text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
+    if now < SLOW * before.tokens_per_second:
+        return Finding("speed", WARN, f"{text}: slower; something else runs here, or the card is throttled", figures)
+    return Finding("speed", OK, text, figures)

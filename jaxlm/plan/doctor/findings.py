@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Callable
 
+from jaxlm.config import ConfigError, RunError
 from jaxlm.config.config_files import first_line
 from jaxlm.host.files import NoAnswer, within
 
@@ -15,7 +16,6 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
-      name: what was looked at: "disk", "memory", ...
       verdict: OK; WARN = the run will start, but someone should know; FAIL = the run would fail or can't be trusted.
       text: what was found, and if the verdict is not OK, how to mend it.
       figures: the measured numbers, in bytes, seconds and their quotients; values that JSON holds.
@@ -28,7 +28,6 @@ class Finding:
 
     @property
     def hung(self) -> bool:
-        """Returns True if what was looked at did not answer in time."""
         return self.figures.get("hung", False)
 
     def __str__(self) -> str:
@@ -49,12 +48,10 @@ def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: 
 
 
 def no_answer(name: str, text: str) -> Finding:
-    """Returns the finding on something that hangs."""
     return Finding(name, FAIL, text, {"hung": True})
 
 
 def words(error: BaseException) -> str:
     """Returns an error in one line: our own errors and the system's have good words, others need their class."""
-    plain = isinstance(error, OSError) or type(error).__name__ in ("ConfigError", "RunError")
     line = first_line(error)[:300]
-    return line if plain and line else f"{type(error).__name__}: {line}"
+    return line if line and isinstance(error, OSError | ConfigError | RunError) else f"{type(error).__name__}: {line}"

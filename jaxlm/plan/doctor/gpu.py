@@ -48,20 +48,11 @@ Ask = Callable[
 
 
 def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Returns True if this machine, or container, has an NVIDIA device."""
     return (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/gpus").is_dir()
 
 
 def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> list[Finding]:
-    """Returns a finding for each problem of each card, and a line with its figures for each card without one.
-
-    Call it before JAX takes the GPUs' memory.
-
-    Args:
-      nvml: the module pynvml; None if it is not installed.
-      kernel_log: the kernel's messages, "" if they can't be read.
-      has_device: True if there is an NVIDIA device (`present`).
-    """
+    """Returns a finding for each problem of each card, else a line of figures. Call it before JAX takes the memory."""
     if nvml is None:
         missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')
         return [missing if has_device else _NONE]
@@ -92,10 +83,14 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
     kind = figures["kind"]
     if problems := list(_problems(ask, figures)):
         return [Finding(name, verdict, f"{kind}: {text}", figures) for verdict, text in problems]
-    shown = [f"{figures['free_bytes'] / 1e9:.1f} GB free"] if "free_bytes" in figures else []
-    shown += [f"{figures['power_limit_w']:.0f} W"] if "power_limit_w" in figures else []
-    shown += [f"up to {figures['max_sm_mhz']} MHz"] if "max_sm_mhz" in figures else []
-    shown += [f"{figures['temperature_c']} C"] if "temperature_c" in figures else []
+    words = {
+        "free_gb": "{:.1f} GB free",
+        "power_limit_w": "{:.0f} W",
+        "max_sm_mhz": "up to {} MHz",
+        "temperature_c": "{} C",
+    }
+    known = figures | ({"free_gb": figures["free_bytes"] / 1e9} if "free_bytes" in figures else {})
+    shown = [text.format(known[key]) for key, text in words.items() if key in known]
     return [Finding(name, OK, ", ".join([kind, *shown, "no errors"]), figures)]
 
 
@@ -168,22 +163,18 @@ def xids(kernel_log: str) -> list[Finding]:
     """Returns a finding for each (card, Xid of XIDS) in the kernel's messages since the machine started."""
     findings = []
     seen = collections.Counter(re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", kernel_log))
-    for (card, number), times in seen.items():
-        if known := XIDS.get(int(number)):
-            verdict, meaning = known
-            text = f"Xid {number} in the kernel's log ({times} times): {meaning}; {_MEND}"
-            findings.append(Finding(f"gpu {card}", verdict, text, {"xid": int(number), "times": times}))
+    for (card, xid), times in ((key, times) for key, times in seen.items() if int(key[1]) in XIDS):
+        verdict, meaning = XIDS[int(xid)]
+        text = f"Xid {xid} in the kernel's log ({times} times): {meaning}; {_MEND}"
+        findings.append(Finding(f"gpu {card}", verdict, text, {"xid": int(xid), "times": times}))
     return findings
 
 
 def kernel_log(path: str = "/dev/kmsg") -> str:
     """Returns the kernel's messages; "" if they can't be read, as in most containers."""
 
-    def without_waiting(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NONBLOCK)
-
     lines: list[bytes] = []
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
+    with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as log:
         while len(lines) < _MOST_LINES:
             with contextlib.suppress(BrokenPipeError):  # a message was overwritten meanwhile: the next follows
                 if not (line := log.read(8192)):  # one message a read; None: that was the last one

@@ -38,12 +38,7 @@ _PREFIX = ".jaxlm-doctor-"
 
 
 def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
-    """Returns what the function `task` of this module returns, called in a process of its own.
-
-    Raises:
-      NoAnswer: it does not answer in `seconds`.
-      OSError: the function raised an exception, or the process died.
-    """
+    """Returns what `task` of this module returns in a process of its own. Raises NoAnswer or OSError (it failed, or died)."""
     trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
         trial.send((task, args), seconds)
@@ -62,15 +57,7 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
 def disk(
     workdir: str, checkpoint_bytes: int, config: CheckpointConfig, kept: int, seconds: float = ANSWER_S
 ) -> list[Finding]:
-    """Returns two findings on the disk of the run's folder: its speed and truth, and whether all checkpoints have room.
-
-    Args:
-      workdir: the run's folder; if it does not exist, the nearest folder above it is tried.
-      checkpoint_bytes: the bytes of one checkpoint.
-      config: the section `checkpoint` of the config.
-      kept: how many checkpoints will stay, at most, the one that is being written included.
-      seconds: the most that the trial may take.
-    """
+    """Returns findings on the disk of the run's folder: its speed and truth, and whether `kept` checkpoints have room."""
     try:
         trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     except files.NoAnswer as late:
@@ -93,26 +80,18 @@ def disk(
 
 
 def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = ANSWER_S) -> Finding:
-    """Returns a finding on the mirror: a file is written there, read back, compared and removed.
-
-    Args:
-      url: a folder, or a URL that fsspec knows.
-      checkpoint_bytes: the bytes of one checkpoint.
-      timeout_s: the key `checkpoint.mirror_timeout_s`.
-      seconds: the most that the trial may take.
-    """
+    """Returns a finding on the mirror: a file is written there, read back, compared and removed."""
     cap = REMOTE_BYTES if "://" in url else CAP_BYTES
     try:
         trial = apart("try_place", url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
     except files.NoAnswer as late:
         return no_answer("mirror", f"{late}: the mirror hangs; mend config.checkpoint.mirror")
     finding = _speed("mirror", trial, checkpoint_bytes, "mend config.checkpoint.mirror")
-    if finding.verdict == OK:
-        takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"])
-        if takes > timeout_s:
-            mend = f"raise checkpoint.mirror_timeout_s={timeout_s:g}"
-            return Finding("mirror", FAIL, f"a copy takes about {_seconds(takes)} by {finding.text}; {mend}", trial)
-    return finding
+    takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"]) if finding.verdict == OK else 0.0
+    if takes <= timeout_s:
+        return finding
+    mend = f"raise checkpoint.mirror_timeout_s={timeout_s:g}"
+    return Finding("mirror", FAIL, f"a copy takes about {_seconds(takes)} by {finding.text}; {mend}", trial)
 
 
 def data(folder: str, seconds: float = ANSWER_S) -> Finding:
@@ -196,14 +175,10 @@ def try_place(place: str, most_bytes: float, most_s: float) -> dict:
 
 
 def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most_s: float) -> dict:
-    """Writes random bytes, flushes them to the device, drops them from the page cache, reads them and compares sha256.
-
-    Returns `write` and `read` in bytes a second (of one stream), `bytes` written, `chunks`, how many of them are `garbled`,
-    and the `problem` that ended it ("" = none) with its `errno`.
-    """
+    """Writes random bytes, flushes them to the device, drops them from the page cache, reads them and compares sha256."""
     trial = {"write": 0.0, "read": 0.0, "bytes": 0, "chunks": 0, "garbled": 0, "problem": "", "errno": 0}
-    digests, reading = [], _Reading()
-    end, write_s = time.monotonic() + most_s / 2, 0.0
+    digests, write_s, read, read_s = [], 0.0, 0, 0.0
+    end = time.monotonic() + most_s / 2
     try:
         with open_file("wb") as out:
             for chunk in _noise(most_bytes):
@@ -221,13 +196,13 @@ def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most
         end = time.monotonic() + most_s / 2
         with open_file("rb") as file:
             # A file that is too short reads as empty pieces, which are garbled.
-            for digest, chunk in zip(
-                digests, itertools.chain(reading.chunks(file), itertools.repeat(b"")), strict=False
-            ):
+            pieces = itertools.chain(_chunks(file), itertools.repeat((b"", 0.0)))
+            for digest, (chunk, seconds) in zip(digests, pieces, strict=False):
+                read, read_s = read + len(chunk), read_s + seconds
                 trial["garbled"] += hashlib.sha256(chunk).digest() != digest
                 if time.monotonic() > end:
                     break
-        trial["read"] = reading.speed()
+        trial["read"] = read / max(read_s, 1e-9)
     except OSError as error:
         trial |= {"problem": error.strerror or words(error), "errno": error.errno or 0}
     except Exception as error:  # fsspec's file systems raise their own
@@ -240,9 +215,8 @@ def _noise(total: float) -> Iterator[bytes]:
     rng, left = np.random.default_rng(), max(1, int(total))
     noise = rng.integers(0, 2**64, _CHUNK // 8, np.uint64)
     while left > 0:
-        chunk = (noise ^ rng.integers(0, 2**64, 1, np.uint64)).tobytes()[
-            :left
-        ]  # new noise would take longer than a disk
+        # New noise would take longer than a disk.
+        chunk = (noise ^ rng.integers(0, 2**64, 1, np.uint64)).tobytes()[:left]
         left -= len(chunk)
         yield chunk
 
@@ -251,31 +225,18 @@ def _sync(out: typing.IO[bytes]) -> None:
     """Sends what was written to the device; fsspec's files elsewhere have no number to do so."""
     out.flush()
     with contextlib.suppress(AttributeError, io.UnsupportedOperation):
-        descriptor = out.fileno()
-        os.fdatasync(descriptor)
+        os.fdatasync(out.fileno())
 
 
-class _Reading:
-    """Reads files from the device, past the page cache, and measures how fast."""
-
-    def __init__(self):
-        self.bytes, self._seconds = 0, 0.0
-
-    def chunks(self, file: typing.IO[bytes]) -> Iterator[bytes]:
-        with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps it
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while True:
-            began = time.monotonic()
-            chunk = file.read(_CHUNK)
-            self._seconds += time.monotonic() - began
-            self.bytes += len(chunk)
-            if not chunk:
-                return
-            yield chunk
-
-    def speed(self) -> float:
-        """Returns bytes a second."""
-        return self.bytes / max(self._seconds, 1e-9)
+def _chunks(file: typing.IO[bytes]) -> Iterator[tuple[bytes, float]]:
+    """Yields pieces of a file from the device, past the page cache, each with the seconds that it took."""
+    with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps it
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    while True:
+        began = time.monotonic()
+        if not (chunk := file.read(_CHUNK)):
+            return
+        yield chunk, time.monotonic() - began
 
 
 def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
@@ -284,7 +245,7 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
     Returns `there` (False without a manifest), `files`, how many were `checked`, `read` in bytes a second, and `damaged`:
     None or (name of the first bad file, what is wrong).
     """
-    root, reading, end = pathlib.Path(folder), _Reading(), time.monotonic() + most_s
+    root, end = pathlib.Path(folder), time.monotonic() + most_s
     trial = {"there": True, "files": 0, "checked": 0, "read": 0.0, "damaged": None}
     try:
         entries = list(_entries(files.json_of((root / "manifest.json").read_bytes())))
@@ -292,22 +253,23 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
         return trial | {"there": False}
     except ValueError as error:
         return trial | {"damaged": ("manifest.json", f"is damaged ({words(error)})")}
-    trial["files"] = len(entries)
+    trial["files"], read, read_s = len(entries), 0, 0.0
     for entry in random.sample(entries, len(entries)):
-        digest, chunk = hashlib.sha256(), b""
+        digest = hashlib.sha256()
         try:
             with open(root / entry["file"], "rb") as file:
-                for chunk in reading.chunks(file):
+                for chunk, seconds in _chunks(file):
                     digest.update(chunk)
-                    spent = time.monotonic() > end or reading.bytes > most_bytes
+                    read, read_s = read + len(chunk), read_s + seconds
+                    trial["read"], spent = read / max(read_s, 1e-9), time.monotonic() > end or read > most_bytes
                     if spent and len(chunk) == _CHUNK:
-                        return trial | {"read": reading.speed()}
+                        return trial
         except OSError as error:
             return trial | {"damaged": (entry["file"], f"can't be read ({error.strerror})")}
         if digest.hexdigest() != entry["sha256"]:
             return trial | {"damaged": (entry["file"], "is not what the manifest says (sha256)")}
-        trial |= {"checked": trial["checked"] + 1, "read": reading.speed()}
-        if time.monotonic() > end or reading.bytes > most_bytes:
+        trial["checked"] += 1
+        if time.monotonic() > end or read > most_bytes:
             break
     return trial
 

@@ -40,14 +40,11 @@ def required() -> list[str]:
 def check(
     packages: Mapping[str, str], requirements: list[str], python: tuple[int, ...] = sys.version_info[:3]
 ) -> list[Finding]:
-    """Returns a finding for each thing that is wrong, or one line with the versions.
-
-    Args:
-      packages: name -> version, as `installed` returns them.
-      requirements: lines such as "jax>=0.10,<0.12".
-      python: the version of Python.
-    """
-    problems = [*_python(python), *_packages(packages, requirements), *_jax(packages)]
+    """Returns a finding for each thing that is wrong, or one line with the versions."""
+    problems = [*_packages(packages, requirements), *_jax(packages)]
+    if python[:2] < PYTHON:
+        words = f"Python {'.'.join(map(str, python))}: jaxlm needs {'.'.join(map(str, PYTHON))} or newer"
+        problems.insert(0, (FAIL, words))
     figures = {"python": ".".join(map(str, python)), **{name: packages.get(name) for name in _SHOWN}}
     if problems:
         return [Finding("versions", verdict, text, figures) for verdict, text in dict.fromkeys(problems)]
@@ -55,28 +52,23 @@ def check(
     return [Finding("versions", OK, f"Python {figures['python']}, {shown}", figures)]
 
 
-def _python(python: tuple[int, ...]) -> Iterator[tuple[str, str]]:
-    if python[:2] < PYTHON:
-        yield FAIL, f"Python {'.'.join(map(str, python))}: jaxlm needs {'.'.join(map(str, PYTHON))} or newer"
-
-
 def _packages(packages: Mapping[str, str], requirements: list[str]) -> Iterator[tuple[str, str]]:
     """Verdict and words of each package that is missing, of a version that jaxlm does not take, or known to be bad."""
-    bad = {
-        name: f"{name} {packages[name]} {why}"
-        for name, (versions, why) in KNOWN_BAD.items()
-        if name in packages and SpecifierSet(versions).contains(packages[name], prereleases=True)
-    }
+    bad = {name for name, (versions, _) in KNOWN_BAD.items() if _within(packages.get(name), SpecifierSet(versions))}
     for need in map(Requirement, requirements):
         name, mend = canonicalize_name(need.name), f"pip install '{need.name}{need.specifier}'"
         if name in bad or (need.marker and not need.marker.evaluate()):
             continue
         if name not in packages:
             yield FAIL, f"{name} is not installed: {mend}"
-        elif not need.specifier.contains(packages[name], prereleases=True):
+        elif not _within(packages[name], need.specifier):
             yield FAIL, f"{name} {packages[name]} is not {need.specifier}: {mend}"
-    for text in bad.values():
-        yield FAIL, text
+    for name in bad:
+        yield FAIL, f"{name} {packages[name]} {KNOWN_BAD[name][1]}"
+
+
+def _within(version: str | None, versions: SpecifierSet) -> bool:
+    return version is not None and versions.contains(version, prereleases=True)
 
 
 def _jax(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:

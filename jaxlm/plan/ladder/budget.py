@@ -2,7 +2,7 @@
 
 The models are a config's, made narrower or wider in its own proportions. On an accelerator the money buys hours, and hours buy
 each size so many tokens; the size with the lowest loss by the law is the best one. The law is that of a ladder (`plan.ladder`)
-if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`scaling`): it ranks sizes, and is no
+if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`recipe`): it ranks sizes, and is no
 forecast of a loss that one measures.
 """
 
@@ -13,13 +13,13 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, milestones, with_keys
-from jaxlm.plan import accelerators, cost, fit, recipe, scaling, settle, speed
+from jaxlm.plan import accelerators, cost, fit, recipe, settle
 from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import Fit
-from jaxlm.plan.params import count_params
 
-LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
+LAW = recipe.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
 UNEVEN = 1.5  # how far the key-value heads may be from their share
 LEAST_STEPS = 20  # of a run that is worth its warm-up
@@ -31,14 +31,13 @@ def dollars_of(text: str) -> float:
     try:
         usd = float(text.removeprefix("$"))
     except ValueError:
-        usd = math.nan
-    if not math.isfinite(usd) or usd <= 0:
+        usd = 0.0
+    if not 0 < usd < math.inf:
         raise ConfigError(f"--budget={text}: give dollars above 0, such as --budget=200")
     return usd
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError if the config is of post-training, or names the devices."""
     if config.program != "pretrain":
         raise ConfigError(f"--budget chooses a model to pretrain, and this is a config of {config.program}")
     if config.plan.mesh:
@@ -46,17 +45,10 @@ def check(config: Config) -> None:
 
 
 def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
-    """Returns the best model for the money on each accelerator of the prices file, or on `plan.accelerator`, best first.
+    """Returns the best model for the money on each accelerator (or on `plan.accelerator`), best first.
 
-    Args:
-      config: a resolved config of pretraining, whose `model.dtype` and `model.attention` are not auto. Its proportions, rows,
-        vocabulary and optimizer are kept.
-      usd: the money.
-      known: the fit of a ladder on the data at hand, in place of the published law.
-
-    Raises:
-      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, the money buys no run, or
-        none that fits.
+    The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the data at hand, in
+    place of the published law. Raises ConfigError if the money buys no run, or none that fits.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)
@@ -81,10 +73,9 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
 
 
 def family(model: ModelConfig) -> list[ModelConfig]:
-    """Returns models in the proportions of `model`, narrow to wide: d_model, layers, heads and feed-forward grow together.
+    """Returns models in the proportions of `model`, narrow to wide, with whole heads of its size.
 
-    Heads keep their size, and key-value heads their share, as near as a divisor of the heads comes to it: numbers of heads with
-    no divisor near it are left out.
+    Numbers of heads with no divisor near the share of its key-value heads are left out.
     """
     models = []
     step = max(model.head_dim, 64)
@@ -101,10 +92,7 @@ def family(model: ModelConfig) -> list[ModelConfig]:
 
 
 def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
-    """Returns the config of a run of this model over so many tokens: batch by rule; None if that is too few steps.
-
-    The batch is the power of two of rows that is nearest to the rule.
-    """
+    """Returns the config of a run of this model over so many tokens, batch near the rule; None if that is too few steps."""
     t = config.train
     rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
     rule = recipe.batch(dataclasses.replace(recipe.of(rough), tokens=tokens)).value
@@ -117,7 +105,6 @@ def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
 
 
 def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int, steps: int) -> float:
-    """The hours of so many steps, with all that a run takes (`cost.by_phase`)."""
     return sum(row["hours"] for row in cost.by_phase(of_steps(config, asked, steps), tokens_per_second, devices))
 
 
@@ -138,7 +125,7 @@ def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) 
     runs, law, hours = [], known.law if known else LAW, usd / device.usd
     for model in family(config.model):
         sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)
-        fast = speed.tokens_per_second(sized, device, 1)
+        fast = cost.speed(sized, device, 1)
         tokens = hours * 3600 * fast  # of steps alone
         steps = max(int(tokens / (config.train.batch_size * config.train.seq_len)), 1)
         beside = _hours(sized, config, fast, 1, steps) - hours
@@ -154,7 +141,7 @@ def _row(
     """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
     devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
     t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
-    fast, hours = speed.tokens_per_second(fitted, device, devices), usd / (devices * device.usd)
+    fast, hours = cost.speed(fitted, device, devices), usd / (devices * device.usd)
     most = range(LEAST_STEPS, int(hours * 3600 * fast / batch_tokens) + 1)
     bought = bisect.bisect_right(most, hours, key=lambda steps: _hours(fitted, config, fast, devices, steps))
     steps = max(LEAST_STEPS + bought - 1, LEAST_STEPS)
@@ -206,8 +193,8 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
     if known:
         loss, low, high = known.loss(params, tokens)
         return {"law_loss": loss, "loss": loss, "low": low, "high": high}
-    stand, loss = scaling.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
-    return {"law_loss": loss, "loss": None if stand.loss is None else loss, "low": stand.low, "high": stand.high}
+    stand, loss = recipe.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
+    return {key: stand[key] for key in ("low", "high")} | {"law_loss": loss, "loss": stand["loss"] and loss}
 
 
 def of_steps(config: Config, asked: Config, steps: int) -> Config:
@@ -216,6 +203,5 @@ def of_steps(config: Config, asked: Config, steps: int) -> Config:
     for phase in plan:
         end = max(round(steps * phase.last / plan[-1].last), end + 1)
         phases[phase.name] = dataclasses.replace(phase.config, steps=end, tokens=0)
-    return with_keys(
-        config, train={"steps": steps}, optim={"warmup_steps": round(WARMUP * steps)}, phases={"plan": phases}
-    )
+    warmup = {"warmup_steps": round(WARMUP * steps)}
+    return with_keys(config, train={"steps": steps}, optim=warmup, phases={"plan": phases})

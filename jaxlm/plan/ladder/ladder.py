@@ -1,36 +1,21 @@
-"""Keeps a ladder as values and as a file: the runs that are planned, what they were measured to be, what they foretell.
+"""Keeps a ladder as values and in LADDER/ladder.json, which `jaxlm ladder` writes anew after each run. The file holds:
 
-`jaxlm ladder` writes LADDER/ladder.json anew after each run. Who wants to foretell a run reads it so:
-
-    found = ladder.read(pathlib.Path("runs/quickstart/ladder"))     # None if there is none
-    fit = ladder.fit_of(found)                                      # None if its runs are not all done
-    loss, low, high = fit.loss(parameters, tokens)                  # of a finished run; parameters with embeddings
-
-The file holds:
-
-    version   1
-    target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, and shape: family,
-              n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff
-    same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
-    sizes     the widths (d_model) of the models, rising
-    budgets   the numbers of tokens, rising, before they are rounded to whole steps
-    held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
-              older ladders name rows of seq_len in place of max_mb
-    machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
-    hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
-    runs      one for each run, in the order in which they are done: name (its folder is LADDER/runs/NAME), d_model,
-              n_layers, parameters, tokens, steps, batch_size (rows), lr, times (that rate over the one that the target's own
-              implies), rule (the published rule's rate for it), kind ("grid", or "rate" if it only varies the rate),
-              planned_hours (or null), hours, loss, bits_per_byte (source -> value), bytes_per_token, why.
-              `loss` is null until the run is done, and stays null if it did not end well; then `why` says so.
-    rates     null until the runs at several rates are done; then tried [{"lr", "times", "loss"}, ...], best (the lowest point
-              of a parabola through them in log lr, or the best of them), edge (true if that is the smallest or the
-              largest), lr (the target's own, scaled to that run) and rule (the published rule's)
-    fit       null until all runs of the grid are done; then law {"e", "a", "b", "alpha", "beta"}, noise (sd of log L),
-              draws [[e, a, b, alpha, beta, noise], ...], from {"parameters", "tokens"} (where the drift begins), missed: the
-              largest size's losses foretold from the other sizes, the worst error as a share of the loss
-    foretold  null until then; else rows {"parameters", "tokens", "loss", "low", "high"}: the target after a quarter, half,
-              all and twice its tokens, each a finished run; the third is the target itself
+version   1
+target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, shape (its keys)
+same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
+sizes     the widths (d_model) of the models, rising
+budgets   the numbers of tokens, rising, before they are rounded to whole steps
+held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
+          older ladders name rows of seq_len in place of max_mb
+machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
+hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
+runs      in the order in which they are done (`Rung.to_json`). `loss` is null until the run is done, and stays null if it
+          did not end well; then `why` says so.
+rates     null until the runs at several rates are done; then tried, best (`law.best_rate`), edge, lr (the target's own, scaled
+          to that run) and rule (the published rule's)
+fit       null until all runs of the grid are done; then law, noise and draws (as in `law.Fit`), from {"parameters", "tokens"}
+          (where the drift begins), missed: the largest size's losses foretold from the others, the worst error as a share
+foretold  null until then; else rows of the target after a quarter, half, all and twice its tokens, each a finished run
 """
 
 import dataclasses
@@ -48,12 +33,12 @@ from jaxlm.host import files
 from jaxlm.host.console import Say, hours, say
 from jaxlm.plan import settle
 from jaxlm.plan.cost import tokens
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.ladder.rungs import Rung
-from jaxlm.plan.params import count_params
-from jaxlm.plan.scaling import Law
-from jaxlm.plan.tune import this_machine
+from jaxlm.plan.recipe import Law
+from jaxlm.plan.tune import machines
 
 FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder
 FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
@@ -72,13 +57,6 @@ class Asked:
 
 def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
-
-    Args:
-      config: the target; its data and the size of its vocabulary are known.
-      order: its data.
-      folder: LADDER.
-      asked: what the command line says.
-      name: the config, as it was named.
 
     Raises:
       ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
@@ -112,20 +90,18 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
     limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
     budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
     climbed = rungs.rungs(config, sizes, budgets, folder)
-    if asked.budgets and min(rung.config.train.steps for rung in climbed) < rungs.ASKED_STEPS:
-        least = rungs.ASKED_STEPS * climbed[0].config.train.batch_size * config.train.seq_len
-        raise ConfigError(
-            f"--tokens: {budgets[0]:,.0f} are less than {rungs.ASKED_STEPS} steps; give {least:,} or more"
-        )
+    steps = rungs.ASKED_STEPS
+    if asked.budgets and min(rung.config.train.steps for rung in climbed) < steps:
+        least = steps * climbed[0].config.train.batch_size * config.train.seq_len
+        raise ConfigError(f"--tokens: {budgets[0]:,.0f} are less than {steps} steps; give {least:,} or more")
     runs = [rung.to_json() for rung in climbed]
     for run, rung in zip(runs, climbed, strict=True):
         if speeds:
             run["planned_hours"] = rungs.seconds(rung, speeds[run["d_model"]], held_out) / 3600
     planned = sum(run["planned_hours"] or 0.0 for run in runs)
     if limit and planned > TOO_LONG * limit:
-        raise ConfigError(
-            f"these runs take about {hours(planned)}, more than --hours={limit:g}: name fewer tokens, or more hours"
-        )
+        words = f"these runs take about {hours(planned)}, more than --hours={limit:g}"
+        raise ConfigError(f"{words}: name fewer tokens, or more hours")
     machine = next((f"{row['kind']} x {row['count']}" for row in measured.values()), None)
     spent = {"limit": limit, "planned": planned or None, "spent": 0.0}
     return {"runs": runs, "sizes": sizes, "budgets": budgets, "machine": machine, "hours": spent}, climbed
@@ -143,12 +119,11 @@ def _new(config: Config, order: Rows, name: str) -> Ladder:
 
 
 def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
-    for key, value in now.items():
-        if was.get(key) != value:
-            raise ConfigError(
-                f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {value}: set it back, give another --out, or "
-                "delete that folder"
-            )
+    for key in (key for key in now if was.get(key) != now[key]):
+        raise ConfigError(
+            f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {now[key]}: set it back, give another --out, or "
+            "delete that folder"
+        )
 
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
@@ -157,28 +132,24 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
         c = settle.assuming(c, remat="none", rows=c.train.batch_size)
-        row = this_machine.row(
-            with_keys(c, plan={"accelerator": ""})
-        )  # this machine is meant, whatever else is planned for
+        # This machine is meant, whatever else is planned for.
+        rows[size] = row = machines.row(with_keys(c, plan={"accelerator": ""}))
         if row.get("tokens_per_second"):
-            rows[size] = row
-        elif budgets:
+            continue
+        if budgets:
             return {}
-        else:
-            why = row.get("why", "it does not fit") or "plan.measure=never"
-            again = "measure it again (--config.plan.measure=again), or " if row.get("why") else ""
-            raise ConfigError(
-                f"how fast this machine trains d_model={size} is not known ({why}): {again}give --tokens=N,N,N"
-            )
+        why = row.get("why", "it does not fit") or "plan.measure=never"
+        again = "measure it again (--config.plan.measure=again), or " if row.get("why") else ""
+        words = f"how fast this machine trains d_model={size} is not known ({why})"
+        raise ConfigError(f"{words}: {again}give --tokens=N,N,N")
     return rows
 
 
 def conclude(ladder: Ladder) -> None:
     """Puts `rates`, `fit` and `foretold` into a ladder in place, as far as its runs are done."""
     grid = [run for run in ladder["runs"] if run["kind"] == "grid"]
-    tried = sorted(
-        (run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]), key=lambda run: run["lr"]
-    )
+    tried = [run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]]
+    tried.sort(key=lambda run: run["lr"])
     if len(tried) > 2 and all(run["loss"] or run["why"] for run in tried):
         best, edge = best_rate([(run["lr"], run["loss"]) for run in tried])
         rates = [{key: run[key] for key in ("lr", "times", "loss")} for run in tried]
@@ -209,11 +180,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
 
 
 def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
-    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is not done, or it is of another kind.
-
-    Raises:
-      ConfigError: its file is damaged.
-    """
+    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None without one, or if it is not done or of another kind."""
     folder = pathlib.Path(config.workdir) / FOLDER
     if not config.workdir or not (ladder := read(folder)):
         return None
@@ -244,11 +211,7 @@ _FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters"
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
-    """Returns what LADDER/ladder.json holds; None if there is no such file.
-
-    Raises:
-      ConfigError: the file is damaged, of another version, or can't be read.
-    """
+    """Returns what LADDER/ladder.json holds; None if there is no such file. Raises ConfigError if it is not to be used."""
     path = folder / FILE
     try:
         ladder = files.json_of(path.read_bytes())
@@ -269,6 +232,5 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
 
 
 def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:
-    """Writes LADDER/ladder.json. Raises OSError if it can't."""
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / FILE, (json.dumps(ladder, indent=1) + "\n").encode())

@@ -9,17 +9,18 @@ drawn anew (`fit`). What lies beyond the largest run is less certain still: see 
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from scipy import optimize
 
-from jaxlm.plan.scaling import Law
+from jaxlm.plan.recipe import Law
 
 LEVEL = 0.8  # of the intervals
 WIDE = 0.1  # an interval wider than this share of the loss decides little
-# Priors: (median, sd of the logarithm). Exponents: the published fits have .28 to .37 (plan/scaling.py). E in nats a byte: the
+# Priors: (median, sd of the logarithm). Exponents: the published fits have .28 to .37 (plan/recipe.py). E in nats a byte: the
 # same fits have 1.69 and 1.82 nats for tokens of about 4.3 bytes; other text has more or less of it.
 PRIORS = {"alpha": (0.34, 0.4), "beta": (0.34, 0.4), "e per byte": (0.4, 0.4)}
 # Scatter of log L around the law: what two seeds differ by at these sizes, and what the law itself is off. It counts as much as
@@ -35,7 +36,7 @@ CONSTANTS = ("e", "a", "b", "alpha", "beta")
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A finished run: its parameters, its tokens, its held-out loss in nats per token."""
+    """A finished run, with its held-out loss in nats per token."""
 
     params: float
     tokens: float
@@ -47,7 +48,6 @@ class Fit:
     """A law with what is uncertain about it.
 
     Attributes:
-      law: the constants.
       noise: sd of log L of a run around the law.
       draws_Kx6: e, a, b, alpha, beta and noise of K laws that would fit as well.
       params, tokens: the largest run of the ladder, where the drift begins.
@@ -73,18 +73,11 @@ class Fit:
 
 
 def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
-    """Fits the law to finished runs. Takes about a second with all draws.
+    """Fits the law to finished runs of two sizes and two numbers of tokens at least. Takes about a second with all draws.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
-    own losses and its own medians of the priors, and the law is fitted to it again.
-
-    Args:
-      points: at least two sizes with at least two numbers of tokens.
-      bytes_per_token: of the held-out text; E's prior is in nats a byte.
-      draws: of the bootstrap.
-
-    Raises:
-      ValueError: there are fewer sizes or budgets.
+    own losses and its own medians of the priors, and the law is fitted to it again. `bytes_per_token` is of the held-out text:
+    E's prior is in nats a byte.
     """
     if min(len({p.params for p in points}), len({p.tokens for p in points})) < 2:
         raise ValueError("a fit takes two sizes and two numbers of tokens")
@@ -112,13 +105,7 @@ _SPREAD = [PRIORS[name][1] for name in ("e per byte", "alpha", "beta")]
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """The law in other constants, which points determine each by its own: theta = logs of e, the two terms at the middle of the
-    points, alpha, beta.
-
-    Attributes:
-      n, d: logs of parameters and tokens of the points, over their means.
-      middle: these means.
-    """
+    """The law in constants that points determine one by one: logs of e, of both terms at the middle, alpha, beta."""
 
     n: np.ndarray
     d: np.ndarray
@@ -130,12 +117,10 @@ class _Problem:
         return cls(n - n.mean(), d - d.mean(), (float(n.mean()), float(d.mean())))
 
     def starts(self, lowest: float) -> list[np.ndarray]:
-        """Places to begin, for a lowest loss."""
-        shares = [(e, share) for e in (0.3, 0.7) for share in (0.2, 0.5, 0.8)]
+        grid = itertools.product((0.3, 0.7), (0.2, 0.5, 0.8), (0.2, 0.5))
         return [
             np.log([e * lowest, share * (1 - e) * lowest, (1 - share) * (1 - e) * lowest, exponent, exponent])
-            for e, share in shares
-            for exponent in (0.2, 0.5)
+            for e, share, exponent in grid
         ]
 
     def terms(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -143,11 +128,9 @@ class _Problem:
         return e * np.ones_like(self.n), a * np.exp(-alpha * self.n), b * np.exp(-beta * self.d)
 
     def logs(self, theta: np.ndarray) -> np.ndarray:
-        """log L at the points."""
         return np.log(sum(self.terms(theta)))
 
     def constants(self, theta: np.ndarray) -> list[float]:
-        """e, a, b, alpha, beta."""
         e, a, b, alpha, beta = np.exp(theta).tolist()
         n, d = self.middle
         return [e, a * math.exp(alpha * n), b * math.exp(beta * d), alpha, beta]
@@ -165,17 +148,15 @@ class _Problem:
             return np.vstack([by, np.eye(5)[[0, 3, 4]] / np.array(_SPREAD)[:, None]])
 
         low, high = np.log([1e-3, 1e-4, 1e-4, 0.02, 0.02]), np.log([50, 50, 50, 2, 2])
-        kept = {"jac": slopes, "bounds": (low, high), "loss": "huber", "f_scale": HUBER, "max_nfev": 200}
-        tries = [optimize.least_squares(residuals, np.clip(start, low + 0.01, high - 0.01), **kept) for start in starts]
-        return min(tries, key=lambda found: found.cost).x
+        options = {"jac": slopes, "bounds": (low, high), "loss": "huber", "f_scale": HUBER, "max_nfev": 200}
+        tries = [
+            optimize.least_squares(residuals, np.clip(start, low + 0.01, high - 0.01), **options) for start in starts
+        ]
+        return min(tries, key=lambda attempt: attempt.cost).x
 
 
 def missed(points: Sequence[Point], bytes_per_token: float) -> float:
-    """Returns how far off the largest size's losses are when foretold from the other sizes: the worst, as a share of the loss.
-
-    Raises:
-      ValueError: there are fewer than two other sizes.
-    """
+    """Returns how far off the largest size's losses are when foretold from the others: the worst, as a share of the loss."""
     largest = max(p.params for p in points)
     law = fit([p for p in points if p.params < largest], bytes_per_token, draws=0).law
     errors = [law.loss(p.params, p.tokens) / p.loss - 1 for p in points if p.params == largest]
@@ -186,10 +167,7 @@ def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]
     """Returns (the best rate, True if it is the smallest or the largest that was tried).
 
     Between others it is the lowest point of the parabola through the best loss and its neighbours, over the logarithm of the
-    rate. At an edge, or beside a run that diverged, it is the best rate itself.
-
-    Args:
-      tried: (rate, loss) of each; a loss of None is that of a run that diverged.
+    rate. At an edge, or beside a run that diverged (its loss is None), it is the best rate itself.
     """
     losses = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
     index = min(range(len(losses)), key=lambda i: losses[i][1])

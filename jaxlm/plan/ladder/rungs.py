@@ -1,13 +1,10 @@
 """Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and what they take.
 
-- Sizes: a quarter, three eighths and half of the width; depth and feed-forward in proportion, heads of nearly the same
-  size, about the same share of key-value heads. So the layers have about 1/64, 1/19 and 1/8 of the parameters; the vocabulary
-  stays.
+- Sizes: a quarter, three eighths and half of the width, in the config's proportions. The vocabulary stays.
 - Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
 - Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
-- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). Warm-up and decay keep
-  their share of the steps. So a config whose rate is off by some factor has a ladder whose rates are off by the same. With
-  optim.matrix_lr_ratio=0 the matrices' rate goes by its own rule, and is varied together with the other.
+- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). So a config whose rate is
+  off by some factor has a ladder whose rates are off by the same. Warm-up and decay keep their share of the steps.
 - Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
 """
 
@@ -23,7 +20,7 @@ from jaxlm.data.batches.rows import Rows
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.run.checkpoints import pace
 
 WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
@@ -41,15 +38,7 @@ _FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One run.
-
-    Attributes:
-      name: its folder below LADDER/runs.
-      kind: "grid", or "rate" for one that only varies the rate.
-      times: its rate over the one that the config's own implies.
-      rule: the published rule's rate for it.
-      config: all that it trains with.
-    """
+    """One run of a ladder. `times`: its rate over what the config's own implies; `rule`: the published rule's for it."""
 
     name: str
     kind: str
@@ -75,7 +64,6 @@ class Rung:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError if there is no ladder for this kind of training."""
     if config.program != "pretrain" or config.adapter.kind != "none":
         raise ConfigError(f"a ladder is of pretraining; this config is of {config.program}")
     if config.origin:
@@ -103,15 +91,9 @@ def smaller(model: ModelConfig, width: int) -> ModelConfig:
     inner = _rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
     possible = [n for n in range(1, inner // _MULTIPLE + 1) if inner % (n * _MULTIPLE) == 0]
     heads = min(possible, key=lambda n: abs(inner / n - model.head_dim))
-    return dataclasses.replace(
-        model,
-        d_model=width,
-        n_layers=max(round(share * model.n_layers), 1),
-        n_heads=heads,
-        n_kv_heads=kv_heads(model, heads),
-        head_dim=inner // heads,
-        d_ff=_rounded(share * model.d_ff),
-    )
+    sizes = {"d_model": width, "n_layers": max(round(share * model.n_layers), 1), "d_ff": _rounded(share * model.d_ff)}
+    attention = {"n_heads": heads, "n_kv_heads": kv_heads(model, heads), "head_dim": inner // heads}
+    return dataclasses.replace(model, **sizes, **attention)
 
 
 def _rounded(width: float) -> int:
@@ -119,10 +101,7 @@ def _rounded(width: float) -> int:
 
 
 def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> list[Rung]:
-    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first.
-
-    Raises ConfigError if two budgets are so close that their runs would share a folder.
-    """
+    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first."""
     if len({human(budget) for budget in budgets}) < len(budgets):
         close = ", ".join(f"{budget:,.0f}" for budget in budgets)
         raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
@@ -194,19 +173,15 @@ def held_out_tokens(config: Config, order: Rows) -> int:
     if not sum(entry["tokens"] for entry in entries):
         raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
     if e.older_batches:
-        most = math.prod(e.older_batches) * config.train.seq_len
-        return sum(min(entry["tokens"], most or entry["tokens"]) for entry in entries)
+        most = math.prod(e.older_batches) * config.train.seq_len or math.inf
+        return sum(min(entry["tokens"], most) for entry in entries)
     if not e.max_mb:
         return sum(entry["tokens"] for entry in entries)
     return sum(round(min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1)) * entry["tokens"]) for entry in entries)
 
 
 def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
-    """Returns how often the largest run reads sources more than once, in words; "" if it reads each less than that.
-
-    Raises:
-      ConfigError: it reads the data more often than `passes.MOST` times.
-    """
+    """Returns how often the largest run reads sources more than once, in words. Raises ConfigError if that is too often."""
     most = max(climbed, key=lambda run: run.tokens)
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
     epochs = passes.passes(batches, most.config.train.steps)
@@ -221,21 +196,11 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
 
 
 def seconds(run: Rung, speed: float, held_out: int) -> float:
-    """Returns what a run takes at `speed` tokens a second."""
     return START_S + (run.tokens + held_out / EVAL_SPEED) / speed
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
-    """Returns the three budgets that fit into `hours`; at most the config's own tokens.
-
-    Args:
-      speeds: width -> tokens a second, of the three sizes.
-      hours: the limit.
-      held_out: tokens that each run is measured on.
-
-    Raises:
-      ConfigError: the smallest run would have fewer than STEPS steps.
-    """
+    """Returns the three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if too few do."""
     smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
 
     def beside(speed: float) -> float:
@@ -253,14 +218,12 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
     budget, longer = smallest_budget(hours), hours
     if budget >= enough(budget):
         return [share / BUDGETS[0] * budget for share in BUDGETS]
-    least = (
-        f"the smallest run would have {STEPS * max(budget, 0) / enough(budget):.0f} steps, and {STEPS} are the least"
-    )
+    steps = STEPS * max(budget, 0) / enough(budget)
+    least = f"the smallest run would have {steps:.0f} steps, and {STEPS} are the least"
     while budget < enough(budget):
         if enough(budget) > BUDGETS[0] * tokens(config):
-            raise ConfigError(
-                f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
-            )
+            short = f"train.steps={config.train.steps} is too short for a ladder"
+            raise ConfigError(f"{short}: {least}; name three by --tokens")
         longer = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
         budget = smallest_budget(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")

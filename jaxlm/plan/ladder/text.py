@@ -1,14 +1,13 @@
 """Writes what `jaxlm ladder` and `jaxlm plan --budget` say: the runs before they are done, what they found, the best models."""
 
 import shlex
-import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.data.batches import passes
 from jaxlm.host.console import hours, human, spent, table
 from jaxlm.plan.ladder.law import LEVEL, WIDE
-from jaxlm.plan.text import WIDTH, wrapped
+from jaxlm.plan.text import WIDTH, block, wrapped
 
 Ladder = Mapping[str, typing.Any]  # as `plan.ladder` describes it
 
@@ -30,8 +29,9 @@ def runs(ladder: Ladder) -> str:
 
 
 def found(ladder: Ladder) -> str:
-    """Returns what the ladder found: losses by size and budget, the rate, the law, what it foretells, hours."""
-    parts = [_grid(ladder), _rates(ladder), _law(ladder), _foretold(ladder), _hours(ladder)]
+    planned = ladder["hours"]["planned"]
+    took = f"HOURS  {hours(ladder['hours']['spent'])} so far" + (f", {hours(planned)} were planned" if planned else "")
+    parts = [_grid(ladder), _rates(ladder), _law(ladder), _foretold(ladder), took]
     return "\n\n".join(filter(None, parts))
 
 
@@ -60,7 +60,7 @@ def _rates(ladder: Ladder) -> str:
     tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
     where = f"{rates['best'] / rates['lr']:.2g} times the config's own"
     where = "the end of what was tried: the best may lie beyond" if rates["edge"] else where
-    return _block(
+    return block(
         f"RATE  {tried}. The config's own, scaled to the smallest run, is {rates['lr']:.3g}, the published rule's "
         f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent says nothing."
     )
@@ -70,7 +70,7 @@ def _law(ladder: Ladder) -> str:
     if not (fit := ladder["fit"]):
         return ""
     law = fit["law"]
-    return _block(
+    return block(
         f"LAW  L = {law['e']:.3g} + {law['a']:.3g} / N^{law['alpha']:.3g} + {law['b']:.3g} / D^{law['beta']:.3g}; runs scatter "
         f"around it by {fit['noise']:.1%}. The largest size, foretold from the others, is off by {abs(fit['missed']):.1%}."
     )
@@ -84,33 +84,19 @@ def _foretold(ladder: Ladder) -> str:
         rows.append([f"  {_size(row)}", f"{row['loss']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"])
     text = table(rows, right=(1,))
     if is_wide(ladder["foretold"]):
-        wide = "The interval is wide and decides little: more hours (--hours) or larger models (--sizes) narrow it."
-        text += f"\n{_block(wide)}"
+        text += "\n" + block(
+            "The interval is wide and decides little: more hours (--hours) or larger models (--sizes) narrow it."
+        )
     return text
 
 
 def is_wide(foretold: Sequence[Mapping[str, typing.Any]]) -> bool:
-    """True if the target's own interval is wider than WIDE of its loss."""
     row = foretold[2]
     return row["high"] - row["low"] > WIDE * row["loss"]
 
 
-def _hours(ladder: Ladder) -> str:
-    spent, planned = ladder["hours"]["spent"], ladder["hours"]["planned"]
-    return f"HOURS  {hours(spent)} so far" + (f", {hours(planned)} were planned" if planned else "")
-
-
-def _block(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
-
-
 def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
-    """Returns what `budget.plan` found as text.
-
-    Args:
-      config: the config whose proportions the models have, as the command line names it.
-      overrides: those of the command line, KEY=VALUE: the command that trains the model needs them too.
-    """
+    """Returns what `budget.plan` found as text. `config` and `overrides` are those of the command line."""
     rows = choice["accelerators"]
     best = rows[0]
     head = ["ACCELERATORS", "devices", "parameters", "tokens", "a step", "tokens/s", "time", "loss", "interval", "MFU"]
@@ -122,7 +108,7 @@ def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] 
         "",
         table([head, *map(_cells, rows)], right=range(1, 8)),
         "",
-        wrapped(f"BEST  {_sentence(best)}", indent=""),
+        block(f"BEST  {_sentence(best)}"),
         _command(["jaxlm", "train", config, *(f"--config.{key}={value}" for key, value in keys.items())]),
     ]
     return "\n".join([*lines, "", "NOTES", *map(wrapped, _notes(choice, config, replaced))])

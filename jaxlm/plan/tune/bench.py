@@ -5,6 +5,7 @@ import functools
 import statistics
 import threading
 import time
+import timeit
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
@@ -28,19 +29,9 @@ CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are m
 
 
 class Bench:
-    """Compiles and times candidates. All of them share one train state and one loader.
+    """Compiles and times candidates, all on one train state and one loader. Once `stop` is set, KeyboardInterrupt comes.
 
-    Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      mesh: the devices.
-      limit_bytes: the bytes of one device's memory that a step may take.
-      batches: an iterator without end over batches on the mesh.
-      say: shows a line to the user.
-      seconds: of timing for each candidate at most, but two steps at least.
-
-    Attributes:
-      done: the trials so far.
-      stop: an event; once it is set, the next step raises KeyboardInterrupt.
+    A candidate is timed for `seconds` at most, but two steps at least.
     """
 
     def __init__(
@@ -85,18 +76,11 @@ class Bench:
         before = _peak_bytes()
         self._step(compiled)  # not counted: memory is being laid out
         trial.tokens_per_second = self._speeds([compiled])[0]
-        trial.measured_bytes = (
-            peak if (peak := _peak_bytes()) > before else None
-        )  # that of an earlier trial may be higher
+        after = _peak_bytes()
+        trial.measured_bytes = after if after > before else None  # that of an earlier trial may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own settings again, one step of each in turn.
-
-        Returns all trials, fastest first.
-
-        The machine may have become faster or slower between two trials. Candidates that take turns run under equal
-        conditions.
-        """
+        """Times the fastest trials and the config's own again, a step each in turn, as machines change. Fastest first."""
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
@@ -109,10 +93,7 @@ class Bench:
         return sorted(again, key=slowness) + sorted(rest, key=slowness)
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
-        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time.
-
-        Each makes `tune.steps` steps, or fewer (two at least) when `seconds` for each program have passed.
-        """
+        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time."""
         train = self._config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
         seconds = medians(steps, self._config.tune.steps, self._seconds * len(programs))
@@ -134,10 +115,7 @@ class Bench:
 
 
 def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
-    """Returns the median of what each step returns: its seconds. They take turns, so that all run under equal conditions.
-
-    Each is made `most` times at most, and twice at least, until `seconds` have passed.
-    """
+    """Returns the median of the seconds that each step returns, taking turns: `most` times or for `seconds`, twice at least."""
     times: list[list[float]] = [[] for _ in steps]
     end = time.perf_counter() + seconds
     while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):
@@ -147,30 +125,26 @@ def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> 
 
 
 def slowness(trial: tune.Trial) -> float:
-    """Returns a key to sort trials by: the fastest come first, and trials that did not run come last."""
     return -(trial.tokens_per_second or 0)
 
 
 def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
-    """Returns a trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
+    """Returns a trial as a row of the table."""
     speed, per_token, h = trial.tokens_per_second, flops.of(config), config.hardware
     peak = h.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
+    sizes = {"predicted": trial.predicted_bytes, "measured": trial.measured_bytes}
+    gigabytes = {name: float(f"{size / 1e9:.3g}") if size else None for name, size in sizes.items()}
     return {
         **dataclasses.asdict(trial.candidate),
         "tokens_per_second": round(speed) if speed else None,
         "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
         "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
-        "predicted_gb": _gigabytes(trial.predicted_bytes),
-        "measured_gb": _gigabytes(trial.measured_bytes),
+        "predicted_gb": gigabytes["predicted"],
+        "measured_gb": gigabytes["measured"],
         "usd_per_billion_tokens": round(h.usd_per_hour / 3600 / speed * 1e9, 2) if speed and h.usd_per_hour else None,
         "note": trial.note,
     }
-
-
-def _gigabytes(number: int | None) -> float | None:
-    """Bytes in units of 10^9, three digits of them: a number for JSON. None stays None."""
-    return float(f"{number / 1e9:.3g}") if number else None
 
 
 def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
@@ -202,9 +176,5 @@ def product(dtype: str) -> float:
     a = jnp.ones((size, size), dtype, device=jax.local_devices()[0])
     multiply = jax.jit(lambda a, b: a @ b)
     jax.block_until_ready(multiply(a, a))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(multiply(a, a))
-        seconds.append(time.perf_counter() - began)
+    seconds = timeit.repeat(lambda: jax.block_until_ready(multiply(a, a)), number=1, repeat=5)
     return 2 * size**3 / min(seconds)

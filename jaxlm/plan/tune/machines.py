@@ -1,46 +1,48 @@
-"""Remembers what machines were measured to do: tokens per second of each model and setting, by device kind and number.
+"""Says how fast machines train a config: as it was measured before, else by a short measurement of this one.
 
-The one home is ~/.cache/jaxlm/machines.json: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}}.
-Its key "plans" keeps what `jaxlm plan` found out about each host: {"plans": {HOST: {KEY: {...}}}}.
-It is a cache: losing it loses a comparison, so a file that can't be read or written is never an error.
+~/.cache/jaxlm/machines.json is the one home: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}},
+and for `jaxlm plan` {"plans": {HOST: {KEY: {...}}}}. It is a cache: a file that can't be read or written is never an error.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import math
+import os
 import pathlib
 import platform
+import shutil
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping
 
-from jaxlm.config import Config
-from jaxlm.host import files
+import jax
+
+from jaxlm.config import Config, ConfigError, RunError, config_files, with_keys
+from jaxlm.devices import processes, sharding
+from jaxlm.host import console, files
+from jaxlm.host.child import Child, Died
+from jaxlm.plan import cost, flops, lower, settle
+from jaxlm.plan.tune import bench, tune
 
 MOST = 20  # measurements of one setting that are kept
 MOST_PLANS = 100  # of a host
 _PLANS = "plans"
 _ROW = {"tokens_per_second": files.NUMBER, "time": files.NUMBER, "by": files.TEXT}
-_PLAN = dict.fromkeys(("kind", "setting", "by", "what"), files.TEXT) | {
-    "count": files.whole(1)
-}  # as `here.row` reads it
+# As `row` reads it.
+_PLAN = dict.fromkeys(("kind", "setting", "by", "what"), files.TEXT) | {"count": files.whole(1)}
 _PLAN |= dict.fromkeys(("microbatch", "memory", "time", "load"), files.NUMBER)
 _PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of one setting on one kind of machine.
-
-    Attributes:
-      tokens_per_second: the median of all measurements, of all devices together.
-      measurements: how many there are.
-      by: who made the newest one: "train", "tune", "doctor" or "plan".
-      time: when, in Unix seconds.
-    """
+    """What is known of one setting on one kind of machine: the median speed of all devices; who measured last, and when."""
 
     tokens_per_second: float
     measurements: int
@@ -49,17 +51,11 @@ class Known:
 
 
 def path() -> pathlib.Path:
-    """Returns the file."""
     return pathlib.Path("~/.cache/jaxlm/machines.json").expanduser()
 
 
 def key(config: Config, mesh: Mapping[str, int]) -> str:
-    """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages.
-
-    Args:
-      config: the config as it runs: `attention`, `dtype`, `remat` and `microbatch_size` are chosen.
-      mesh: axis -> devices.
-    """
+    """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages."""
     t = config.train
     parts = {
         "model": dataclasses.asdict(config.model),
@@ -85,15 +81,7 @@ def known(kind: str, count: int, setting: str) -> Known | None:
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
-    """Adds a measurement. The oldest beyond MOST are dropped; one by plan takes the place of its last. Never raises.
-
-    Args:
-      kind: `jax.Device.device_kind`.
-      count: the number of devices, of all processes.
-      setting: what `key` returns.
-      tokens_per_second: of all devices together; nothing is added unless it is above 0 and finite.
-      by: "train", "tune", "doctor" or "plan".
-    """
+    """Adds a measurement by "train", "tune", "doctor" or "plan", for which the oldest or plan's last goes. Never raises."""
     if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
         return
     row = {"tokens_per_second": tokens_per_second, "by": by, "time": time.time(), "host": platform.node()}
@@ -105,25 +93,19 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
     _change(add)
 
 
-def planned(asked: str) -> dict | None:
+def planned(setting: str) -> dict | None:
     """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
-    plans = files.json_there(path()).get(_PLANS)
-    host = plans.get(platform.node()) if isinstance(plans, dict) else None
-    plan = host.get(asked) if isinstance(host, dict) else None
-    whole = isinstance(plan, dict) and not files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN)
-    return plan if whole else None
+    plan = _part(_part(_part(files.json_there(path()), _PLANS), platform.node()), setting)
+    return None if files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN) else plan
 
 
-def remember(asked: str, found: dict) -> None:
-    """Keeps what `jaxlm plan` found out about this host (see `here.measure`), under any key. Never raises.
-
-    Beyond MOST_PLANS the oldest are dropped.
-    """
+def remember(setting: str, machine: dict) -> None:
+    """Keeps what `jaxlm plan` found out about this host (see `measure`), under any key. Never raises."""
 
     def add(content: dict) -> None:
         host = _part(_part(content, _PLANS), platform.node())
-        host.pop(asked, None)
-        host[asked] = found
+        host.pop(setting, None)
+        host[setting] = machine
         for old in list(host)[:-MOST_PLANS]:
             del host[old]
 
@@ -156,6 +138,198 @@ def _machine(kind: str, count: int) -> str:
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
     """The measurements of a setting, oldest first, those that are not whole left out."""
-    machine = content.get(_machine(kind, count))
-    rows = machine.get(setting) if isinstance(machine, dict) else None
+    rows = _part(content, _machine(kind, count)).get(setting)
     return [row for row in rows if not files.problem(row, _ROW)] if isinstance(rows, list) else []
+
+
+STEP_S = 4.0  # a step that is timed takes about this at most
+STEPS, TIMED_S = 3, 6.0  # of timing at most, but two steps at least
+LIMIT_S = 90.0  # for the process that measures; a busy machine compiles slowly
+SHARE = 0.5  # of the memory that is free on a CPU, for the measurement: others use this machine too
+TOKENS = 256  # rows are made no shorter
+REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to time
+
+
+def row(config: Config) -> dict[str, typing.Any]:
+    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for."""
+    mode, setting = config.plan.measure, _key(config)
+    if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
+        return {"why": ""}
+    if processes.several(config.distributed):
+        return {"why": "it would run as several processes; train and tune measure"}
+    machine = planned(setting) if mode == "auto" else None
+    if machine is None:
+        if pids := _computing():
+            return {"why": f"its GPU is in use (process {pids[0]})"}
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        console.say(
+            f"measuring this machine: a few steps, {LIMIT_S:.0f} s at most, on a CPU in at most half of its free memory "
+            "(--config.plan.measure=never leaves it out)"
+        )
+        with console.working("measuring this machine"):
+            machine = _in_child(config) | {"load": load}
+        remember(setting, machine)
+    if "why" in machine:
+        return {"why": f"{machine['why']} (plan.measure=again tries again)"}
+    before = known(machine["kind"], machine["count"], machine["setting"]) if mode == "auto" else None
+    if before:
+        machine |= {"tokens_per_second": before.tokens_per_second, "by": before.by, "time": before.time, "what": ""}
+        machine["load"] = machine["load"] if before.by == "plan" else 0.0
+    return _finished(config, machine | {"memory": _memory(config, machine)})
+
+
+def _memory(config: Config, machine: dict) -> float:
+    """The bytes that a step may take on a device: on a CPU what is free now, which what was found long ago can't tell."""
+    if config.tune.memory_gb:
+        return config.tune.memory_gb * 1e9
+    if machine["kind"] == "cpu":
+        with contextlib.suppress(OSError):
+            return tune.HEADROOM * lower.available_bytes() / machine["count"]
+    return machine["memory"]
+
+
+def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
+    """The machine with its hours, dollars and MFU for the config."""
+    speed, peak = machine["tokens_per_second"], config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
+    hours = cost.tokens(config) / speed / 3600 if speed else None
+    # It is that of the GPU the config is meant for.
+    price = config.hardware.usd_per_hour if machine["kind"] != "cpu" else 0.0
+    ran = True if machine["by"] != "plan" else None
+    return machine | {
+        "fits": machine["needed"] <= machine["memory"] if machine["needed"] else ran,
+        "hours": hours,
+        "usd": hours * price if hours and price else None,
+        "mfu": speed * flops.of(config).palm / (1e12 * peak * machine["count"]) if speed and peak else None,
+    }
+
+
+def _key(config: Config) -> str:
+    """All that decides what the measurement finds on this host, before anything is chosen for its devices."""
+    seen = [os.environ.get(name, "") for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")]
+    return " ".join(filter(None, [key(config, dataclasses.asdict(config.mesh)), *seen]))
+
+
+def _computing() -> list[str]:
+    """The ids of processes that compute on this machine's NVIDIA GPUs; [] if there are none, or if that can't be known."""
+    if not (program := shutil.which("nvidia-smi")):
+        return []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [program, "--query-compute-apps=pid", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    return []
+
+
+def _in_child(config: Config) -> dict[str, typing.Any]:
+    """Runs `work` in a new process, which has this machine's devices. Returns the last that it tells, or {"why": ...}."""
+    machine, end = {}, time.monotonic() + LIMIT_S
+    measuring = Child("jaxlm.plan.tune.machines:work")
+    try:
+        measuring.send(config, LIMIT_S)
+        while True:
+            machine = measuring.receive(max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return machine or {"why": f"measuring took over {LIMIT_S:.0f} seconds"}
+    except Died as death:
+        return machine or {"why": f"measuring ended with code {death.code}: {death.said[:100] or 'no word'}"}
+    finally:
+        measuring.end()
+
+
+def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
+    """Tells what `measure` finds of a config, each time it knows more."""
+    try:
+        for machine in measure(next(configs)):
+            tell(machine)
+    except (ConfigError, RunError, OSError, RuntimeError) as error:
+        tell({"why": config_files.first_line(error)[:100]})
+
+
+def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
+    """Yields what this process's devices do with a config, the speed first.
+
+    A dict. setting: `key` as training would have it. memory: the bytes of a device that a step may take, now and
+    without `tune.memory_gb`. needed: those that this one takes; None as long as it is not known. tokens_per_second: None if
+    nothing that is small enough fits. what: what was timed; "" for the step itself. time: in Unix seconds.
+    """
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    device = jax.devices()[0]
+    ways = sharding.batch_ways(mesh)
+    config = settle.assuming(settle.on_platform(config, device.platform).runs, remat="full", rows=ways)
+    sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
+    limit, own = tune.memory_limit(config.tune.memory_gb), lower.of_devices(0.0)
+    machine = {
+        "kind": device.device_kind,
+        "count": mesh.size,
+        "setting": key(config, mesh.shape),
+        "microbatch": config.train.microbatch_size,
+        "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan, this is kept for others
+        "needed": None,
+        "tokens_per_second": None,
+        "by": "plan",
+        "what": "",
+        "time": time.time(),
+    }
+    if config.plan.measure == "auto" and known(machine["kind"], mesh.size, machine["setting"]):
+        yield machine  # it ran, so it fits
+        return
+    small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(config.model.dtype))
+    if own and device.platform == "cpu":
+        limit = min(limit, SHARE * own.bytes)
+    trial, exact = _timed(small, mesh, limit), small == config
+    if trial.tokens_per_second:
+        machine["tokens_per_second"] = trial.tokens_per_second * _flops(small) / _flops(config)
+        machine["what"] = "" if exact else described(small, config)
+        if exact:
+            record(machine["kind"], mesh.size, machine["setting"], trial.tokens_per_second, "plan")
+    elif trial.note != "does not fit":
+        yield {"why": trial.note}
+        return
+    yield machine
+    machine["needed"] = trial.predicted_bytes if exact else needed(config, mesh)
+    yield machine
+
+
+def affordable(config: Config, ways: int, most_flops: float) -> Config:
+    """Returns a config of at most so many FLOPs a step, if it can be: with fewer rows, then fewer layers, then shorter rows."""
+    while _flops(config) * config.train.batch_size * config.train.seq_len > most_flops:
+        m, t = config.model, config.train
+        if t.batch_size > ways:
+            rows = max(ways, t.batch_size // 2 // ways * ways)
+            micro = t.microbatch_size if rows % t.microbatch_size == 0 else rows
+            config = with_keys(config, train={"batch_size": rows, "microbatch_size": micro})
+        elif m.n_layers > 2:
+            config = with_keys(config, model={"n_layers": m.n_layers // 2})
+        elif t.seq_len >= 2 * TOKENS and t.seq_len % 2 == 0:
+            config = with_keys(config, train={"seq_len": t.seq_len // 2})
+        else:
+            break
+    return config
+
+
+def described(small: Config, config: Config) -> str:
+    """Returns what is timed in place of the whole step, in words."""
+    few, all_, t = small.model.n_layers, config.model.n_layers, small.train
+    layers = f"{few} of {all_} layers, " * (few < all_)
+    return f"{layers}{console.count(t.batch_size)} x {console.count(t.seq_len)} tokens"
+
+
+def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
+    """Returns the bytes of a device that the config's step takes, from the programs of one and of two layers."""
+    options = lower.QUICK if jax.default_backend() == "cpu" else {}
+    sizes = []
+    for n_layers in (1, 2)[: config.model.n_layers]:
+        shallow = with_keys(config, model={"n_layers": n_layers})
+        sizes.append(lower.memory_of(lower.lower_step(shallow, mesh)[0].compile(compiler_options=options or None)))
+    return sizes[0] + (config.model.n_layers - 1) * (sizes[-1] - sizes[0])
+
+
+def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
+    """The trial of the config's own settings on random tokens."""
+    config = with_keys(config, tune={"steps": STEPS})
+    own = tune.own(config, config.train.microbatch_size, config.model.remat)
+    batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+    return bench.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
+
+
+def _flops(config: Config) -> float:
+    return flops.of(config).causal

@@ -8,16 +8,17 @@ says how much memory a candidate needs.
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import Config, ConfigError, with_keys
-from jaxlm.devices import sharding
+from jaxlm.devices import processes, sharding
 from jaxlm.host.console import Say, gigabytes
 from jaxlm.plan import lower
 from jaxlm.plan.fit import REMATS, choose
+from jaxlm.step.parts import Parts
 
 HEADROOM = 0.95  # of a device's memory, for the step
 # Setting -> the section of the config that has its key.
@@ -42,15 +43,12 @@ class Candidate:
     tile_tokens: int
 
     def overrides(self) -> list[str]:
-        """Returns the settings as overrides for the command line of `jaxlm train`."""
         return [f"--config.{SECTIONS[name]}.{name}={str(getattr(self, name)).lower()}" for name in SECTIONS]
 
     def __str__(self) -> str:
         layers = "scanned" if self.scan_layers else "unrolled"
-        return (
-            f"microbatch {self.microbatch_size}, remat {self.remat}, attention {self.attention}, {layers}, "
-            f"tile {self.tile_tokens}"
-        )
+        settings = f"microbatch {self.microbatch_size}, remat {self.remat}, attention {self.attention}"
+        return f"{settings}, {layers}, tile {self.tile_tokens}"
 
     def with_(self, remat: str, microbatch_size: int) -> "Candidate":
         return dataclasses.replace(self, remat=remat, microbatch_size=microbatch_size)
@@ -65,15 +63,7 @@ class Candidate:
 
 @dataclasses.dataclass
 class Trial:
-    """The result of compiling and timing a candidate.
-
-    Attributes:
-      candidate: the candidate.
-      predicted_bytes: the bytes of one device that it needs by the compiler's account; None if it can't be compiled.
-      measured_bytes: the most bytes that were in use on one device; None if unknown.
-      tokens_per_second: the speed of all devices together; None if the candidate did not run.
-      note: why it did not run, for the user.
-    """
+    """The result of compiling and timing a candidate; None where that is unknown or failed (`note` says why)."""
 
     candidate: Candidate
     predicted_bytes: int | None = None
@@ -83,27 +73,18 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, its quarter, ... as long as the devices that share it divide them; and one row each.
-
-    `ways` is how many devices share it (data x fsdp of the mesh).
-    """
-    sizes, size = [], config.train.batch_size
-    while size and size % ways == 0:
-        sizes.append(size)
-        if size % 2:
-            break
-        size //= 2
-    return sizes + [ways] * (bool(sizes) and sizes[-1] > ways)
+    """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp) divides them; and one row each."""
+    batch = config.train.batch_size
+    halves = [batch >> power for power in range(batch.bit_length()) if batch % (ways << power) == 0]
+    return halves + [ways] * (bool(halves) and halves[-1] > ways)
 
 
 @dataclasses.dataclass
 class Compiler:
     """Compiles candidates and remembers how much memory each needs.
 
-    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache.
-
-    Args:
-      options: of XLA's compiler; None for its own. See `lower.QUICK`.
+    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache. `options` are of XLA's
+    compiler (`lower.QUICK`).
     """
 
     config: Config
@@ -162,17 +143,13 @@ def fit(
     make_parts: lower.MakeParts = lower.parts_of,
     begun: Callable[[], bool] = lambda: False,
 ) -> Config:
-    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
-
-    All processes get the same values. See `resolve`, which raises if nothing fits.
-    """
+    """Returns the config with remat and microbatch that fit these devices, the same on all processes. Raises as `resolve`."""
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
     return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts, begun)
 
 
 def undecided(config: Config) -> bool:
-    """True if `model.remat` or `train.microbatch_size` is left for `resolve` to choose."""
     return config.model.remat == "auto" or config.train.microbatch_size == -1
 
 
@@ -184,20 +161,9 @@ def resolve(
     make_parts: lower.MakeParts = lower.parts_of,
     begun: Callable[[], bool] = lambda: False,
 ) -> Config:
-    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by what `plan.fit.choose` takes.
 
-    See `plan.fit.choose` for what it takes.
-
-    Args:
-      config: the config, with `model.attention` and `model.dtype` set (not auto).
-      mesh: the devices that the step will run on.
-      limit_bytes: the bytes of one device's memory that a step may take.
-      log: called with a line that names the choice.
-      make_parts: makes the parts, if the run's own are there already.
-      begun: returns True if the run has checkpoints.
-
-    Raises:
-      ConfigError, RunError: nothing fits. See `lower.refusal`.
+    Raises ConfigError or RunError (`lower.refusal`, by `begun`) if nothing fits into `limit_bytes` a device.
     """
     if not undecided(config):
         return config
@@ -211,16 +177,15 @@ def resolve(
         log(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
         return chosen.applied(config)
     need = compiler.needs(start.with_(remats[-1], sizes[-1]))
-    said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
+    needs = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
     words = (
         f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
-        f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
+        f"{needs}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
     raise lower.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun())
 
 
 def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
-    """Returns the config's own settings with this microbatch and remat."""
     m = config.model
     return Candidate(microbatch_size, remat, m.attention, m.scan_layers, config.loss.tile_tokens)
 
@@ -233,11 +198,7 @@ def full_speed_rows(config: Config, mesh: Mesh) -> float:
 
 
 def candidates(config: Config, backends: Sequence[str], ways: int) -> dict[str, tuple]:
-    """Returns setting's name -> the values to try, in the order in which `search` varies the settings.
-
-    The values come from `config.tune`. If it lists none, `backends` are the attention backends to try, and the
-    microbatch sizes are those that `ways` (data x fsdp of the mesh) divides.
-    """
+    """Returns setting's name -> the values to try, from `config.tune`, in the order in which `search` varies the settings."""
     t = config.tune
     sizes = t.microbatch_sizes or microbatch_sizes(config, ways)
     values = {"attention": t.attention or backends, "microbatch_size": sizes, "remat": t.remat}
@@ -253,26 +214,18 @@ def search(
     exhaustive: bool,
     max_seconds: float,
 ) -> list[Trial]:
-    """Tries candidates and returns all trials, in the order in which they were made.
+    """Tries candidates and returns all trials, in the order in which they were made. The candidate `start` should fit.
 
     By default it varies one setting after the other, starting each time from the fastest candidate so far. So the
     number of trials is the number of values, not of combinations. Microbatch and remat are varied together. A policy
-    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less.
-
-    Args:
-      values: setting's name -> values to try, from `candidates`.
-      start: the first candidate, which should fit.
-      trial: compiles and times a candidate. The trial's `tokens_per_second` is None if the candidate does not fit.
-      exhaustive: True to try every combination instead.
-      max_seconds: the seconds after which no further trial begins.
+    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less. `exhaustive` tries
+    every combination instead. After `max_seconds` no further trial begins.
     """
     end = time.monotonic() + max_seconds
     done: dict[Candidate, Trial] = {}
     # In the order in which they need more memory, so that `needless` can rule the later ones out.
-    rising = values | {
-        "remat": sorted(values["remat"], key=REMATS.index),
-        "microbatch_size": sorted(values["microbatch_size"]),
-    }
+    rising = values | {"microbatch_size": sorted(values["microbatch_size"])}
+    rising["remat"] = sorted(values["remat"], key=REMATS.index)
 
     def fits(candidate: Candidate) -> bool | None:
         """None if it was not tried yet."""
@@ -302,21 +255,125 @@ def search(
 
 
 def best(trials: list[Trial]) -> Trial | None:
-    """Returns the fastest trial; None if no candidate ran."""
     ran = [t for t in trials if t.tokens_per_second]
     return max(ran, key=lambda t: t.tokens_per_second, default=None)
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
-    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the memory.
+    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else HEADROOM of its memory.
 
-    HEADROOM is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory. All
-    processes get the same.
-
-    Raises:
-      ConfigError: this platform does not say how much memory it has.
+    All processes get the same. Raises ConfigError if this platform does not say how much memory it has.
     """
     room = lower.of_devices(memory_gb)
     if room is None:
         raise ConfigError("how much memory there is can't be found on this platform: give --config.tune.memory_gb")
     return room.bytes if memory_gb else HEADROOM * room.bytes
+
+
+_TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled train step; the bytes that it needs on each device, of them `state` (with a batch) and `temporaries`."""
+
+    step: jax.stages.Compiled
+    need: int
+    state: int
+    temporaries: int
+    room: lower.Room | None
+
+
+class Once:
+    """Compiles the train step of a run when it is first asked for, and keeps it. Nothing may be auto."""
+
+    def __init__(self, made: Parts, make_parts: lower.MakeParts):
+        self._made, self._make_parts = made, make_parts
+        self._program: Program | None = None
+
+    def __call__(self, done: int) -> Program | None:
+        """Returns the program; None if all steps are `done`. All processes call it. Raises as `admit`."""
+        if done >= self._made.config.train.steps:
+            return None
+        if self._program is None:
+            room = lower.of_devices(self._made.config.tune.memory_gb)
+            with processes.working("compiling the train step"):
+                self._program = admit(self._made, room, self._make_parts, begun=done > 0)
+        return self._program
+
+
+def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
+    """Compiles the train step, from shapes alone. Raises as `lower.refusal` if it needs more memory than there is (`room`).
+
+    The room is the same on all processes; if it is unknown (None), nothing is refused.
+    """
+    compiled = lower.compile_lowered(made.lower())
+    need, state, words = None, 0, "a step needs more memory than the compiler can place"
+    if compiled:
+        memory = compiled.memory_analysis()
+        need, state = lower.memory_of(compiled), memory.argument_size_in_bytes
+        if room is None or need <= room.bytes:
+            return Program(compiled, need, state, memory.temp_size_in_bytes, room)
+        words = f"a step needs {_gb(need)} of memory{' a device' * (made.mesh.size > 1)}"
+    words += f", and there are {_gb(room.bytes)} {room.of}" if room else ""
+    limit = room.bytes * HEADROOM if room else float("inf")
+    with processes.working("looking for settings that fit"):
+        change = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+    mend = "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
+    mend += "mesh.fsdp"
+    if change:
+        mend = f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
+    platform = made.mesh.devices.flat[0].platform
+    raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
+
+
+def _gb(size: float) -> str:
+    return f"{gigabytes(size)} GB"
+
+
+def remedy(
+    config: Config,
+    mesh: Mesh,
+    limit_bytes: float,
+    make_parts: lower.MakeParts,
+    known: tuple[int | None, int],
+    begun: bool,
+) -> tuple[list[str], int] | None:
+    """Returns (the overrides that make a step fit, the bytes that it needs then); None if there are none.
+
+    The smallest change comes first: microbatch and remat, which change no result; then tiles of the loss; then 8-bit AdamW,
+    unless the run has `begun`. `known`: the bytes that the config as it stands needs (None if the compiler could not place it),
+    and those of its state.
+    """
+    size, remat = config.train.microbatch_size, config.model.remat
+    sizes = [s for s in microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]
+    remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload goes with `names` alone
+    options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
+    before = own(config, size, remat)
+    for changed, overrides in _changes(config, begun):
+        compiler = Compiler(changed, mesh, limit_bytes, make_parts, options)
+        start = own(changed, size, remat)
+        if changed is config:
+            need, state = known
+            compiler.learn(before, need)
+            if state:
+                compiler.learn(before.with_(remat, 0), state)
+        frugal = compiler.needs(start.with_(remats[-1], sizes[-1]))
+        if frugal is None or frugal > limit_bytes:
+            continue
+        chosen = compiler.choose(start, sizes, remats)
+        new = [override for override in chosen.overrides() if override not in before.overrides()]
+        return [*new, *(override for override in overrides if override not in new)], compiler.needs(chosen)
+    return None
+
+
+def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
+    """Yields the config and ever more changed ones, each with the overrides that lead to it."""
+    overrides: list[str] = []
+    yield config, overrides
+    if not config.loss.tile_tokens:
+        config = with_keys(config, loss={"tile_tokens": _TILE_TOKENS})
+        overrides = [f"--config.loss.tile_tokens={_TILE_TOKENS}"]
+        yield config, overrides
+    if config.optim.name == "adamw" and config.optim.mu_dtype == "float32" and not begun:
+        yield with_keys(config, optim={"name": "adamw8bit"}), [*overrides, "--config.optim.name=adamw8bit"]

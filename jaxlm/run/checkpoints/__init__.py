@@ -9,6 +9,5 @@ says that the arrays were read back from the disk, and were what the devices hel
     meta      what a checkpoint is made of        digest    one number for an array
     keep      which ones stay, room for them      interval  how often to save
     damage    damage and errors of disks, in words
-    mirror    copies verified checkpoints elsewhere; mirror_worker does it, mirror_layout says what lies where and how the run
-              sees that process, remote reads and writes there
+    mirror    copies verified checkpoints elsewhere; mirror_worker does it, remote reads and writes there
 """

@@ -1,7 +1,6 @@
 """Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
 
-A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned: what is stuck in a read or a
-write can't be stopped from within. A thread of this process waits for its answers. Nothing here imports JAX.
+A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned. Nothing here imports JAX.
 """
 
 import contextlib
@@ -18,10 +17,11 @@ import fsspec
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.host import console
+from jaxlm.host.child import Child, Died
 from jaxlm.host.redact import redact_url
 from jaxlm.run.checkpoints import keep, remote
 from jaxlm.run.checkpoints.damage import ToldError
-from jaxlm.run.checkpoints.mirror_layout import Abandoned, Trouble, Worker
+from jaxlm.run.checkpoints.mirror_worker import Gone, Refused, Trouble
 
 _ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
 _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
@@ -34,24 +34,20 @@ _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
 _NOT_KEPT = ("memory", "http", "https", "data")  # gone with the process, or only read
 
 
+class Abandoned(Trouble):
+    """The process that copies did not answer in time (`late`), or died."""
+
+    def __init__(self, why: str, late: bool):
+        super().__init__(why)
+        self.late = late
+
+
 class Mirror:
     """The mirror of one run: on the first process only, which sees all files of a checkpoint.
 
-    A mirror that is full, read-only or out of reach never stops the training: it says so in one line, and tries again
-    at the next step.
-
-    Args:
-      url: a folder, or an fsspec URL such as `s3://bucket/runs/a`. Its secrets stand in no message.
-      config: `config.checkpoint`.
-      workdir: the run's folder.
-      pinned: steps that are never deleted, here as in the folder: milestones. The caller may add steps later.
-      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
-
-    Raises:
-      ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
-
-    Attributes:
-      failing: why the mirror lags behind now, in one line; "" if it does not.
+    A mirror that is full, read-only or out of reach never stops the training: it says so in one line (`failing`), and tries
+    again at the next step. `pinned` (milestones) and `scores` are as in `keep.obsolete`; the caller may add steps later. Raises
+    ConfigError if nothing can be mirrored to such a URL. The URL's secrets stand in no message.
     """
 
     def __init__(
@@ -66,7 +62,8 @@ class Mirror:
         check(url, workdir)
         self._url, self._config, self._workdir = url, config, pathlib.Path(workdir).resolve()
         self._pinned, self._scores = pinned, {} if scores is None else scores
-        self._worker = Worker(url)
+        self._child: Child | None = None  # that copies
+        self._stopped = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # guards what follows, up to the empty line
         self._wanted: list[int] = []  # steps to copy
@@ -92,18 +89,9 @@ class Mirror:
     def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
 
-        To call at each start, before anything else looks into the folder. The newest checkpoint whose files all match
-        comes back, and of the logs those that the folder lacks.
-
-        Args:
-          alive: called at each answer of the storage, at most `checkpoint.mirror_timeout_s` apart.
-
-        Returns:
-          The step that came back, or None.
-
-        Raises:
-          ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
-          RunError: the folder has no checkpoints, and the mirror can't be read.
+        To call at each start, before anything else looks into the folder. Returns the step that came back, or None. `alive` is
+        called at each answer of the storage. Raises ConfigError if the mirror is another run's, or no copy in it is whole;
+        RunError if the folder has no checkpoints, and the mirror can't be read.
         """
         local, shown = self._local_steps(), redact_url(self._url)
         try:
@@ -119,7 +107,7 @@ class Mirror:
             if local and error.kind != "config":
                 self._fail(str(error))
                 return None
-            self._worker.end()
+            self._end()
             if error.kind == "config":
                 raise ConfigError(f"config.checkpoint.mirror={shown}: {error}") from error
             raise RunError(
@@ -152,10 +140,7 @@ class Mirror:
                 alive()
 
     def begin(self, step: int) -> None:
-        """Asks for a copy of WORKDIR/checkpoints/<step>, which must have been verified. Returns at once.
-
-        Replaces steps that wait, except pinned ones.
-        """
+        """Asks for a copy of a verified checkpoint, in place of steps that wait, except pinned ones. Returns at once."""
         with self._lock:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
         self._wake()
@@ -178,20 +163,18 @@ class Mirror:
         return not (self._thread and self._thread.is_alive())
 
     def close(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
-
-        Returns:
-          True if all pinned steps that `begin` named, and the folder's newest checkpoint, are in the mirror and read back.
-        """
+        """Waits for the copies that are due and the logs; True if pinned and newest checkpoints were read back."""
         if not self._closing:
             self._closing = True
             if self._wanted:
                 _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
             self._wake()
         if self.wait(timeout):
-            self._worker.end()
-        else:
-            self._worker.stop()
+            self._end()
+        else:  # a thread that waits for an answer gets Abandoned, as who asks later does
+            self._stopped = True
+            if self._child:
+                self._child.kill()
             self._thread.join(1.0)
         newest = max(self._local_steps(), default=None)
         return not self._wanted and newest in self._whole - self._stale | {None}
@@ -295,20 +278,46 @@ class Mirror:
             self._run_id = claimed["id"]
         return claimed["unwritable"]
 
+    def _end(self) -> None:
+        if self._child:
+            self._child.end()
+
     def _ask(
         self,
         do: str,
         note: Callable[[dict], None] = lambda event: None,
-        timeout_s: float | None = None,
+        timeout_s: float = 0.0,
         **job: typing.Any,
     ) -> dict:
-        def heard(event: dict) -> None:
-            if "line" in event:
-                _say(event["line"])
-            note(event)
+        """Gives a job of `mirror_worker.JOBS` to the process that copies, and returns its result. Raises Trouble.
 
-        ours = {"do": do, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
-        return self._worker.ask(ours | job, timeout_s or self._config.mirror_timeout_s, heard)
+        The process starts with the first job, and anew with the first after it died or was late. `note` gets each event.
+        """
+        if self._stopped:
+            raise Abandoned("its time is up", late=False)
+        timeout_s = timeout_s or self._config.mirror_timeout_s
+        end = time.monotonic() + timeout_s
+        ours = {"do": do, "url": self._url, "id": self._run_id, "start": self._start, "workdir": str(self._workdir)}
+        try:
+            if self._child is None or self._child.ended:
+                self._child = Child("jaxlm.run.checkpoints.mirror_worker:work")
+            self._child.send(ours | job, timeout_s)
+            while "done" not in (event := self._child.receive(end - time.monotonic())):
+                if "error" in event:
+                    raise {"config": Refused, "gone": Gone}.get(event["kind"], Trouble)(event["error"])
+                if "line" in event:
+                    _say(event["line"])
+                note(event)
+            return event["done"]
+        except TimeoutError:
+            raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
+        except Died as death:
+            # The last line that it printed is a library's, and may hold the URL with its secrets.
+            words = f": {death.said}" if death.said else ""
+            why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
+            raise Abandoned(why, late=False) from None
+        except OSError as error:
+            raise Trouble(f"the process that copies can't be started: {error.strerror}") from error
 
     def _try(self, do: Callable[[], typing.Any]) -> None:
         try:

@@ -1,6 +1,12 @@
 """Copies checkpoints to the mirror and back, in a process of its own that `mirror.py` may abandon. Imports no JAX.
 
-Each job is answered with events, then `done` or `error`.
+Each job is answered with events, then `done` or `error`. The mirror holds:
+
+run_id.json                        whose mirror it is: the run, and which start of it writes here
+config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
+checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were
+checkpoints/<step>/manifest.json   size and sha256 of each of them: written when all are there and were read back
+checkpoints/<step>/verified.json   written when its logs were read back too: only now the step counts
 """
 
 import concurrent.futures
@@ -15,9 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from jaxlm.host import console, files
 from jaxlm.host.redact import redact, redact_url
-from jaxlm.run.checkpoints import mirror_layout as layout
 from jaxlm.run.checkpoints import remote as remote_lib
-from jaxlm.run.checkpoints.mirror_layout import Damaged, Gone, Refused, Trouble, Unfinished
 from jaxlm.run.checkpoints.remote import Remote, Sum, measure, seal, sum_of, unseal
 
 _LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html", console.LOG)
@@ -28,19 +32,39 @@ Tell = Callable[[dict[str, typing.Any]], None]
 Sums = dict[str, Sum]  # of files by their names
 
 
+class Trouble(Exception):
+    """What went wrong, in one line. `kind` says what the run does about it: "run" (try again), "config" (refuse), "gone"."""
+
+    kind = "run"
+
+
+class Refused(Trouble):
+    """Only a change of the config mends this."""
+
+    kind = "config"
+
+
+class Gone(Trouble):
+    """The checkpoint to copy is no longer there."""
+
+    kind = "gone"
+
+
+class Damaged(Trouble):
+    """A copy in the mirror is not what was written."""
+
+
+class Unfinished(Damaged):
+    """A copy that was never read back to its end."""
+
+
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Makes this start of the run the one that writes to the mirror.
+    """Makes this start of the run the one that writes to the mirror. Raises Refused if it belongs to another run.
 
-    Args:
-      job: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints).
-
-    Returns:
-      `id` of the run, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`.
-
-    Raises:
-      Refused: the mirror belongs to another run.
+    `job`: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints). Returns
+    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`.
     """
-    record, name = layout.owner(remote), pathlib.Path(job["workdir"]).name
+    record, name = owner(remote), pathlib.Path(job["workdir"]).name
     comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
     if record and record["id"] != job["id"] and not comes_back:
         raise Refused(
@@ -49,32 +73,31 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
         )
     run_id, unwritable = record["id"] if record else job["id"] or job["new_id"], ""
     try:
-        layout.own(remote, run_id, job)
+        own(remote, run_id, job)
     except Exception as error:
-        unwritable = layout.one_line(error)
-    return {"id": run_id, "unwritable": unwritable, **layout.held(remote)}
+        unwritable = one_line(error)
+    return {"id": run_id, "unwritable": unwritable, **held(remote)}
 
 
 def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies one checkpoint and the logs, reads all back, and only then marks the copy as verified.
 
-    Args:
-      job: `step`, `workdir`, `id` and `start` of the run, and the sums of what an attempt that was
-        abandoned has `copied`.
-
-    Returns:
-      The steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
+    `job`: `step`, `workdir`, `id` and `start` of the run, and the sums of what an attempt that was abandoned has `copied`.
+    Returns the steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
     """
     step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
     source = workdir / "checkpoints" / str(step)
-    layout.check_owner(remote, job)
+    check_owner(remote, job)
     sums = _sums(source)
     _check_source(source, sums)
     if _has(remote, step, sums):
         write_logs(remote, job, tell)
-        return layout.held(remote)
+        return held(remote)
     if not job["copied"]:
-        _make_way(remote, step)
+        if held(remote)["whole"] == [step]:
+            only = f"another checkpoint {step} is the only whole one in the mirror"
+            raise Trouble(f"{only}: it stays until a later one is copied")
+        remove(remote, step)
 
     def put(name: str) -> str:
         for _ in range(_TRIES):
@@ -98,41 +121,34 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     # Before the copy counts: else a run that comes back to it lacks the steps since the last.
     write_logs(remote, job, tell)
     remote.write(f"{folder}/verified.json", seal({"manifest": hashlib.sha256(manifest).hexdigest()}))
-    layout.manifest(remote, step)  # raises if the last two files do not read back either
-    return layout.held(remote)
+    manifest_of(remote, step)  # raises if the last two files do not read back either
+    return held(remote)
 
 
 def write_logs(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies the run's logs as they are now. `job`: `workdir`, `id` and `start` of the run."""
-    layout.check_owner(remote, job)
+    check_owner(remote, job)
     remote.write("logs.json", seal({"files": _write_logs(remote, pathlib.Path(job["workdir"]), "")}))
     return {}
 
 
 def delete(remote: Remote, job: dict, tell: Tell) -> dict:
     """Deletes `steps`, but never the last whole copy. Returns what the mirror then holds, as `copy`."""
-    layout.check_owner(remote, job)
-    whole = set(layout.held(remote)["whole"])
+    check_owner(remote, job)
+    whole = set(held(remote)["whole"])
     for step in job["steps"]:
         if whole - {step}:
-            layout.remove(remote, step)
+            remove(remote, step)
             whole.discard(step)
-    return layout.held(remote)
+    return held(remote)
 
 
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there.
-
-    Returns:
-      `step`: the checkpoint's, or None if the mirror has none that was ever whole.
-
-    Raises:
-      Refused: all copies are damaged, or the newest one holds weights only.
-    """
+    """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there. Raises Refused."""
     workdir, damaged = pathlib.Path(job["workdir"]), []
-    for step in reversed(layout.steps(remote)):
+    for step in reversed(steps(remote)):
         try:
-            manifest = layout.manifest(remote, step)
+            manifest = manifest_of(remote, step)
             if manifest.get("weights_only"):  # of a run before 2026-11-28
                 raise Refused(
                     f"the mirror's checkpoint {step} holds weights only, so no run can go on from it: give another "
@@ -157,7 +173,7 @@ JOBS = {"claim": claim, "copy": copy, "write_logs": write_logs, "delete": delete
 
 
 def work(jobs: Iterable[dict], tell: Tell) -> None:
-    """Does each job at its `url`. `mirror_layout.Worker` starts it by its name."""
+    """Does each job at its `url`. `Mirror` starts it by its name."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
     remote = None
@@ -166,7 +182,7 @@ def work(jobs: Iterable[dict], tell: Tell) -> None:
             remote = remote or _open(job["url"])
             tell({"done": JOBS[job["do"]](remote, job, tell)})
         except Exception as error:
-            words = layout.one_line(error).replace(job["url"], redact_url(job["url"]))
+            words = one_line(error).replace(job["url"], redact_url(job["url"]))
             tell({"error": words, "kind": error.kind if isinstance(error, Trouble) else Trouble.kind})
 
 
@@ -174,16 +190,15 @@ def _open(url: str) -> Remote:
     try:
         return Remote(url)
     except (ImportError, ValueError) as error:
-        raise Refused(f"can't be opened: {layout.one_line(error)}") from error
+        raise Refused(f"can't be opened: {one_line(error)}") from error
 
 
 def _sums(folder: pathlib.Path) -> Sums:
     """Returns the sum of each file of a checkpoint. Raises Gone if there is none, or one goes."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    try:
+    sums: Sums = {}
+    with contextlib.suppress(FileNotFoundError):
         sums = dict(zip(names, _each(lambda name: measure(folder / name), names), strict=True))
-    except FileNotFoundError:
-        sums = {}
     if not sums:
         raise Gone(f"checkpoint {folder.name} was deleted before it was copied")
     return sums
@@ -203,18 +218,9 @@ def _check_source(folder: pathlib.Path, sums: Sums) -> None:
 def _has(remote: Remote, step: int, sums: Sums) -> bool:
     """True if the mirror holds exactly these files of the step already."""
     try:
-        return layout.manifest(remote, step)["files"] == sums
+        return manifest_of(remote, step)["files"] == sums
     except Damaged:
         return False
-
-
-def _make_way(remote: Remote, step: int) -> None:
-    """Deletes what the mirror holds of a step that is about to be copied anew, unless it is the last whole copy."""
-    if layout.held(remote)["whole"] == [step]:
-        raise Trouble(
-            f"another checkpoint {step} is the only whole one in the mirror: it stays until a later one is copied"
-        )
-    layout.remove(remote, step)
 
 
 def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
@@ -227,10 +233,9 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
             content = path.read_bytes()
         except (FileNotFoundError, IsADirectoryError):
             continue
-        if path.name == "config.json":  # others may read the mirror; the next start writes the whole config again
-            content = _without_secrets(content)
-            if not content:
-                continue
+        # Others may read the mirror; the next start writes the whole config again.
+        if path.name == "config.json" and not (content := _without_secrets(content)):
+            continue
         if path.name in ("metrics.jsonl", console.LOG):
             content = content[: content.rfind(b"\n") + 1]  # the last line may be half written
         name = path.relative_to(workdir).as_posix()
@@ -250,15 +255,12 @@ def _without_secrets(config: bytes) -> bytes:
 
 
 def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, tell: Tell) -> None:
-    """Brings a checkpoint into the folder `checkpoints`, under its name only when all of it is there and right.
-
-    Files that an earlier attempt brought stay, if they are right.
-    """
+    """Brings a checkpoint under its name once all of it is there and right. Files of an earlier attempt stay, if right."""
     half, damaged = checkpoints / f"{step}.restoring", f"the mirror's copy of checkpoint {step} is damaged"
 
     def fetch(name: str) -> str:
         target = half / name
-        if not layout.below(name):
+        if not below(name):
             raise Damaged(f"{damaged}: no file can be called {name!r}")
         if target.is_file() and measure(target) == sums[name]:
             return name
@@ -281,17 +283,14 @@ def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, 
 
 
 def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Path, tell: Tell) -> None:
-    """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step.
-
-    What log.txt of this start holds already is put behind what comes back.
-    """
+    """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step."""
     try:
         newest = (unseal(remote.read("logs.json")) or {}).get("files", {})
     except FileNotFoundError:
         newest = {}
     for name in sorted({*newest, *of_step}):
         path = workdir / name
-        if not layout.below(name) or (path.exists() and name != console.LOG):
+        if not below(name) or (path.exists() and name != console.LOG):
             continue
         for place, sum_ in ((name, newest.get(name)), (f"checkpoints/{step}/workdir/{name}", of_step.get(name))):
             try:
@@ -299,9 +298,9 @@ def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Pat
             except FileNotFoundError:
                 continue
             if sum_of(content) == sum_:
-                said = path.read_bytes() if path.exists() else b""  # by this start
+                of_this_start = path.read_bytes() if path.exists() else b""  # by this start
                 path.parent.mkdir(parents=True, exist_ok=True)
-                content = said if said.startswith(content) else content + said
+                content = of_this_start if of_this_start.startswith(content) else content + of_this_start
                 files.write_atomically(path, content, private=name == "config.json")
                 break
         else:
@@ -315,3 +314,78 @@ def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[r
         yield from pool.map(do, names)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def owner(remote: Remote) -> dict | None:
+    """Returns the record of run_id.json; None if it is absent or damaged."""
+    try:
+        record = unseal(remote.read("run_id.json"))
+    except FileNotFoundError:
+        return None
+    return record if record and {"id", "workdir", "start"} <= record.keys() else None
+
+
+def own(remote: Remote, run_id: str, job: dict) -> None:
+    """Writes run_id.json: from now on the mirror is that of this start of the run."""
+    remote.write(
+        "run_id.json", seal({"id": run_id, "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]})
+    )
+
+
+def check_owner(remote: Remote, job: dict) -> None:
+    """Raises Trouble if another run, or a later start of this one, writes to the mirror."""
+    record = owner(remote)
+    if record is None:
+        own(remote, job["id"], job)
+    elif record["id"] != job["id"]:
+        raise Trouble(f"the mirror belongs to another run, in a folder called {record['workdir']}")
+    elif record["start"] != job["start"]:
+        raise Trouble("a later start of this run has taken the mirror over")
+
+
+def steps(remote: Remote) -> list[int]:
+    return sorted(int(name) for name in remote.folders("checkpoints") if files.is_step(name))
+
+
+def manifest_of(remote: Remote, step: int) -> dict:
+    """Returns the manifest of a step. Raises Damaged, or Unfinished if the copy was never read back."""
+    try:
+        verified = remote.read(f"checkpoints/{step}/verified.json")
+        content = remote.read(f"checkpoints/{step}/manifest.json")
+    except FileNotFoundError:
+        raise Unfinished(f"the mirror's copy of checkpoint {step} is not whole") from None
+    record = unseal(content)
+    # The mark names the manifest that was there when all was read back: another one proves nothing.
+    mark = {"manifest": hashlib.sha256(content).hexdigest()}
+    if record is None or unseal(verified) != mark or record["step"] != step:
+        raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: its manifest is not what was written")
+    return record
+
+
+def held(remote: Remote) -> dict[str, list[int]]:
+    """Returns which steps the mirror holds `whole` by its books, and which only in part. Reads none of their arrays."""
+    of_kind = {"whole": [], "partial": []}
+    for step in steps(remote):
+        try:
+            manifest_of(remote, step)
+            of_kind["whole"].append(step)
+        except Damaged:
+            of_kind["partial"].append(step)
+    return of_kind
+
+
+def remove(remote: Remote, step: int) -> None:
+    """Deletes a step. The manifest goes first: what is deleted by half never looks whole."""
+    folder = f"checkpoints/{step}"
+    first = [f"{folder}/manifest.json", f"{folder}/verified.json"]
+    remote.delete([*first, *(name for name in remote.names(folder) if name not in first)])
+    remote.prune(folder)
+
+
+def below(name: str) -> bool:
+    path = pathlib.PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def one_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

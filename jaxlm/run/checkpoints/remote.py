@@ -1,8 +1,4 @@
-"""Files under a folder or a URL, as the mirror needs them: patient, flushed to disk, and read back from where they lie.
-
-Tested are folders and s3:// (a local server). gs:// and hf:// go the same way, through fsspec, and were never tried.
-Imports no JAX, because the mirror's worker does not.
-"""
+"""Files under a folder or a URL, as the mirror needs them: patient, flushed to disk, and read back from where they lie."""
 
 import contextlib
 import errno
@@ -37,12 +33,8 @@ Sum = list  # of a file: [bytes, sha256]
 class Remote:
     """The files under one folder or fsspec URL. Names are relative to it, with `/`.
 
-    Each method tries again after an error that may pass (30% of the requests may fail), with pauses that double, and
-    then raises the last error. A file that is absent raises FileNotFoundError at once.
-
-    Args:
-      url: a folder, or a URL such as `s3://bucket/runs/a`.
-      pause_s: seconds before the second attempt.
+    Each method tries again after an error that may pass (30% of the requests may fail), with pauses that double from
+    `pause_s` on, and then raises the last error. A file that is absent raises FileNotFoundError at once.
     """
 
     def __init__(self, url: str, pause_s: float = 0.25):
@@ -59,7 +51,8 @@ class Remote:
             path = self._place(name)
             self._fs.put_file(str(source), path)
             if self._local:
-                _flush(path)
+                with open(path, "rb+") as file:
+                    os.fsync(file.fileno())
 
         self._patiently(copy)
 
@@ -76,7 +69,6 @@ class Remote:
         self._patiently(write)
 
     def read(self, name: str) -> bytes:
-        """Returns the content of a small file."""
         return b"".join(self._patiently(lambda: list(self._chunks(name))))
 
     def measure(self, name: str) -> Sum:
@@ -99,9 +91,8 @@ class Remote:
     def names(self, folder: str) -> list[str]:
         """Returns the names of all files under a folder, sorted; none if there is no such folder."""
         with contextlib.suppress(*_ABSENT):
-            return sorted(
-                path[len(self._root) + 1 :] for path in self._patiently(lambda: self._fs.find(self._path(folder)))
-            )
+            paths = self._patiently(lambda: self._fs.find(self._path(folder)))
+            return sorted(path[len(self._root) + 1 :] for path in paths)
         return []
 
     def folders(self, folder: str) -> list[str]:
@@ -159,13 +150,11 @@ def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, s
 
 
 def measure(path: pathlib.Path) -> Sum:
-    """Returns the sum of a local file."""
     with open(path, "rb") as file:
         return _measure(iter(lambda: file.read(_CHUNK), b""))
 
 
 def sum_of(content: bytes) -> Sum:
-    """Returns the sum of a file with this content."""
     return _measure([content])
 
 
@@ -196,8 +185,3 @@ def unseal(content: bytes) -> dict[str, typing.Any] | None:
 
 def _sha256(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: str) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())

@@ -1,9 +1,9 @@
 """The end of a run: a cloud's notice that it comes, the mirror, messages, and the command that stops paying.
 
-The outermost process does all this, which is the supervisor if there is one, so that it happens after a crash too. Imports
-no JAX.
+The outermost process does all this, the supervisor if there is one, so that it happens after a crash too. Imports no JAX.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -32,12 +32,7 @@ _ASK_EVERY_S, _ANSWER_S = 5.0, 2.0  # of the cloud's own server
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A start of the run, as run.json may know it.
-
-    Attributes:
-      pid: the process that trained; None if it may be one of another host.
-      since: the Unix seconds before which it did not begin.
-    """
+    """A start of the run, as run.json may know it: `pid` None = of any host; it did not begin before `since`."""
 
     pid: int | None
     since: float
@@ -45,20 +40,16 @@ class Start:
     def ended(self, folder: pathlib.Path) -> dict:
         """Returns how run.json says that this start ended; {} if it died before it could say so, or nothing can be read."""
         starts = within(READ_S, lambda: ledger.read(folder)["starts"])
-        last = starts[-1] if starts else {}
-        try:
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            last = starts[-1]
             began = datetime.datetime.fromisoformat(last["time"]).timestamp()
-        except (LookupError, TypeError, ValueError):
-            return {}
-        ours = began >= self.since and self.pid in (None, last.get("pid"))
-        return (last.get("ended") or {}) if ours else {}
+            if began >= self.since and self.pid in (None, last.get("pid")):
+                return last.get("ended") or {}
+        return {}
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises.
-
-    `signalled`: the signal that asked the run to stop.
-    """
+    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises."""
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
@@ -76,14 +67,8 @@ def open_mirror(
 ) -> Mirror | None:
     """Returns the mirror, from which the run has come back if its folder was lost; None without one.
 
-    Milestones and the best checkpoints are safe from its rotation.
-
-    Args:
-      scores: by which the best checkpoints are chosen. Gets those of metrics.jsonl; the caller may add later ones.
-      alive: called while files come back.
-
-    Raises:
-      ConfigError, RunError: as `Mirror` and `Mirror.restore` do.
+    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation. Raises as
+    `Mirror` and `Mirror.restore` do.
     """
     c = config.checkpoint
     if not c.mirror:
@@ -96,10 +81,7 @@ def open_mirror(
 
 
 def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
-    """True if the mirror holds the newest checkpoint, or there is none. Copies it first where a crash prevented that.
-
-    What can't be read may be a checkpoint that the mirror does not hold.
-    """
+    """True if the mirror holds the newest checkpoint, or there is none to be read. Copies it where a crash prevented that."""
     if not config.checkpoint.mirror:
         return True
     checkpoints = within(READ_S, lambda: _checkpoints(folder))
@@ -126,41 +108,35 @@ def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path]) -> bool:
     """Copies the newest checkpoint that was verified; returns True if the mirror then holds the newest of all."""
-    try:
+    with contextlib.suppress(ConfigError, RunError):
         mirror = open_mirror(config, folder, Scores(config.checkpoint))
-        verified = [path for path in checkpoints if (path / "checksums.json").exists()]
-        if steps := [int(path.name) for path in verified if is_step(path.name)]:
+        verified = [path.name for path in checkpoints if (path / "checksums.json").exists()]
+        if steps := [int(name) for name in verified if is_step(name)]:
             mirror.begin(max(steps))
         return mirror.close(config.checkpoint.mirror_timeout_s)
-    except (ConfigError, RunError):
-        return False
+    return False
 
 
 def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
     """Waits for what the first process, on another host, says in run.json."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if start.ended(folder).get("mirrored"):
-            return True
+    while not (mirrored := bool(start.ended(folder).get("mirrored"))) and time.monotonic() < end:
         time.sleep(_LOOK_S)
-    return False
+    return mirrored
 
 
 def watch_for_notices(
     clouds: Sequence[str], act: Callable[[], None], say: Callable[[str], None], every_s: float = _ASK_EVERY_S
 ) -> Callable[[], None]:
-    """Asks each of `clouds` (`runs.notices`) in a thread of its own, and calls `act` once if one takes this machine away.
+    """Asks each of `clouds` (`runs.notices`) in a thread, and calls `act` once if one takes this machine away.
 
-    GCE tells 30 seconds before, AWS two minutes before. Others, such as RunPod, say nothing, or SIGTERM 5 seconds before:
-    there only what is already saved counts.
-
-    Returns a function that ends the threads. The environment variables GCE_METADATA_HOST and
-    AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers than the usual ones, as the clouds' own libraries take them.
+    GCE tells 30 seconds before, AWS two minutes before. Returns a function that ends the threads. The environment variables
+    GCE_METADATA_HOST and AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers, as the clouds' own libraries take them.
     """
     over = threading.Event()
 
-    def ask(cloud: Gce | Aws) -> None:
-        failed = False
+    def ask(key: str) -> None:
+        cloud, failed = CLOUDS[key](), False
         while not over.is_set():
             try:
                 if words := cloud.notice():
@@ -170,20 +146,19 @@ def watch_for_notices(
             except (OSError, ValueError) as error:
                 if not failed:
                     line = f"no answer from {cloud.server} ({error}); no notice is seen until it answers"
-                    say(f"runs.notices={cloud.key}: {line}")
+                    say(f"runs.notices={key}: {line}")
                 failed = True
             over.wait(every_s)
 
     for key in clouds:
-        cloud = next(kind for kind in (Gce, Aws) if kind.key == key)
-        threading.Thread(target=ask, args=(cloud(),), daemon=True).start()
+        threading.Thread(target=ask, args=(key,), daemon=True).start()
     return over.set
 
 
 class Gce:
     """https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
 
-    key, name = "gce", "Google Compute Engine"
+    name = "Google Compute Engine"
 
     def __init__(self):
         self.server = f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
@@ -197,14 +172,13 @@ class Gce:
 class Aws:
     """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, by IMDSv2"""
 
-    key, name = "aws", "AWS"
+    name = "AWS"
 
     def __init__(self):
         self.server = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
         self._token = ""
 
     def notice(self) -> str:
-        """Returns what the cloud says of the end of this machine; "" if it says nothing. Raises OSError."""
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
             self._token = _ask(f"{self.server}/latest/api/token", headers=ttl, method="PUT")
@@ -218,6 +192,8 @@ class Aws:
                 self._token = ""  # it has run out
             raise
 
+
+CLOUDS = {"gce": Gce, "aws": Aws}
 
 # The clouds' servers are on the machine's own link: never through a proxy.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

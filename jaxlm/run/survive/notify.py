@@ -1,19 +1,19 @@
 """Tells the world how a run fares: messages, a heartbeat, and the command that stops paying for the machine.
 
 https:// and http:// URLs are webhooks: they get JSON by POST, in the form that Slack, Discord and your own server can read.
-All other schemes (mailto://, ntfy://, tgram://, ...) are sent by apprise (https://github.com/caronc/apprise), which is an
-extra. Nothing here raises into training or holds it up. This module imports no JAX: the supervisor uses it.
+All other schemes are sent by apprise (https://github.com/caronc/apprise), an extra. Nothing here raises into training or
+holds it up, nor imports JAX.
 """
 
 import atexit
 import contextlib
-import dataclasses
 import http.client
 import importlib.util
 import json
 import logging
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -58,41 +58,42 @@ def _is_webhook(url: str) -> bool:
 
 
 def _check_url(shown: str, url: str) -> None:
-    scheme, separator, _ = url.partition("://")
-    if not separator or not scheme.replace("+", "").isalnum() or any(c.isspace() for c in url):
+    if not re.fullmatch(r"[\w+]+://\S*", url):
         raise ConfigError(
             f"{shown} is no URL: write it as https://HOST/... or as apprise does (mailto://, ntfy://, ...)"
         )
     if _is_webhook(url):
-        try:
+        with contextlib.suppress(ValueError):
             parts = urllib.parse.urlsplit(url)
-            whole = bool(parts.hostname) and parts.port != 0  # `port` raises if it is no number
-        except ValueError:
-            whole = False
-        if not whole:
-            raise ConfigError(f"{shown} has no host, or no number as its port: write https://HOST[:PORT]/...")
-    elif not importlib.util.find_spec("apprise"):
+            if parts.hostname and parts.port != 0:  # `port` raises if it is no number
+                return
+        raise ConfigError(f"{shown} has no host, or no number as its port: write https://HOST[:PORT]/...")
+    if not importlib.util.find_spec("apprise"):
         raise ConfigError(f'{shown} needs apprise: pip install "jaxlm[notify]"; https:// webhooks need nothing')
-    elif not _apprise(url):
+    if not _apprise(url):
         raise ConfigError(f"{shown} is refused by apprise: `apprise --help` and its wiki list the forms of URLs")
 
 
 def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike, step: int | None = None) -> None:
     """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises.
 
-    Webhooks get {"text", "content", "event", "run", "host", "step"}; `text` (Slack) and `content` (Discord) are the
-    same message. A failure is tried again twice, and said in one line the first time.
+    `text` (Slack) and `content` (Discord) are the same message. A failure is tried again twice, and said in one line once.
     """
     if event not in notify.events or not notify.urls:
         return
     run, host = pathlib.Path(workdir).name or str(workdir), socket.gethostname()
     message = f"jaxlm {event}: {run} on {host}{'' if step is None else f', step {step}'}: {text}"[:MOST_CHARS]
     body = {"text": message, "content": message, "event": event, "run": str(workdir), "host": host, "step": step}
-    for i, url in enumerate(notify.urls):
+
+    def send(url: str) -> str:
         if _is_webhook(url):
-            _beside(f"notify.urls[{i}]", url, lambda url=url: _request(url, json.dumps(body).encode()))
-        else:
-            _beside(f"notify.urls[{i}]", url, lambda url=url: _by_apprise(url, message, f"jaxlm {event}: {run}"))
+            return _request(url, json.dumps(body).encode())
+        sender = _apprise(url)
+        sent = sender and sender.notify(message, title=f"jaxlm {event}: {run}")
+        return "" if sent else "apprise could not deliver it"
+
+    for i, url in enumerate(notify.urls):
+        _beside(f"notify.urls[{i}]", url, send)
 
 
 class Heartbeat:
@@ -106,19 +107,16 @@ class Heartbeat:
         self._last: tuple[float, int] | None = None
 
     def beat(self, step: int) -> None:
-        """Notes that training has done `step` steps. Call it as often as you like: returns at once and never raises."""
+        """Notes that training has done `step` steps. Returns at once and never raises."""
         now = time.monotonic()
         if not self._url or (self._last and (now - self._last[0] < self._every_s or step == self._last[1])):
             return
         self._last = (now, step)
-        _beside("notify.heartbeat_url", self._url, lambda: _request(self._url))
+        _beside("notify.heartbeat_url", self._url, _request)
 
 
 def wait(seconds: float = TIMEOUT_S) -> None:
-    """Waits until all messages under way are sent or given up, at most for `seconds`.
-
-    Python's normal end calls this. Call it before anything that ends the process or the machine at once.
-    """
+    """Waits until all messages under way are sent or given up, at most for `seconds`."""
     end = time.monotonic() + seconds
     for thread in list(_senders):
         thread.join(max(0.0, end - time.monotonic()))
@@ -127,14 +125,13 @@ def wait(seconds: float = TIMEOUT_S) -> None:
 atexit.register(wait)
 
 
-def _beside(key: str, url: str, send: Callable[[], str]) -> None:
+def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
     """Calls `send` in a thread until it returns "" (sent) or has failed TRIES times."""
 
     def work() -> None:
         for attempt in range(TRIES):
             time.sleep(PAUSE_S * attempt)
-            problem = _attempt(send)
-            if not problem:
+            if not (problem := _attempt(send, url)):
                 return
         with _lock:
             first = url not in _told
@@ -149,10 +146,10 @@ def _beside(key: str, url: str, send: Callable[[], str]) -> None:
         _senders[:] = [*filter(threading.Thread.is_alive, _senders), thread]
 
 
-def _attempt(send: Callable[[], str]) -> str:
+def _attempt(send: Callable[[str], str], url: str) -> str:
     """What went wrong in one try, "" if nothing did. No library's error, whatever its class, may end training."""
     try:
-        return send()
+        return send(url)
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code}"
     except urllib.error.URLError as error:
@@ -168,11 +165,6 @@ def _request(url: str, body: bytes | None = None) -> str:
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
         reply.read(1)
     return ""
-
-
-def _by_apprise(url: str, message: str, title: str) -> str:
-    sender = _apprise(url)
-    return "" if sender and sender.notify(message, title=title) else "apprise could not deliver it"
 
 
 def _apprise(url: str):  # the class is apprise's, which may not be installed
@@ -195,26 +187,19 @@ def at_exit(
 ) -> None:
     """Runs the command of `runs.on_exit` for this exit code, in a shell. Returns after it ended, and never raises.
 
-    The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR in its environment. Its output goes to standard error. After
-    COMMAND_S seconds it is ended. Messages under way are sent first, because the command may end the machine.
-
-    Args:
-      why: why the run ended, in one line.
-      mirrored: True if the newest checkpoint was read back from the mirror. Else only `runs.on_exit_unmirrored` lets it run.
-      step: the step that is not in the mirror yet, for the message.
-      by_hand: True if a person at a terminal pressed ctrl-C (see `at_terminal`): they see that the machine still runs.
+    The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR, has COMMAND_S seconds, and runs after messages under way, because
+    it may end the machine. It does not run by hand (`at_terminal`): they see that the machine still runs. Nor before the newest
+    checkpoint is mirrored, unless `runs.on_exit_unmirrored` lets it.
     """
     cause = CAUSES.get(code, "failed")
-    key, command = f"runs.on_exit.{cause}", dataclasses.asdict(runs.on_exit)[cause]
+    key, command = f"runs.on_exit.{cause}", getattr(runs.on_exit, cause)
     if not command:
-        return
+        return None
     if by_hand:
-        _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
-        return
+        return _say(f"{key} not run: ctrl-C at a terminal leaves the machine to you")
     if not mirrored and not runs.on_exit_unmirrored:
         what = "the last checkpoint" if step is None else f"step {step}"
-        _say(f"{key} not run: {what} is not in the mirror yet")
-        return
+        return _say(f"{key} not run: {what} is not in the mirror yet")
     wait()
     _say(f"{key}: {redact(command)}")
     with contextlib.suppress(OSError):  # a relative path, and the folder in which the command was given is gone
@@ -260,5 +245,4 @@ def _say(text: str) -> None:
 
 
 def _shown(url: str) -> str:
-    """What may be shown of a URL: whoever knows all of it can send messages."""
     return redact_url(url, webhook=True)

@@ -23,7 +23,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.host import console, files, interrupts, screen
 from jaxlm.run import clock, ledger, supervised
 from jaxlm.run.checkpoints import keep
-from jaxlm.run.survive import children, farewell, hangs, notify
+from jaxlm.run.survive import children, farewell, notify
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -66,18 +66,18 @@ def run(config: Config, program: Callable[[], int]) -> int:
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
     """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
+
+    def another_trains() -> bool:
+        try:
+            ledger.lock(pathlib.Path(config.workdir)).close()
+        except ConfigError:
+            return True
+        return False
+
     refused = code == 2 and config.workdir
-    if not refused or not children.within(files.ENDING_S + farewell.READ_S, lambda: _another_trains(config.workdir)):
+    if not refused or not children.within(files.ENDING_S + farewell.READ_S, another_trains):
         farewell.say_farewell(config, code, start, signalled)
     return code
-
-
-def _another_trains(workdir: str) -> bool:
-    try:
-        ledger.lock(pathlib.Path(workdir)).close()
-    except ConfigError:
-        return True
-    return False
 
 
 def _several(config: Config) -> bool:
@@ -135,12 +135,7 @@ class Times:
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """One run of `jaxlm train`, with all its starts.
-
-    Args:
-      tell: called with an event ("crash", "stall") and a line about it, when the child is started again or given up.
-      output: a file that takes what the child says and prints; None: where this process does.
-    """
+    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` all that is said."""
 
     command: Sequence[str]
     config: Config
@@ -152,7 +147,7 @@ class Supervisor:
         c, self._folder, self._several = self.config, pathlib.Path(self.config.workdir), _several(self.config)
         meeting_s = c.distributed.start_timeout_s if self._several else 0.0
         mirror_s, rewards_s = c.checkpoint.mirror_timeout_s, c.reward.timeout_s
-        self._hangs = hangs.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
+        self._hangs = children.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
         self.requests = supervised.Requests()
         self._at_once: float | None = None  # when they asked to stop at once
@@ -226,10 +221,10 @@ class Supervisor:
 
     def _watch(self, child: children.Child) -> float:
         """Waits for the child's end, and brings it about if the child hangs; returns for how long it hung."""
-        times, said = self.times, False
+        times, told_so = self.times, False
         while not child.ended(times.look):
             now, sign = time.monotonic(), child.sign()
-            used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
+            used = child.processor_s() if sign.activity in children.BY_PROCESSOR else 0.0
             if self._hangs.look(sign, now, used) > 0:
                 return self._end_hung(child, sign, now)
             if self._at_once is not None and now > self._at_once + times.at_once:
@@ -241,18 +236,18 @@ class Supervisor:
             # XLA hears no signal, and what has not begun needs no save. Of several processes none ends alone: that would
             # make the others start again.
             if _nothing_to_save(sign) and not (compiles and self._several):
-                if compiles and not said:
+                if compiles and not told_so:
                     _say("stopping: no step is done yet, so nothing is to be saved")
-                    said = True
+                    told_so = True
                 if waited > (times.at_once if compiles else times.still):
                     child.kill(times.kill)
                     return 0.0
-            elif waited > times.still and not said:
+            elif waited > times.still and not told_so:
                 _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
-                said = True
+                told_so = True
         return 0.0
 
-    def _end_hung(self, child: children.Child, sign: hangs.Sign, now: float) -> float:
+    def _end_hung(self, child: children.Child, sign: children.Sign, now: float) -> float:
         """Says what a child that hangs waits for, shows the stacks of its threads, and ends it."""
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
@@ -278,7 +273,8 @@ class Supervisor:
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
         # A finished run that could not be saved would train the rest for nothing.
-        if death.code == 1 and death.step >= self.config.train.steps and self._is_full():
+        checkpoints, finished = self._folder / "checkpoints", death.code == 1 and death.step >= self.config.train.steps
+        if finished and children.within(2 * _ROOM_S, lambda: keep.is_full(checkpoints, _ROOM_S)):
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
         if progress.again:
@@ -287,9 +283,6 @@ class Supervisor:
             _say(words)
             self.tell("crash", words)
         return not progress.again
-
-    def _is_full(self) -> bool:
-        return bool(children.within(2 * _ROOM_S, lambda: keep.is_full(self._folder / "checkpoints", _ROOM_S)))
 
     def _wait(self, death: children.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""
@@ -364,7 +357,7 @@ class Supervisor:
             self._child.send_all(signal.SIGCONT)
 
 
-def _nothing_to_save(last: hangs.Sign | children.Death) -> bool:
+def _nothing_to_save(last: children.Sign | children.Death) -> bool:
     begins = last.activity in (clock.MIRROR, clock.COMPILE) and not last.step  # of this start
     return last.activity in (clock.START, clock.RESTORE) or begins
 
@@ -396,9 +389,6 @@ def _say(text: str) -> None:
 
 
 def command() -> list[str] | None:
-    """Returns how to start this very program again: the same interpreter, flags, module or script, arguments.
-
-    None if this is a part of another program, which changed `sys.argv`.
-    """
+    """Returns how to start this very program again; None if it is part of another program, which changed `sys.argv`."""
     arguments, whole = sys.argv[1:], sys.orig_argv
     return [sys.executable, *whole[1:]] if whole[len(whole) - len(arguments) :] == arguments else None

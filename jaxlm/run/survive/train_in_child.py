@@ -1,5 +1,6 @@
 """Trains a config to its end in a process of its own, quietly, and reads what came of it. For programs that train several."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,14 +22,7 @@ _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run that has done all its steps was measured to be.
-
-    Attributes:
-      loss: held-out, in nats per token; None if it is not finite.
-      bits_per_byte: source -> value.
-      bytes_per_token: of the held-out text, each source as it counts in `loss`.
-      hours: of all its starts.
-    """
+    """What a run that has done all its steps was measured to be. `loss`: held-out; None if it is not finite."""
 
     loss: float | None
     bits_per_byte: dict[str, float]
@@ -37,13 +31,7 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains, or goes on where the run in `workdir` was; returns the exit code of `jaxlm train`.
-
-    A process that crashes or hangs is started again, signals are passed on to it, and it ends with this one.
-
-    Raises:
-      ConfigError: the folder holds another run.
-    """
+    """Trains or goes on in `workdir`, under a supervisor; returns its exit code. Raises ConfigError if another run is there."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
@@ -53,21 +41,15 @@ def train(config: Config) -> int:
 
 def last_words(folder: pathlib.Path) -> str:
     """Returns the last line that the process in a folder wrote, "" if there is none."""
-    try:
-        with open(folder / OUTPUT, "rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
-            lines = file.read().decode("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    lines = [""]
+    with contextlib.suppress(FileNotFoundError), open(folder / OUTPUT, "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").split("\n")]
+    return next(filter(None, reversed(lines)), "")
 
 
 def result(config: Config, mixture: dict[str, float]) -> Result | None:
-    """Returns what came of the run in `workdir`; None if it is not done.
-
-    Raises:
-      ConfigError: the folder holds another run.
-    """
+    """Returns what came of the run in `workdir`; None if it is not done. Raises ConfigError if the folder holds another run."""
     folder, steps = pathlib.Path(config.workdir), config.train.steps
     path = folder / "metrics.jsonl"
     if not path.is_file():
@@ -102,11 +84,7 @@ def _check_same(folder: pathlib.Path, config: Config) -> None:
 def _trained(config: Config) -> dict[str, typing.Any]:
     """Key -> value of what decides what comes of a run on the same data."""
     whole = dataclasses.asdict(config)
-    keys = {
-        "train": ("steps", "batch_size", "seq_len"),
-        "loss": ("z_loss",),
-        "model": whole["model"],
-        "optim": whole["optim"],
-    }
+    keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
+    keys |= {section: whole[section] for section in ("model", "optim")}
     flat = {f"{section}.{key}": whole[section][key] for section in keys for key in keys[section]}
     return {"seed": config.seed} | {key: flat[key] for key in flat if key not in _OF_THE_MACHINE}

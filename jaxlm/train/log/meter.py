@@ -8,7 +8,7 @@ import jax
 
 from jaxlm.config import Config, HardwareConfig, TrainConfig
 from jaxlm.plan import flops
-from jaxlm.plan.params import count_params
+from jaxlm.plan.flops import count_params
 from jaxlm.run import ledger
 from jaxlm.run.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
 from jaxlm.run.totals import Earlier

@@ -5,7 +5,7 @@ import pytest
 
 from jaxlm.config import MeshConfig
 from jaxlm.devices import sharding
-from jaxlm.plan.doctor import hosts
+from jaxlm.plan.doctor import machine
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN
 
 NOVEMBER = 1_795_000_000.0  # 2026
@@ -13,7 +13,7 @@ NOVEMBER = 1_795_000_000.0  # 2026
 
 def clock(wall_s: float = 40.0, began: float = NOVEMBER, at_hosts: list[float] | None = None):
     """The finding where the wall clock went on by `wall_s` seconds in 40."""
-    return hosts.clock((began, 100.0), (began + wall_s, 140.0), at_hosts)
+    return machine.clock((began, 100.0), (began + wall_s, 140.0), at_hosts)
 
 
 def test_a_good_clock():
@@ -42,16 +42,16 @@ def test_hosts_that_disagree():
 
 
 def test_one_process_has_one_clock():
-    assert hosts.clocks() is None
+    assert machine.clocks() is None
 
 
 def test_a_sum_over_all_devices():
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=1, context=1))
-    found = hosts.links(mesh)
+    found = machine.links(mesh)
     assert (found.verdict, found.figures["wrong"], found.figures["devices"]) == (OK, 0, 8)
     assert found.figures["bytes_per_second"] > 0
 
 
 def test_one_device_has_no_links():
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1), jax.devices()[:1])
-    assert hosts.links(mesh).text == "one device: nothing to check"
+    assert machine.links(mesh).text == "one device: nothing to check"

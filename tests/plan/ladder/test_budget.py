@@ -10,11 +10,11 @@ from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, cost, fit, recipe
+from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import budget
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.law import Fit
-from jaxlm.plan.params import count_params
-from jaxlm.plan.scaling import Law
+from jaxlm.plan.recipe import Law
 
 
 def load(name: str, *overrides: str) -> config.Config:
@@ -48,7 +48,7 @@ def test_no_neighbour_does_better_by_the_law():
     at = [count_params(m) for m in family].index(row["parameters"])
     for m in (family[at - 1], family[at + 1]):
         run = dataclasses.replace(c, model=m, train=dataclasses.replace(c.train, microbatch_size=16))
-        tokens = 3600 * 200 / h100.usd * budget.speed.tokens_per_second(run, h100, 1)
+        tokens = 3600 * 200 / h100.usd * budget.cost.speed(run, h100, 1)
         assert budget.LAW.loss(count_params(m), tokens) > row["law_loss"]
 
 

@@ -13,8 +13,8 @@ from jaxlm.data.batches.rows import Rows
 from jaxlm.plan.ladder import ladder, rungs
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.ladder import Asked
-from jaxlm.plan.scaling import Law
-from jaxlm.plan.tune import this_machine
+from jaxlm.plan.recipe import Law
+from jaxlm.plan.tune import machines
 
 TRUE = Law("known", 1.5, 60.0, 400.0, 0.3, 0.35)
 
@@ -34,7 +34,7 @@ def order(c: config.Config, sha256: str = "abc") -> Rows:
 def measured(monkeypatch):
     """A machine that needs no measuring: as fast as a model is narrow."""
     row = lambda c: {"tokens_per_second": 1e6 / c.model.d_model, "kind": "cpu", "count": 1}  # noqa: E731
-    monkeypatch.setattr(this_machine, "row", row)
+    monkeypatch.setattr(machines, "row", row)
 
 
 def begin(folder: pathlib.Path, asked: Asked = Asked(), *overrides: str, **keys):  # noqa: B008
@@ -73,7 +73,7 @@ def test_what_is_asked_for_goes_before_the_rules(tmp_path):
 
 
 def test_without_a_speed_the_tokens_must_be_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(this_machine, "row", lambda c: {"why": "its GPU is in use (process 7)"})
+    monkeypatch.setattr(machines, "row", lambda c: {"why": "its GPU is in use (process 7)"})
     with pytest.raises(
         ConfigError,
         match=r"d_model=64 is not known \(its GPU is in use \(process 7\)\): measure it again \(--config.plan.measure=again\), "

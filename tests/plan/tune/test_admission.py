@@ -8,7 +8,7 @@ from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
 from jaxlm.devices import sharding
 from jaxlm.plan import lower
 from jaxlm.plan.lower import Room
-from jaxlm.plan.tune import admission, tune
+from jaxlm.plan.tune import tune
 from jaxlm.step import parts
 
 TINY = [
@@ -30,8 +30,8 @@ def make(*keys: str) -> parts.Parts:
     return lower.parts_of(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]))
 
 
-def admit(*keys: str, room: float | None, begun: bool = False) -> admission.Program:
-    return admission.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
+def admit(*keys: str, room: float | None, begun: bool = False) -> tune.Program:
+    return tune.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
 
 
 def test_the_settings_that_are_told_work():
@@ -65,7 +65,7 @@ def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
     monkeypatch.setattr(tune.Compiler, "compile", compiles)
     made = make(*keys)
     known = (cost(made.config), 10)
-    return admission.remedy(made.config, made.mesh, limit, lower.parts_of, known, begun), len(tried)
+    return tune.remedy(made.config, made.mesh, limit, lower.parts_of, known, begun), len(tried)
 
 
 def cost(c: config.Config) -> int:
@@ -101,7 +101,7 @@ def test_an_optimizer_stays_where_a_run_has_begun(monkeypatch):
 )
 def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, memory_gb, error):
     """If what limits it is the memory that is free now."""
-    monkeypatch.setattr(admission, "remedy", lambda *args: None)
+    monkeypatch.setattr(tune, "remedy", lambda *args: None)
     with pytest.raises(error, match="no setting makes it fit; take a smaller model") as told:
         admit("train.batch_size=1", f"tune.memory_gb={memory_gb}", room=1.0, begun=begun)
     assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)
@@ -109,8 +109,8 @@ def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, me
 
 def test_it_is_compiled_once_and_only_for_steps_that_are_left(monkeypatch):
     calls = []
-    monkeypatch.setattr(admission, "admit", lambda *args, **kept: calls.append(kept) or "program")
-    once = admission.Once(make("train.steps=200"), lower.parts_of)
+    monkeypatch.setattr(tune, "admit", lambda *args, **kept: calls.append(kept) or "program")
+    once = tune.Once(make("train.steps=200"), lower.parts_of)
     assert once(200) is None
     assert (once(7), once(9)) == ("program", "program")
     assert calls == [{"begun": True}]

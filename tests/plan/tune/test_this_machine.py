@@ -11,7 +11,7 @@ from jaxlm.devices import sharding
 from jaxlm.host.child import Died
 from jaxlm.models import hardware
 from jaxlm.plan import flops, lower
-from jaxlm.plan.tune import machines, this_machine, tune
+from jaxlm.plan.tune import machines, tune
 
 TINY = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "vocab_size": 128, "attention": "xla"}
 
@@ -36,14 +36,14 @@ def resolve(*overrides: str) -> config.Config:
 def test_a_process_of_its_own_measures_and_the_next_plan_is_instant(monkeypatch):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
     c = resolve()
-    first = this_machine.row(c)
+    first = machines.row(c)
     assert (first["kind"], first["by"], first["what"], first["fits"]) == ("cpu", "plan", "", True)
     assert first["tokens_per_second"] > 0
     assert first["usd"] is None  # the config's price is not that of a CPU
-    monkeypatch.setattr(this_machine, "Child", None)  # no process can be started any more
-    assert this_machine.row(c)["tokens_per_second"] == first["tokens_per_second"]
+    monkeypatch.setattr(machines, "Child", None)  # no process can be started any more
+    assert machines.row(c)["tokens_per_second"] == first["tokens_per_second"]
     machines.record("cpu", first["count"], first["setting"], 123.0, "train")
-    again = this_machine.row(c)
+    again = machines.row(c)
     assert (again["tokens_per_second"], again["by"], again["fits"]) == (123.0, "train", True)
 
 
@@ -52,15 +52,15 @@ def test_what_was_measured_before_is_not_measured_again():
     mesh = sharding.make_mesh(c.mesh)
     setting = machines.key(dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu")), mesh.shape)
     machines.record("cpu", mesh.size, setting, 99.0, "train")
-    (found,) = this_machine.measure(c)
+    (found,) = machines.measure(c)
     assert (found["setting"], found["tokens_per_second"]) == (setting, None)
 
 
 @pytest.mark.parametrize("override", ["plan.measure=never", "distributed.coordinator=host:1"])
 def test_where_it_is_not_asked_or_several_processes_run_nothing_starts(monkeypatch, override):
-    monkeypatch.setattr(this_machine, "Child", None)
+    monkeypatch.setattr(machines, "Child", None)
     extra = ["distributed.num_processes=2", "distributed.process_id=0"] if "coordinator" in override else []
-    found = this_machine.row(resolve(override, *extra))
+    found = machines.row(resolve(override, *extra))
     assert set(found) == {"why"}
     assert ("several processes" in found["why"]) == bool(extra)
 
@@ -70,7 +70,7 @@ def test_a_gpu_that_computes_is_left_alone(monkeypatch, tmp_path):
     tool.write_text("#!/bin/sh\necho 4242\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert this_machine.row(resolve()) == {"why": "its GPU is in use (process 4242)"}
+    assert machines.row(resolve()) == {"why": "its GPU is in use (process 4242)"}
 
 
 FOUND = {"kind": "cpu", "count": 1, "setting": "s", "microbatch": 16, "memory": 1e9, "needed": 4e9, "by": "plan"}
@@ -97,7 +97,7 @@ def printed(monkeypatch, *found: dict, end: Exception | None = None) -> list[str
         def end(self):
             pass
 
-    monkeypatch.setattr(this_machine, "Child", Told)
+    monkeypatch.setattr(machines, "Child", Told)
     return starts
 
 
@@ -106,32 +106,32 @@ def test_a_cpus_memory_is_that_of_now(monkeypatch):
     c = resolve()
     for free, fits in ((2e9, False), (8e9, True), (3e9, False)):
         monkeypatch.setattr(lower, "available_bytes", lambda free=free: free)
-        row = this_machine.row(c)
+        row = machines.row(c)
         assert (row["memory"], row["fits"]) == (tune.HEADROOM * free, fits)
-    assert this_machine.row(resolve("tune.memory_gb=5"))["memory"] == 5e9
+    assert machines.row(resolve("tune.memory_gb=5"))["memory"] == 5e9
     assert len(starts) == 1
 
 
 def test_a_gpus_memory_is_its_own(monkeypatch):
     printed(monkeypatch, FOUND | {"kind": "NVIDIA H200"})
     monkeypatch.setattr(lower, "available_bytes", lambda: 8e9)
-    assert this_machine.row(resolve())["memory"] == 1e9
+    assert machines.row(resolve())["memory"] == 1e9
 
 
 def test_a_damaged_entry_is_measured_anew(monkeypatch):
     starts = printed(monkeypatch, FOUND)
     c = resolve()
-    this_machine.row(c)
-    machines.remember(this_machine._key(c), {})
-    assert this_machine.row(c)["tokens_per_second"] == 5.0
+    machines.row(c)
+    machines.remember(machines._key(c), {})
+    assert machines.row(c)["tokens_per_second"] == 5.0
     assert len(starts) == 2
 
 
 def test_it_says_what_it_is_about_to_do(monkeypatch, capsys):
     printed(monkeypatch, FOUND)
-    this_machine.row(resolve())
+    machines.row(resolve())
     assert "--config.plan.measure=never leaves it out" in capsys.readouterr().err
-    this_machine.row(resolve())
+    machines.row(resolve())
     assert capsys.readouterr().err == ""
 
 
@@ -142,12 +142,12 @@ def test_a_measurement_takes_half_of_what_is_free_on_a_cpu(monkeypatch):
         limits.append(limit)
         return tune.Trial(tune.own(config, 1, "none"), tokens_per_second=1.0, predicted_bytes=1)
 
-    monkeypatch.setattr(this_machine, "_timed", timed)
-    monkeypatch.setattr(this_machine.bench, "product", lambda dtype: 1e12)
+    monkeypatch.setattr(machines, "_timed", timed)
+    monkeypatch.setattr(machines.bench, "product", lambda dtype: 1e12)
     monkeypatch.setattr(lower, "available_bytes", lambda: 8e9 * jax.local_device_count())
-    *_, found = this_machine.measure(resolve("plan.measure=again"))
+    *_, found = machines.measure(resolve("plan.measure=again"))
     assert found["memory"] == tune.HEADROOM * 8e9
-    *_, found = this_machine.measure(resolve("plan.measure=again", "tune.memory_gb=2"))
+    *_, found = machines.measure(resolve("plan.measure=again", "tune.memory_gb=2"))
     assert found["memory"] == tune.HEADROOM * 8e9
     assert limits == [4e9, 2e9]
 
@@ -156,31 +156,31 @@ def test_a_reason_is_kept_too(monkeypatch):
     """A measurement that failed would fail each time, and take its time."""
     c = resolve()
     printed(monkeypatch, end=Died(1, "Killed"))
-    assert this_machine.row(c)["why"].startswith("measuring ended with code 1: Killed")
-    monkeypatch.setattr(this_machine, "Child", None)
-    assert "plan.measure=again" in this_machine.row(c)["why"]
+    assert machines.row(c)["why"].startswith("measuring ended with code 1: Killed")
+    monkeypatch.setattr(machines, "Child", None)
+    assert "plan.measure=again" in machines.row(c)["why"]
 
 
 def test_what_was_found_before_the_time_was_up_counts(monkeypatch):
     starts = printed(monkeypatch, FOUND, FOUND | {"needed": None}, end=TimeoutError())
-    row = this_machine.row(resolve())
+    row = machines.row(resolve())
     assert (row["tokens_per_second"], row["fits"]) == (5.0, None)
     printed(monkeypatch, end=TimeoutError())
-    assert this_machine.row(resolve("train.batch_size=8"))["why"].startswith("measuring took over 90 seconds")
+    assert machines.row(resolve("train.batch_size=8"))["why"].startswith("measuring took over 90 seconds")
     assert len(starts) == 1
 
 
 def test_what_takes_too_long_is_made_smaller():
     c = resolve("train.microbatch_size=8", "train.seq_len=1024", "model.n_layers=8")
     step = flops.flops_per_token(c.model, 1024).causal * 16 * 1024
-    assert this_machine.affordable(c, 1, step) is c
-    half = this_machine.affordable(c, 1, step / 2)
+    assert machines.affordable(c, 1, step) is c
+    half = machines.affordable(c, 1, step / 2)
     assert (half.train.batch_size, half.train.microbatch_size, half.model.n_layers) == (8, 8, 8)
-    row = this_machine.affordable(c, 2, step / 16)
+    row = machines.affordable(c, 2, step / 16)
     assert (row.train.batch_size, row.train.microbatch_size) == (2, 2)
-    least = this_machine.affordable(c, 1, 1)
-    assert (least.train.batch_size, least.model.n_layers, least.train.seq_len) == (1, 2, this_machine.TOKENS)
-    assert this_machine.described(least, c) == "2 of 8 layers, 1 x 256 tokens"
+    least = machines.affordable(c, 1, 1)
+    assert (least.train.batch_size, least.model.n_layers, least.train.seq_len) == (1, 2, machines.TOKENS)
+    assert machines.described(least, c) == "2 of 8 layers, 1 x 256 tokens"
 
 
 def test_memory_from_one_and_two_layers():
@@ -188,4 +188,4 @@ def test_memory_from_one_and_two_layers():
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
     whole = lower.memory_of(lower.lower_step(c, mesh)[0].compile(compiler_options=lower.QUICK))
-    assert this_machine.needed(c, mesh) == pytest.approx(whole, rel=0.05)
+    assert machines.needed(c, mesh) == pytest.approx(whole, rel=0.05)

@@ -12,7 +12,6 @@ import pytest
 import tiny_mirror
 from tiny_mirror import copy, job, make_run
 
-from jaxlm.run.checkpoints import mirror_layout as layout
 from jaxlm.run.checkpoints import mirror_worker as worker
 from jaxlm.run.checkpoints.remote import Remote, seal, unseal
 
@@ -101,7 +100,7 @@ def test_what_ends_half_way_is_not_whole(run, url, tmp_path, last):
     copy(Watched(url), run, 10)
     with pytest.raises(OSError, match="No space left"):
         copy(Watched(url, full=f"20/{last}"), run, 20)
-    assert layout.held(Remote(str(url))) == {"whole": [10], "partial": [20]}
+    assert worker.held(Remote(str(url))) == {"whole": [10], "partial": [20]}
     step, lines = tiny_mirror.restore(url, tmp_path / "back" / "run")
     assert (step, lines) == (10, ["the mirror's copy of checkpoint 20 is not whole; going back to the copy before it"])
     assert copy(Watched(url), run, 20)["whole"] == [10, 20]  # and the next try mends it
@@ -110,9 +109,9 @@ def test_what_ends_half_way_is_not_whole(run, url, tmp_path, last):
 @pytest.mark.parametrize("name", ["params/d/a1", "manifest.json", "verified.json", "workdir/metrics.jsonl"])
 def test_a_disk_that_garbles_what_is_written_never_makes_a_whole_copy(run, url, name):
     garbled = f"checkpoints/10/{name}"
-    with pytest.raises(layout.Damaged):
+    with pytest.raises(worker.Damaged):
         copy(Watched(url, garble=(garbled, 9)), run, 10)
-    assert layout.held(Remote(str(url)))["whole"] == []
+    assert worker.held(Remote(str(url)))["whole"] == []
 
 
 def test_one_garbled_write_is_written_again(run, url, tmp_path):
@@ -164,7 +163,7 @@ def test_a_manifest_that_is_not_the_one_read_back_counts_for_nothing(run, url):
     copy(Remote(str(url)), run, 10)
     path = url / "checkpoints" / "10" / "manifest.json"
     path.write_bytes(seal({**unseal(path.read_bytes()), "files": {}}))
-    assert layout.held(Remote(str(url))) == {"whole": [], "partial": [10]}
+    assert worker.held(Remote(str(url))) == {"whole": [], "partial": [10]}
 
 
 def test_a_file_that_is_gone_costs_one_checkpoint_and_all_gone_is_refused(run, url, tmp_path):
@@ -178,7 +177,7 @@ def test_a_file_that_is_gone_costs_one_checkpoint_and_all_gone_is_refused(run, u
         "the mirror's copy of checkpoint 20 is damaged: train/d/b2 is missing; going back to the copy before it"
     ]
     (url / "checkpoints" / "10" / "manifest.json").write_text("{}")
-    with pytest.raises(layout.Refused, match=r"none of the mirror's checkpoints \[10, 20\] is what was copied there"):
+    with pytest.raises(worker.Refused, match=r"none of the mirror's checkpoints \[10, 20\] is what was copied there"):
         tiny_mirror.restore(url, tmp_path / "other" / "run")
     assert not list((tmp_path / "other").rglob("*.restoring"))
 
@@ -243,7 +242,7 @@ def test_the_last_whole_copy_is_never_deleted_and_half_a_deletion_leaves_nothing
     copy(remote, run, 20)
     with pytest.raises(OSError, match="gone"):
         worker.delete(Watched(url, deletions=1), job(run, steps=[10]), print)
-    assert layout.held(remote) == {"whole": [20], "partial": [10]}
+    assert worker.held(remote) == {"whole": [20], "partial": [10]}
     assert worker.delete(remote, job(run, steps=[10]), print) == {"whole": [20], "partial": []}
     assert not (url / "checkpoints" / "10").exists()
 
@@ -252,7 +251,7 @@ def test_another_checkpoint_of_the_same_step_replaces_a_copy_but_not_the_last_wh
     remote = Remote(str(url))
     copy(remote, run, 10)
     (run / "checkpoints" / "10" / "params" / "d" / "a1").rename(run / "checkpoints" / "10" / "params" / "d" / "new")
-    with pytest.raises(layout.Trouble, match="only whole one in the mirror"):
+    with pytest.raises(worker.Trouble, match="only whole one in the mirror"):
         copy(remote, run, 10)
     copy(remote, run, 20)
     assert copy(remote, run, 10)["whole"] == [10, 20]
@@ -265,7 +264,7 @@ def test_no_run_goes_on_from_weights_alone_which_older_runs_could_mirror(run, ur
             worker, "seal", lambda record: seal(record | {"weights_only": True} if "step" in record else record)
         )
         copy(Remote(str(url)), run, 10)
-    with pytest.raises(layout.Refused, match="holds weights only"):
+    with pytest.raises(worker.Refused, match="holds weights only"):
         tiny_mirror.restore(url, tmp_path / "back" / "run")
 
 
@@ -275,13 +274,13 @@ def test_a_mirror_has_one_run_and_one_start_of_it(run, url, tmp_path):
     copy(remote, run, 10)
     other = make_run(tmp_path / "other", 10)
     for who in (job(other, id="x"), job(other, id="")):
-        with pytest.raises(layout.Refused, match="belongs to another run, in a folder called run"):
+        with pytest.raises(worker.Refused, match="belongs to another run, in a folder called run"):
             worker.claim(remote, who, print)
     new = tmp_path / "empty" / "other"
-    with pytest.raises(layout.Refused, match=r"or the config\.workdir of that run"):  # its own first start
+    with pytest.raises(worker.Refused, match=r"or the config\.workdir of that run"):  # its own first start
         worker.claim(remote, job(new, id=""), print)
     assert worker.claim(remote, job(tmp_path / "elsewhere" / "run", id="", start="later"), print)["id"] == "r"
-    with pytest.raises(layout.Trouble, match="a later start of this run"):
+    with pytest.raises(worker.Trouble, match="a later start of this run"):
         copy(remote, run, 20)
     assert copy(remote, run, 20, start="later")["whole"] == [10, 20]
 
@@ -291,18 +290,18 @@ def test_a_checkpoint_that_changed_since_it_was_verified_is_not_copied(run, url)
     sums = {name: worker.measure(folder / name) for name in tiny_mirror.content(folder)}
     (folder / "checksums.json").write_text(json.dumps({"files": sums}))
     tiny_mirror.flip(folder / "params" / "d" / "a1", random.Random(1))
-    with pytest.raises(layout.Trouble, match="params/d/a1 is not what was saved and verified"):
+    with pytest.raises(worker.Trouble, match="params/d/a1 is not what was saved and verified"):
         copy(Remote(str(url)), run, 10)
 
 
 def test_a_checkpoint_that_was_deleted_meanwhile_is_said_to_be_gone(run, url):
-    with pytest.raises(layout.Gone):
+    with pytest.raises(worker.Gone):
         copy(Remote(str(url)), run, 30)
 
 
 def test_names_of_a_manifest_stay_below_the_folder():
-    assert layout.below("params/d/a1")
-    assert not any(layout.below(name) for name in ("../x", "/etc/x", "a/../../x", ""))
+    assert worker.below("params/d/a1")
+    assert not any(worker.below(name) for name in ("../x", "/etc/x", "a/../../x", ""))
 
 
 def test_the_process_imports_no_jax():

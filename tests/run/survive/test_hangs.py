@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jaxlm.run import clock
-from jaxlm.run.survive.hangs import MINUTE, Sign, Watch
+from jaxlm.run.survive.children import MINUTE, Sign, Watch
 
 
 class Simulated:
