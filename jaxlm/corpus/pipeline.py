@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines
-from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
+from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
 from jaxlm.corpus.sources.units import read_unit

@@ -8,7 +8,7 @@ import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.corpus import conclude
+from jaxlm.corpus import prepare
 
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of what a stage took: a reason from here on is worth a setting
@@ -108,7 +108,7 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
       stages: source -> its stages as the config has them.
     """
     shown = collections.defaultdict(list)
-    for example in conclude.examples(root):
+    for example in prepare.examples(root):
         shown[example["source"], example["stage"], example["reason"]].append(example)
     taken = []
     for name, source in manifest["sources"].items():

@@ -20,7 +20,7 @@ import pytest
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, RunError, config_files, older
 from jaxlm.configs import base
-from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
+from jaxlm.corpus import documents, engine, pipeline, prepare
 from jaxlm.corpus.stage import Document, Remove
 from jaxlm.corpus.stages import decontaminate, registry
 from jaxlm.host import console, files, screen
@@ -126,7 +126,7 @@ def test_what_went_is_told_with_its_reason(done):
     assert record["reason"] == "near duplicate"
     assert record["detail"].endswith(".jsonl:1 (books)")
     assert record["excerpt"]
-    reasons = {(example["stage"], example["reason"]) for example in conclude.examples(done.path)}
+    reasons = {(example["stage"], example["reason"]) for example in prepare.examples(done.path)}
     assert ("exact", "duplicate") in reasons
     assert ("pii", "") in reasons  # a change, shown before and after
     clusters = json.loads((done.path / "clusters.json").read_text())
@@ -367,7 +367,7 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
     broken = next(path for path in (work / "pairs").glob("*.parquet") if path.read_bytes() == b"garbage")
     (work / "tasks" / "pairs" / "completions" / f"{int(broken.stem):05d}").unlink()
     seen = []
-    monkeypatch.setattr(conclude, "conclude", lambda *rest: seen.append([p.stat().st_mtime_ns for p in cleaned]))
+    monkeypatch.setattr(prepare, "_conclude", lambda *rest: seen.append([p.stat().st_mtime_ns for p in cleaned]))
     with pytest.raises(ConfigError, match=r"no prepared\.json"):
         run(corpus, tmp_path)
     assert seen == [times]
@@ -472,13 +472,13 @@ def test_workers_end_with_a_killed_driver_and_the_next_run_gives_the_same(corpus
 
 @pytest.mark.parametrize("name", ["_merge_removed", "_write_clusters"])
 def test_stopped_while_it_concludes_and_run_again_it_gives_the_same(corpus, done, tmp_path, monkeypatch, name):
-    original = getattr(conclude, name)
+    original = getattr(prepare, name)
 
     def half(*args):
         original(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conclude, name, half)
+    monkeypatch.setattr(prepare, name, half)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, tmp_path)
     monkeypatch.undo()

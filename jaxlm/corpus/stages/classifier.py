@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 from jaxlm.host import files
 

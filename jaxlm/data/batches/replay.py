@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.data.batches import rows
 from jaxlm.data.shards import mixture, shards
 from jaxlm.data.shards.manifest import MANIFEST

@@ -21,10 +21,21 @@ import numpy as np
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.data.batches.order import Order
 from jaxlm.data.shards import mixture as mixture_lib
-from jaxlm.data.shards.mixture import Final, Windows, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
+from jaxlm.data.shards.mixture import (
+    Final,
+    Windows,
+    count_draws,
+    cycle_ranks,
+    drawn_mixture,
+    mixture_cycle,
+    normalise_mixture,
+    rounding,
+)
 from jaxlm.data.shards.shards import SPLITS, DataDir, TokenStream
 from jaxlm.data.shards.verify import Entry
 
+# Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
+MOST_PASSES = 4
 _ROUNDS = 6
 _FIRST_ITEMS = 16  # whose shards are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
@@ -402,3 +413,109 @@ def validation_rows(
         batch = {**make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
         counted = batch["targets"][weights_BxT > 0]
         yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))
+
+
+def passes(order: Rows, steps: int) -> dict[str, float]:
+    """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if a mixture is wrong."""
+    tokens, final = order.data.token_counts(), order.final
+    last = order.switch()
+    stretches = [(order.mixture, steps if last is None else min(steps, last))]
+    stretches += [(final.mixture, steps - stretches[0][1])] if final else []
+    times: dict[str, float] = {}
+    for mixture, length in stretches:
+        trained = length * order.batch_size * order.seq_len
+        for name, share in drawn_mixture(mixture, list(tokens)).items():
+            if tokens[name]:
+                times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
+    return times
+
+
+def mixture_words(order: Rows, steps: int) -> str:
+    """Returns both mixtures of a run of `steps` steps for the user; "" if it has one.
+
+    "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4"
+    """
+    if order.final is None:
+        return ""
+    names, last = list(order.data.token_counts()), order.switch()
+    first, final = (drawn_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
+    beyond = f" (this run ends at step {steps:,})" if last >= steps else ""
+    return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"
+
+
+def rounded(order: Rows) -> list[str]:
+    """Returns a line for each mixture of a run that draws a source with a share more than 1% off its weight."""
+    names, mixtures = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
+    return [line for line in (rounding(mixture, names) for mixture in mixtures) if line]
+
+
+def _shares(shares: Mapping[str, fractions.Fraction]) -> str:
+    return ", ".join(f"{name} {float(share):.3g}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedDocument:
+    """The part of a document that a row holds.
+
+    Attributes:
+      doc_id: the id of the document.
+      first_token: the first token of the part, counted from the document's separator, which is token 0 (from its text, in
+        data of recipe version 2).
+      tokens: how many tokens the part has.
+      text: the beginning of the part.
+    """
+
+    doc_id: str
+    first_token: int
+    tokens: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedRow:
+    """A row of a batch.
+
+    Attributes:
+      slot: the row's place in the batch.
+      source: the name of the source that the row is from.
+      epoch: how many times all rows of the source were read before.
+      row: the row's index i in the source; it holds tokens i*T to (i+1)*T, both included.
+      documents: the parts of documents that the row holds, in order.
+    """
+
+    slot: int
+    source: str
+    epoch: int
+    row: int
+    documents: tuple[TracedDocument, ...]
+
+
+def documents_of(order: Rows, step: int) -> list[str]:
+    """Returns the ids of the documents in the batch of `step`, counted from 1."""
+    traced = describe_batch(order, step - 1, snippet_chars=0)
+    return [document.doc_id for row in traced for document in row.documents]
+
+
+def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> list[TracedRow]:
+    """Returns the rows of the batch of step `item` + 1, in the loader's order, with the documents that they hold.
+
+    Needs no model and no state: a batch follows from the order and the item.
+
+    Args:
+      order: the order of the run's rows.
+      snippet_chars: the most characters of each document's text to return.
+    """
+    data, seq_len, coder = order.data, order.seq_len, order.data.tokenizer()
+    located = order.plan.locate(order.batch_number(item + 1) - 1, np.arange(order.batch_size))
+    traced = []
+    for slot, (source, epoch, row) in enumerate(zip(*(array.tolist() for array in located), strict=True)):
+        name, start = order.plan.names[source], row * seq_len
+        stop = start + seq_len + 1
+        documents = []
+        for document in data.documents(name, "train", start, stop):
+            first, end = max(start, document.start), min(stop, document.start + document.tokens)
+            # No character takes more than four tokens, one for each of its bytes.
+            text = coder.decode(order.streams[source].read(first, min(end, first + 4 * snippet_chars)))
+            documents.append(TracedDocument(document.doc_id, first - document.start, end - first, text[:snippet_chars]))
+        traced.append(TracedRow(slot, name, epoch, row, tuple(documents)))
+    return traced

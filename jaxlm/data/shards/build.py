@@ -13,6 +13,7 @@ import io
 import os
 import pathlib
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -21,17 +22,117 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.corpus.sources.plain import iterate_documents, source_signature
+from jaxlm.corpus.sources.units import iterate_documents, source_signature
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import shards, vocabulary
 from jaxlm.data.shards.mixture import normalise_mixture
-from jaxlm.data.shards.shuffle import Shuffle
 from jaxlm.data.tokenizer import coder as coders
 from jaxlm.data.tokenizer import ids as ids_lib
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import train_tokenizer
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
+
+_BITS = 6  # 64 buckets a level
+_HEADER = struct.Struct("<QQII")  # order, content hash, bytes of the id, bytes of the text
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: int) -> int:
+    """The finaliser of splitmix64 (Steele et al. 2014). It is one to one, so that no two positions have the same order."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+class Shuffle:
+    """Takes documents and yields them in a random order, the same each time.
+
+    Args:
+      folder: the folder for the buckets, made if the documents outgrow the memory; `close` removes it.
+      key: the key of the hash, which decides the order.
+      memory_bytes: the bytes of text in memory at a time, roughly.
+      level: how many times the documents have been split into buckets already; callers leave it at 0.
+    """
+
+    def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
+        self._folder, self._memory, self._level = folder, memory_bytes, level
+        self._start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+        self._buckets = [bytearray() for _ in range(1 << _BITS)]
+        self._on_disk = [0] * (1 << _BITS)
+        self._held = 0
+        self.documents = 0
+
+    def __len__(self) -> int:
+        return self.documents
+
+    def add(self, doc_id: str, text: str, content_hash: int) -> None:
+        """Adds a document to the shuffle. `content_hash` (uint64) comes out with the document later."""
+        raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
+        order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
+        self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)
+
+    def _put(self, order: int, record: bytes) -> None:
+        bucket = order >> (64 - _BITS * (self._level + 1)) & ((1 << _BITS) - 1)
+        self._buckets[bucket] += record
+        self._held += len(record)
+        self.documents += 1
+        if self._held > self._memory:
+            self._spill()
+
+    def _spill(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for i, bucket in enumerate(self._buckets):
+            if bucket:
+                with open(self._folder / f"{i:02d}", "ab") as file:
+                    file.write(bucket)
+                self._on_disk[i] += len(bucket)
+                self._buckets[i] = bytearray()
+        self._held = 0
+
+    def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
+        """Yields (doc_id, text in UTF-8, content hash) of every document, in the random order."""
+        if any(self._on_disk):
+            self._spill()  # the memory is for the bucket that is read
+        for i, held in enumerate(self._buckets):
+            if self._on_disk[i] > self._memory and _BITS * (self._level + 2) <= 64:
+                yield from self._split(i)
+            elif self._on_disk[i]:
+                yield from _in_order((self._folder / f"{i:02d}").read_bytes())
+            else:
+                yield from _in_order(held)
+
+    def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
+        """Yields a bucket larger than the memory, in order, after splitting it by the next bits of the orders."""
+        inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
+        try:
+            with open(self._folder / f"{bucket:02d}", "rb") as file:
+                while head := file.read(_HEADER.size):
+                    order, _, id_bytes, text_bytes = _HEADER.unpack(head)
+                    inner._put(order, head + file.read(id_bytes + text_bytes))
+            yield from inner
+        finally:
+            inner.close()
+
+    def close(self) -> None:
+        self._buckets = [bytearray() for _ in self._buckets]
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _in_order(records: bytes | bytearray) -> Iterator[tuple[str, bytes, int]]:
+    places, at = [], 0
+    while at < len(records):
+        order, content_hash, id_bytes, text_bytes = _HEADER.unpack_from(records, at)
+        at += _HEADER.size
+        places.append((order, at, id_bytes, text_bytes, content_hash))
+        at += id_bytes + text_bytes
+    places.sort()
+    view = memoryview(records)
+    for _, start, id_bytes, text_bytes, content_hash in places:
+        middle = start + id_bytes
+        yield bytes(view[start:middle]).decode(), bytes(view[middle : middle + text_bytes]), content_hash
+    view.release()
+
 
 _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
