@@ -84,7 +84,6 @@ def _damaged(path: pathlib.Path, why: str) -> RunError:
 
 
 def read_texts(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of the documents of several files."""
     return ((document.id, document.text) for path in paths for document in read_documents(path))
 
 

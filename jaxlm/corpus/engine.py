@@ -29,19 +29,12 @@ from jaxlm.host import console, files
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """The engine that runs tasks.
+    """The engine that runs tasks."""
 
-    Attributes:
-      name: the name: local, ray or slurm.
-      workers: the number of tasks that run at a time; 0 for one a core on this machine, and for no limit on Slurm.
-      memory_gb: the gigabytes of memory that a task may take; Ray and Slurm reserve them.
-      options: extra options of `sbatch` by name ("partition", "time", ...), or arguments of `ray.init` ("address").
-    """
-
-    name: str
-    workers: int
-    memory_gb: float
-    options: dict[str, str | int]
+    name: str  # local, ray or slurm
+    workers: int  # tasks at a time; 0: one a core, on Slurm no limit
+    memory_gb: float  # that a task may take
+    options: dict[str, str | int]  # of sbatch, or of `ray.init`
 
 
 class Task(PipelineStep):
@@ -81,15 +74,8 @@ def _in_short(error: Exception) -> str:
 def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
     """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done. Shows how many are done.
 
-    Args:
-      engine: the engine that runs the tasks.
-      folder: the first argument of the function; every machine must see this folder.
-      phase: the name of the phase.
-      function: "package.module.name".
-      tasks: the number of tasks.
-
-    Raises:
-      RunError: tasks failed. The message names them and gives the first one's error.
+    Every machine must see `folder`. `function` is "package.module.name". Raises RunError if tasks failed. The message
+    names them and gives the first one's error.
     """
     place = folder / "tasks" / phase
     place.mkdir(parents=True, exist_ok=True)
@@ -205,10 +191,7 @@ def close() -> None:
 
 
 def _begin(parent: int) -> None:
-    """Runs in each worker first.
-
-    Silences datatrove, leaves ctrl-C to the parent, and ends the worker if its parent dies.
-    """
+    """Silences datatrove in a worker, leaves ctrl-C to the parent, and ends the worker if its parent dies."""
     sys.stderr = open(os.devnull, "w")  # its task logger would print there what the task's log has
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # Linux only

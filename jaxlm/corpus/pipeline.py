@@ -48,33 +48,22 @@ class SourcePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that a task must know.
-
-    Attributes:
-      sources: name -> how to read and clean it.
-      units: (source, unit) of each task.
-      global_settings: the settings of each stage in `GLOBAL_STAGES`.
-      memory_gb, threads: the gigabytes and threads for the joins of deduplication.
-      examples: the number of removed documents to show for each source, stage and reason.
-      excerpt_chars: the number of characters of a removed document that are kept.
-    """
+    """Everything that a task must know."""
 
     sources: dict[str, SourcePlan]
-    units: tuple[tuple[str, Unit], ...]
+    units: tuple[tuple[str, Unit], ...]  # (source, unit) of each task
     global_settings: dict[str, dict[str, typing.Any]]
-    memory_gb: float
+    memory_gb: float  # for the joins of deduplication
     threads: int
-    examples: int
-    excerpt_chars: int
+    examples: int  # removed documents to show for each source, stage and reason
+    excerpt_chars: int  # of a removed document that are kept
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes the plan to the folder that the tasks get."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Plan":
-        """Reads the plan that `save` wrote."""
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
@@ -91,7 +80,6 @@ class Plan:
 
     @functools.cached_property
     def _first(self) -> dict[str, int]:
-        """Returns the first task of each source."""
         return {name: task for task, (name, _) in reversed(list(enumerate(self.units)))}
 
 
@@ -118,7 +106,6 @@ class Books:
         self._changes: collections.Counter[str] = collections.Counter()
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
-        """Records a document that is removed."""
         excerpt = self._hidden(document.text[: self._excerpt + _MARGIN])[: self._excerpt]
         self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
@@ -165,7 +152,6 @@ class Books:
 
 
 def size(text: str) -> int:
-    """Returns the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 

@@ -62,15 +62,8 @@ class Prepared:
 def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Prepared:
     """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already finished.
 
-    Args:
-      settings: `config.prepare`.
-      data: `config.data`, of which `dir`, `tfds_dir` and `hub_dir` are read.
-      engine: the value of `config.engine`: local, ray or slurm.
-      log: called with each line of progress.
-
-    Raises:
-      ConfigError: the settings are wrong, or another recipe made the folder (the message names what differs).
-      RunError: tasks failed; the message names them.
+    Raises ConfigError if the settings are wrong, or another recipe made the folder (the message names what differs);
+    RunError: tasks failed; the message names them.
     """
     root = pathlib.Path(data.dir)
     if done := _finished(root, settings, data, log):
@@ -100,10 +93,7 @@ def _check_owner(root: pathlib.Path) -> None:
 
 
 def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log: Say) -> Prepared | None:
-    """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it.
-
-    What can't be compared counts as the same: sources and stages' files that are gone, other versions of libraries.
-    """
+    """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it."""
     if not (root / MANIFEST).is_file():
         return None
     done = open_prepared(root)
@@ -245,10 +235,7 @@ def make_recipe(
 ) -> dict[str, typing.Any]:
     """Returns all that decides the result: settings, files by name and size, jaxlm's code, versions of cleaning libraries.
 
-    Args:
-      settings: `config.prepare`.
-      planned: the dict that `source_plans` returned.
-      units: the (source, unit) of all tasks in order; () to leave the files out.
+    Without `units` the files are left out.
     """
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
@@ -412,17 +399,7 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
 
 
 def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
-    """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files.
-
-    Args:
-      root: the data directory.
-      folder: the folder that the tasks wrote to.
-      plan: the plan of the tasks.
-      recipe: everything that decides the result, for the manifest.
-
-    Raises:
-      RunError: a document was read, but neither kept, removed nor counted as failed.
-    """
+    """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
     tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}
     for task, (name, _) in enumerate(plan.units):

@@ -14,12 +14,8 @@ def check_same(
 ) -> None:
     """Raises ConfigError if two recipes differ. The message names the first key that differs, and how to go on.
 
-    Args:
-      built: the recipe in the folder's manifest.
-      wanted: the recipe of this run. Its keys are compared first, then those that only `built` has.
-      made: the beginning of the message: "DATA was prepared".
-      manifest: the file to delete if the new recipe is wanted.
-      again: what happens after that: "prepare it again".
+    `made` and `again` are words of the message: "DATA was prepared", "prepare it again". `manifest` is the file to
+    delete.
     """
     for key in [*wanted, *(key for key in built if key not in wanted)]:
         was, now = built.get(key), wanted.get(key)
@@ -38,11 +34,7 @@ def with_newer_settings(
 
     A setting may be newer than finished data, and at its default it asks for what there was before it.
 
-    Args:
-      built: the recipe in `prepared.json`.
-      wanted: the recipe of this run.
-      source: the defaults of a source's keys.
-      stages: stage -> the defaults of its keys.
+    `source` has the defaults of a source's keys, `stages` those of each stage.
     """
 
     def filled(was: object, now: object, defaults: Mapping) -> object:

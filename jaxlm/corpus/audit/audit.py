@@ -56,43 +56,25 @@ _SURNAME = re.compile(r"(?:Mc|Mac|De|Di|Du|La|Le|Van|[OD]['\u2019])[A-Z][a-z]+")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A string that a source repeats.
+    """A string that a source repeats."""
 
-    Attributes:
-      kind: a group of `audit_patterns`, or "token" (a word of unnatural shape), "word", "line", "clause".
-      text: the repeated string, with every digit as 0, except in words.
-      pattern: the group's name or a regular expression that makes the stage `junk` remove it; "" if it is no junk, only
-        characteristic of the source.
-      why: what it is, in a few words.
-      source: the name of the source that repeats it. The same junk in two sources makes two findings.
-      count, documents: how often it occurs, and in how many documents; too low if memory was short (see `scan`).
-      share_of_documents: `documents` as a share of the source's documents.
-      concentration: its rate per byte in this source, divided by the sum of this rate and its rate in the other sources
-        together. 1: only here (or there is only one source); 0.5: as often as elsewhere.
-      score: the harm, 0 to 100: how surely it is junk, times the square root of its share of the source's documents, or
-        of its bytes if that share is larger.
-      examples: up to three (document id, text around it).
-    """
-
-    kind: str
-    text: str
-    pattern: str
+    kind: str  # of `GROUPS`, or "token" (a word of unnatural shape), "word", "line", "clause"
+    text: str  # every digit as 0, except in words
+    pattern: str  # makes the stage `junk` remove it; "" if it is only characteristic of the source
     why: str
     source: str
-    count: int
+    count: int  # too low if memory was short (see `scan`)
     documents: int
     share_of_documents: float
-    concentration: float
-    score: float
-    examples: tuple[tuple[str, str], ...]
+    concentration: float  # 1: only in this source; 0.5: as often as elsewhere
+    score: float  # the harm, 0 to 100
+    examples: tuple[tuple[str, str], ...]  # (document id, text around it)
 
     @property
     def is_junk(self) -> bool:
-        """True if it is surely junk."""
         return bool(self.pattern)
 
     def to_row(self) -> dict[str, object]:
-        """Returns the finding as a plain dict, for tables and JSON."""
         examples = [{"document": doc_id, "text": text} for doc_id, text in self.examples]
         return dataclasses.asdict(self) | {"junk": self.is_junk, "examples": examples}
 
@@ -100,21 +82,14 @@ class Finding:
 def audit(
     documents_by_source: Mapping[str, Iterable[tuple[str, str]]], max_entries: int = MAX_ENTRIES
 ) -> list[Finding]:
-    """Returns what is conspicuous in the documents of each source: junk first, the worst first. Deterministic.
-
-    Args:
-      documents_by_source: source -> its (doc_id, text) pairs.
-      max_entries: the bound on memory; see `scan`.
-    """
+    """Returns what is conspicuous in the documents of each source: junk first, the worst first. Deterministic."""
     return rank([scan(name, documents, max_entries) for name, documents in documents_by_source.items()])
 
 
 def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Finding]:
     """Returns all findings in the sources, junk first, the worst first, and at most 20 of a kind for each source.
 
-    Args:
-      sources: the counts of each.
-      contrast: counts of text whose words and lines are wanted: the target, or general prose.
+    `contrast` counts text whose words and lines are wanted: the target, or general prose.
     """
     findings = []
     for counts in sources:
@@ -237,10 +212,7 @@ def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -
 
 
 def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
-    """Yields lines, and clauses that belong to the source, that occur in many documents.
-
-    Each text in its longest form only.
-    """
+    """Yields lines, and clauses that belong to the source, that occur in many documents."""
     shown: list[tuple[str, int]] = []
     for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
@@ -276,7 +248,6 @@ def _furniture(text: str, entry: Entry, counts: Counts) -> str:
 
 
 def _is_known(text: str) -> bool:
-    """True if the text holds known junk, which has a finding of its own."""
     return any(next(group.matches(text), None) for group in GROUPS.values())
 
 
@@ -313,10 +284,7 @@ _FEW_BYTES = 100_000  # of a source tell nothing about its words
 def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None:
     """Returns the counts of the text to compare the sources with; None if they have each other.
 
-    Args:
-      sources: the counts of the sources.
-      target: `prepare.target`.
-      html: the settings of the stage that strips markup from the target.
+    `html` has the settings of the stage that strips markup from the target.
     """
     if target:
         return scan("target", target_texts(target, _TARGET_BYTES, html))

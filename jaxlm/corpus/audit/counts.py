@@ -296,10 +296,7 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
 def _count_words(
     words: Table, runs: collections.Counter[str], splits: dict[str, tuple[Entry, ...]], document: _Document
 ) -> int:
-    """Counts the words in a document's runs of characters without spaces; returns how many words there are.
-
-    `splits` remembers which words a run holds.
-    """
+    """Counts the words in a document's runs of characters without spaces; returns how many words there are."""
     total, number = 0, document.number
     for run, n in runs.items():
         entries = splits.get(run)
@@ -317,10 +314,7 @@ def _count_words(
 
 
 def _split(run: str) -> list[str]:
-    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b.
-
-    Marks alone (`@-@`, `====`) are a word of at most four.
-    """
+    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b. Marks alone (`====`) are a word of at most four."""
     words = [part[:-2] if part.endswith(_POSSESSIVES) else part for part in _PARTS.findall(run)]
     if not words and len(run) > 1:
         words = [run[:4]]

@@ -56,19 +56,11 @@ FORMATS = tuple(_LINE_FORMATS)
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Passages of a source, sorted by their hashes.
-
-    Attributes:
-      passages: texts of at most `PASSAGE_CHARS` characters.
-      groups: the number of each passage's document, int[passages], in the order in which documents first occur in the
-        sample. If there are few documents, every passage has a number of its own.
-      lengths: the characters of every document that was read, sampled or not, int[documents].
-      n_bytes: the number of bytes that were read.
-    """
+    """Passages of a source, sorted by their hashes."""
 
     passages: list[str]
-    groups: np.ndarray
-    lengths: np.ndarray
+    groups: np.ndarray  # int[passages]: the number of the passage's document; of few documents each has its own
+    lengths: np.ndarray  # int[documents], in characters, of all that were read
     n_bytes: int
 
 
@@ -113,7 +105,6 @@ class Vocabulary:
         return np.asarray([self._ids[word] for word in words_lib.split(text.lower())], np.int64)
 
     def names(self) -> list[str]:
-        """Returns the word of each number."""
         return list(self._ids)
 
 
@@ -151,13 +142,7 @@ def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 100
 
     The problem is convex, so that the start does not matter. Deterministic.
 
-    Args:
-      components: float[S, V], distributions that are positive wherever the target is.
-      target: float[V], a distribution.
-      steps: the number of steps of EM.
-
-    Returns:
-      The weights, float[S], not negative, with the sum 1.
+    Takes `components` float[S, V], positive wherever `target` float[V] is. Returns float[S] with the sum 1.
     """
     some = target > 0
     components, target = components[:, some], target[some]
@@ -260,25 +245,16 @@ _NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "co
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two sources `a` and `b`, or a source and the target (then `b` is "target").
-
-    Attributes:
-      js_words, js_bigrams: Jensen-Shannon divergence in bits, from 0 (the same) to 1 (nothing in common).
-      floor_words, floor_bigrams: the divergence that chance alone causes: that between two halves of one source, on
-        samples of the same size, as a mean over both sources.
-      auc: the area under the ROC curve of a classifier that tells passages of `a` from those of `b`, cross-validated by
-        document; None if there are too few documents.
-      telling_a, telling_b: the words and pairs of words by which the classifier recognises `a` and `b`.
-    """
+    """Two sources `a` and `b`, or a source and the target (then `b` is "target")."""
 
     a: str
     b: str
-    js_words: float
-    floor_words: float
+    js_words: float  # bits, from 0 (the same) to 1
+    floor_words: float  # bits that chance alone causes: between halves of one source
     js_bigrams: float
     floor_bigrams: float
-    auc: float | None
-    telling_a: list[str]
+    auc: float | None  # of a classifier, cross-validated by document; None: too few documents
+    telling_a: list[str]  # words by which the classifier knows `a`
     telling_b: list[str]
 
     @property
@@ -289,51 +265,32 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Two mixtures of the sources: the one in use, and the one nearest to the target.
-
-    Attributes:
-      now, nearest: source -> its share of the words.
-      js_now, js_nearest: the divergence in bits of each mixture from the target.
-    """
+    """Two mixtures of the sources: the one in use, and the one nearest to the target."""
 
     now: dict[str, float]
     nearest: dict[str, float]
-    js_now: float
+    js_now: float  # bits from the target
     js_nearest: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What to do with a source in a pilot.
+    """What to do with a source in a pilot."""
 
-    Attributes:
-      action: keep, raise, lower or drop; try if there is no target.
-      sentence: the reason, for users.
-    """
-
-    action: str
+    action: str  # keep, raise, lower or drop; try if there is no target
     sentence: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The results of `compare`.
-
-    Attributes:
-      sources: source's name (or "target") -> documents, bytes, sampled_words, length, readability, formats; see
-        `Vocabulary`.
-      pairs: every pair of sources, then every source with the target.
-      mixture: the mixtures compared with the target; None if there is no target.
-      advice: source -> what to do with it.
-    """
+    """The results of `compare`."""
 
     sources: dict[str, dict[str, typing.Any]]
     pairs: list[Pair]
-    mixture: Mixture | None
+    mixture: Mixture | None  # None without a target
     advice: dict[str, Advice]
 
     def to_dict(self) -> dict[str, typing.Any]:
-        """Returns the report as JSON values, with the `distance` of each pair."""
         pairs = [dataclasses.asdict(pair) | {"distance": pair.distance} for pair in self.pairs]
         return dataclasses.asdict(self) | {"pairs": pairs}
 
@@ -348,15 +305,8 @@ def compare(
 ) -> Report:
     """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not matter.
 
-    Args:
-      sources: name -> texts of documents.
-      target: texts like those that the model should write.
-      weights: source -> its weight in the mixture in use; default: all equal.
-      sample_mb: the megabytes of passages to keep from each source.
-      read_mb: the most megabytes to read of each source.
-
-    Raises:
-      ConfigError: a source or the target has no text, or a source is named "target".
+    Reads up to `read_mb` of each source, and keeps `sample_mb` of passages. `weights` (default: equal) are those in
+    use. Raises ConfigError if a source or the target has no text, or a source is named "target".
     """
     if target is not None and TARGET in sources:
         raise ConfigError('no source may be named "target" in a mismatch report: rename it')

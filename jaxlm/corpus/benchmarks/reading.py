@@ -24,12 +24,7 @@ _SPLIT = re.compile(r"(?:train|test|val|valid|validation|dev)(?:-\d+-of-\d+)?")
 def files(paths: tuple[str, ...], key: str) -> list[str]:
     """Returns the files of paths, folders, globs and URLs, each once.
 
-    Args:
-      paths: the paths.
-      key: the config's key that lists them, for the message.
-
-    Raises:
-      ConfigError: a path has no files.
+    `key` is the config's key that lists them. Raises ConfigError if a path has no files.
     """
     listed: list[str] = []
     for path in paths:
@@ -56,14 +51,11 @@ def records(
 ) -> collections.abc.Iterator[tuple[int, dict]]:
     """Yields (number from 1: the line of a jsonl, record).
 
-    A json file holds a list of records, or an object whose `data` is that list (as SQuAD's and CoQA's own), or one record
-    a line.
+    A json file holds a list of records, or an object whose `data` is that list (as SQuAD's and CoQA's own), or one
+    record a line.
 
-    Args:
-      unfit: called with the number of each record that is no JSON object, which is then left out; None to raise.
-
-    Raises:
-      ConfigError: the file can't be read, or a record is no JSON object.
+    `unfit` is called with the number of each record that is no JSON object, which is then left out; without it that
+    raises. Raises ConfigError if the file can't be read, or a record is no JSON object.
     """
     try:
         if path.endswith(".parquet"):

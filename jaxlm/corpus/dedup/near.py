@@ -29,11 +29,8 @@ class Signer:
 
     They are `sign/TASK.parquet`, `sketch/TASK.u32` and `lines/TASK.parquet`.
 
-    Args:
-      folder: where `sign/`, `sketch/` and `lines/` are made.
-      task: the number of the task.
-      priority: the priority of the source; of two duplicates the one with the higher priority stays.
-      stages: the stages `exact`, `near` and `lines` that the source takes part in -> their settings.
+    `stages`: those of `exact`, `near` and `lines` that the source takes part in -> their settings. Of two duplicates
+    the one of the higher `priority` stays.
     """
 
     def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping[str, typing.Any]]):

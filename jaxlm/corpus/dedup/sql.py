@@ -37,7 +37,6 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
 
 
 def quoted(path: pathlib.Path | str) -> str:
-    """Returns a path or glob as an SQL string."""
     return "'" + str(path).replace("'", "''") + "'"
 
 

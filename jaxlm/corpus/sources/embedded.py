@@ -87,10 +87,7 @@ def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[
 
 
 def _without_copies(documents: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
-    """Yields documents until `max_bytes` are full.
-
-    A text that differs in spacing alone comes once (JAX copies NumPy's docstrings).
-    """
+    """Yields documents until `max_bytes` are full; each text once, whatever its spacing (JAX copies NumPy's docstrings)."""
     seen: set[bytes] = set()
     left = max_bytes
     for doc_id, text in documents:

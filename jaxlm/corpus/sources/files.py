@@ -18,18 +18,11 @@ from jaxlm.host.files import printable
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A file of a source.
+    """A file of a source."""
 
-    Attributes:
-      name: the file's path relative to the source's folder, as UTF-8 can hold it.
-      url: the local path or URL to open.
-      size: the file's bytes; None if unknown.
-      licence_files: for code, the nearest licence files.
-    """
-
-    name: str
+    name: str  # relative to the source's folder
     url: str
-    size: int | None
+    size: int | None  # None if unknown
     licence_files: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -139,6 +132,5 @@ def _matching(fs: fsspec.AbstractFileSystem, path: str, root: str) -> tuple[str,
 
 
 def _fixed_part(pattern: str) -> str:
-    """Returns the folders before the first wildcard."""
     parts = pattern.split("/")
     return "/".join(parts[: next(i for i, part in enumerate(parts) if glob.has_magic(part))])

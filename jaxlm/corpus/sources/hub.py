@@ -63,10 +63,7 @@ def _parse(path: str) -> tuple[str, str, str]:
 
 
 def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
-    """Returns the files of the split under HUB_DIR/REPO.
-
-    Those whose names hold the split's, else those that name no split.
-    """
+    """Returns the files under HUB_DIR/REPO whose names hold the split's, else those that name no split."""
     fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
     if not fs.isdir(root):
         raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")

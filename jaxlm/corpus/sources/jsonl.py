@@ -48,10 +48,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
-    """Returns the line's value.
-
-    None if it is not JSON. Lines that orjson refuses (lone surrogates, NaN, bad bytes) get a second try.
-    """
+    """Returns the line's value, None if it is no JSON. What orjson refuses (lone surrogates, NaN) gets a second try."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -159,13 +159,8 @@ _HEADING = re.compile(r"(#+) ")
 def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
     """Returns the page as a reader sees it, without its title.
 
-    Args:
-      text: wikitext.
-      dropped_namespaces: lower-case prefixes of links that show no words (File and Category, in the wiki's language).
-
-    Raises:
-      ParserError: rare.
-      RecursionError: nested too deep.
+    `dropped_namespaces`: lower-case prefixes of links that show no words (File and Category, in the wiki's language).
+    Raises ParserError, and RecursionError for what is nested too deep.
     """
     code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)
     rendered = _Renderer(dropped_namespaces).render(code.nodes)
@@ -175,10 +170,7 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
 
 
 def _without_silent(text: str) -> str:
-    """Removes comments, references and templates that show nothing, inner ones first: they are half of what is slow to parse.
-
-    If a tag may hold such marks as text, leaves all to the parser, with the same outcome.
-    """
+    """Removes comments, references and templates that show nothing, inner ones first: they are half of what is slow to parse."""
     if _LITERAL_TAG.search(text):
         return text
     text, changed = _REFERENCE.sub("", _COMMENT.sub("", text)), True
@@ -267,10 +259,7 @@ class _Renderer:
         return f"\n\n{inner}\n\n" if name in _BLOCKS else inner
 
     def _table(self, table: nodes.Tag) -> str:
-        """Returns rows as Markdown under the caption, with a rule under a first row of headers.
-
-        A table of one column is layout: text.
-        """
+        """Returns rows as Markdown under the caption, with a rule under a first row of headers."""
         cells = _children(table, "th", "td")  # of the first row, which needs no tag
         captions = [cell for cell in cells if str(cell).startswith("|+")]
         rows, header = [], False

@@ -42,7 +42,6 @@ _SHOWN = 5  # suffixes, in one line
 
 
 def reader(format_name: str) -> Reader:
-    """Returns the module that reads a format or a scheme."""
     module = FORMATS[format_name][0] if format_name in FORMATS else SCHEMES[format_name]
     return importlib.import_module(f"jaxlm.corpus.sources.{module}")
 

@@ -84,7 +84,6 @@ def open_file(url: str) -> typing.BinaryIO:
 
 
 def read_bytes(url: str, limit: int) -> bytes:
-    """Returns the first `limit` bytes of an uncompressed file."""
     with open_file(url) as f:
         return f.read(limit)
 
@@ -208,7 +207,6 @@ class Cursor:
         return chunk is not None
 
     def unread(self, damage: Damage) -> None:
-        """Makes the next `fill` return this damage again."""
         self._unread = damage
 
     def drop(self, count: int) -> None:

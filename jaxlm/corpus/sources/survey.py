@@ -14,16 +14,11 @@ _SNIFF_BYTES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-      files, sizes: format -> its number of files and their bytes, the format with most bytes first.
-      unread: suffix -> the number of files that are of no format.
-    """
-
-    files: dict[str, int]
+    files: dict[str, int]  # format -> its number, most bytes first
     sizes: dict[str, int]
-    unread: dict[str, int]
+    unread: dict[str, int]  # suffix -> files of no format
 
 
 def survey(path: str, exclude: tuple[str, ...]) -> Survey:

@@ -23,13 +23,7 @@ def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[
     Lists the files and does not read them. If `spec.max_bytes` is set, returns units spread evenly over the source,
     each with its share of these bytes.
 
-    Args:
-      spec: the source. The result depends only on it, `task_bytes` and the names and sizes of the files.
-      task_bytes: the bytes of input of one task.
-      others: suffix -> count, to which files of a folder without a known format are added.
-
-    Raises:
-      ConfigError: there is no such source.
+    Counts files of a folder without a known format in `others`, by suffix. Raises ConfigError if there is no such source.
     """
     parts = find_parts(spec, task_bytes, others)
     grouped, size = [[]], 0
@@ -47,11 +41,7 @@ def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Docu
     """Yields a unit's documents in a fixed order. No text is empty, and each can be encoded as UTF-8.
 
     A broken record is skipped and counted in `stats`; so are the records of a file that lacks the field `text_key` (see
-    `stats.no_field`).
-
-    Raises:
-      ConfigError: a dataset lacks the field.
-      OSError: the file system failed.
+    `stats.no_field`). Raises ConfigError if a dataset lacks the field; OSError if the file system failed.
     """
     read_bytes = 0
     for part in unit.parts:
@@ -129,15 +119,8 @@ def iterate_documents(
 ) -> Iterator[tuple[str, str]]:
     """Yields (doc_id, text) of a source's documents, in order.
 
-    Args:
-      spec: the source's path, as in the docstring of `jaxlm.corpus.sources`.
-      text_key: the field of .jsonl and .parquet records that holds the text.
-      tfds_dir: TFDS's data_dir (default: TFDS's own).
-      max_bytes: stop after this many bytes of text (default: all; embedded sources have a limit of their own).
-      stats: filled while reading.
-
-    Raises:
-      ConfigError: the source does not exist, has no such field or gave no document.
+    `spec` is a path as in the docstring of `jaxlm.corpus.sources`. Fills `stats` while reading. Raises ConfigError if the
+    source does not exist, has no such field or gave no document.
     """
     stats = SourceStats() if stats is None else stats
     wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, tfds_dir=tfds_dir or "")

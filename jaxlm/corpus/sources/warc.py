@@ -62,10 +62,7 @@ def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Dam
 
 
 def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
-    """Returns the record and its body, decoded as its HTTP headers say, or unchanged if it turns out to be decoded already.
-
-    A body that decodes to more bytes than the limit is cut one byte behind the limit.
-    """
+    """Returns the record and its body, decoded as its HTTP headers say, or unchanged if it turns out to be decoded already."""
     record, limit = WarcRecord.from_bytes(raw), base.MAX_RECORD_BYTES + 1
     if record.record_type != WarcRecordType.response:
         return record, record.reader.read(limit)
@@ -82,10 +79,7 @@ def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
 
 
 def _is_html(record: WarcRecord, body: bytes) -> bool:
-    """True if the record's type is HTML.
-
-    If the type is absent or another (XHTML is often text/xml), if the body begins like HTML.
-    """
+    """True if the record's type is HTML, or is another (XHTML is often text/xml) and the body begins like HTML."""
     kind = record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type or ""
     return kind.strip().lower() in _HTML_TYPES or bool(_HTML_BEGINS.match(body[:_SNIFF_BYTES]))
 
@@ -115,10 +109,7 @@ def _records(cursor: streams.Cursor) -> Iterator[tuple[int, bytes | streams.Dama
 
 
 def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
-    """Returns (size, state) of the record at the window's beginning.
-
-    State: True if it is all there and sound, else False or damage.
-    """
+    """Returns (size, True if it is all there and sound, else False or damage) of the record that the window begins with."""
     while (end := cursor.window.find(_BLANK_LINE)) < 0:
         if len(cursor.window) > _HEADER_BYTES or not (more := cursor.fill()):
             return 0, False

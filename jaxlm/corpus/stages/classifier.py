@@ -69,16 +69,10 @@ def _examples(spec: str, config_key: str) -> list[str]:
 def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> dict:
     """Trains a classifier and writes weights.npz and classifier.json to `folder`.
 
-    Args:
-      good, bad: the texts of good and of bad examples.
-      chars: the number of characters to read of each text.
-      folder: an existing folder.
+    Reads `chars` characters of each text.
 
-    Returns:
-      The content of classifier.json, which includes the cross-validated AUC. The same examples give the same files.
-
-    Raises:
-      ConfigError: the AUC is below MIN_AUC.
+    Returns the content of classifier.json, which includes the cross-validated AUC. The same examples give the same
+    files. Raises ConfigError if the AUC is below MIN_AUC.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score

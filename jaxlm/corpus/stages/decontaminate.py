@@ -39,8 +39,7 @@ class Decontaminate(Stage):
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
         """Writes the index of `settings.paths` to `folder`. Returns a line for each file: its items, and those indexed.
 
-        Raises:
-          ConfigError: a setting is wrong, or a file holds no item, or none that can be indexed.
+        Raises ConfigError if a setting is wrong, or a file holds no item, or none that can be indexed.
         """
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
@@ -140,7 +139,6 @@ def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
 
 
 def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
-    """Joins the hashes of k words with the hashes of the words that follow them."""
     right = right[k:]
     return left[: len(right)] + right * _POWERS[k]
 
@@ -151,10 +149,7 @@ def _word_hashes(count: int) -> np.ndarray:
 
 
 def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> np.ndarray:
-    """Counts for each segment how many of its words lie in the n-grams at (segment, place).
-
-    The pairs are sorted and distinct.
-    """
+    """Counts for each segment how many of its words lie in the n-grams at (segment, place)."""
     gap = np.where(np.diff(segments, append=-1) == 0, np.diff(places, append=0), np.iinfo(np.int64).max)
     return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
 
@@ -183,10 +178,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 def _texts(
     items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text)).
-
-    Equal texts of several items are one segment of the index. Texts that are too short are left out.
-    """
+    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text))."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
@@ -200,10 +192,7 @@ def _texts(
 
 
 def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
-    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
-
-    Returns for each item True if any of its texts can be found.
-    """
+    """Writes the sorted n-grams, and how much of a segment is a leak. Returns for each item True if it can be found."""
     texts, tells = _texts(items, settings)
     vocabulary = sorted({word for words in texts for word in words})
     ids = {word: number for number, word in enumerate(vocabulary, 1)}
@@ -290,10 +279,7 @@ class _Index:
         return *self.items[item_S[most]], " ".join(words[i] for i in sorted(shared)[:30])
 
     def _hits(self, hashes: list[np.ndarray]) -> np.ndarray:
-        """Returns (segment, place in it, place in the text) of each n-gram that is in the index.
-
-        Takes an array of hashes for each n.
-        """
+        """Returns (segment, place in it, place in the text) of each n-gram that is in the index."""
         hash_W = np.concatenate(hashes)
         bit_W = hash_W >> self.shift
         maybe = np.flatnonzero(self.filter[bit_W >> np.uint64(3)] >> (bit_W & np.uint64(7)).astype(np.uint8) & 1)

@@ -207,10 +207,7 @@ class _Grams:
         return chars
 
     def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the n-grams' places sorted by hash, and True for each that equals the one before.
-
-        Remembers the last `n`.
-        """
+        """Returns the n-grams' places sorted by hash, and True for each that equals the one before."""
         if self._order[0] != n:
             hashes = self._of(n)
             order = np.argsort(hashes, kind="stable")

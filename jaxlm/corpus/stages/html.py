@@ -160,11 +160,8 @@ def _needed(group: str) -> dict[str, frozenset[bytes]]:
 def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
     """Returns the title and the main text of a page. Changes the tree.
 
-    Args:
-      tree: the page's tree, with a body.
-      words: the page's words, as `_words` finds them.
-      markup: True to mark headings by "#", code by a fence, tables by pipes and lists by "-".
-      comments: True to include readers' comments below an article.
+    `markup` marks headings by "#", code by a fence, tables by pipes and lists by "-". `comments` includes readers'
+    comments.
     """
     body = tree.body
     headings = body.query_selector_all("h1").values()
@@ -330,10 +327,8 @@ def _protect_figures(tree: HTMLTree, body) -> None:
 
 
 def _protect_lists(tree: HTMLTree, body) -> None:
-    """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links.
-
-    Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
-    """
+    """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links."""
+    # Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
     for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
         items = [item for item in ul.child_nodes.values() if item.tag == "li"]

@@ -31,7 +31,6 @@ class Junk(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        """Checks the settings. Raises ConfigError for an unknown level, or a pattern that is no regular expression."""
         cls(settings, folder)
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:

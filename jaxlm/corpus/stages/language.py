@@ -73,7 +73,6 @@ class Language(Stage):
 
 
 def prose(text: str, markdown: bool = False) -> str:
-    """Returns the text without code, addresses and tags."""
     left = _NO_PROSE.sub(" ", text)
     return _INDENTED.sub("", left) if markdown else left
 

@@ -142,7 +142,6 @@ class Pii(Stage):
 
 
 def found(text: str, settings: Settings) -> list[str]:
-    """Returns the personal data in a text, of the settings' kinds."""
     spans = [span for kind in settings.kinds for span in _KINDS[kind](text, settings)]
     return [text[first:end] for first, end in spans]
 

@@ -43,17 +43,11 @@ GLOBAL_STAGES = ("exact", "near", "lines")
 
 @dataclasses.dataclass(frozen=True)
 class StageSpec:
-    """A stage as a source's config asks for it.
-
-    Attributes:
-      name: a key of `DOCUMENT_STAGES`, or one of `GLOBAL_STAGES`.
-      settings: all settings of the stage.
-      inputs: a digest of the files that the settings name; "" if they name none.
-    """
+    """A stage as a source's config asks for it."""
 
     name: str
     settings: dict[str, typing.Any]
-    inputs: str = ""
+    inputs: str = ""  # a digest of the files that the settings name
 
     @property
     def key(self) -> str:
@@ -89,7 +83,6 @@ def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_ke
 
 
 def stage_class(name: str) -> type[Stage]:
-    """Returns the class of a document stage; imports its module."""
     module, kind = DOCUMENT_STAGES[name]
     return getattr(importlib.import_module(f"jaxlm.corpus.stages.{module}"), kind)
 

@@ -124,10 +124,7 @@ def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: collecti
 
 
 def _rare(text: str) -> str:
-    """Returns the text without the characters of plain text.
-
-    What needs mending is among the rest, which is searched fast.
-    """
+    """Returns the text without plain characters: what needs mending is in the rest, which is searched fast."""
     return text.encode().translate(None, _PLAIN).decode()
 
 

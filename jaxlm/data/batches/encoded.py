@@ -24,29 +24,16 @@ CHUNK = 2048  # examples encoded at a time
 
 @dataclasses.dataclass(frozen=True)
 class Coded:
-    """Encoded examples.
+    """Encoded examples. Legend: N ids of all, S segments, E examples."""
 
-    Legend: N ids of all, S segments, E examples.
-
-    Attributes:
-      sides: how many segments an example has: 1 (chats) or 2 (pairs).
-      ids_N: the ids of all segments, one after the other, int32.
-      kinds_N: `masks.GIVEN`, SAID or ENDS of each, uint8.
-      starts_S1: where each segment begins, and the end of the last one, int64[S + 1].
-      margins_E: the margins of pairs, float32; zeros for chats.
-      keys_E: a hash of what each is asked, uint64.
-      places: where each example stands.
-      reference_Ex2: log p of both sides of each pair as a reference says it, in nats, float32; None if none was asked.
-    """
-
-    sides: int
-    ids_N: np.ndarray
-    kinds_N: np.ndarray
-    starts_S1: np.ndarray
-    margins_E: np.ndarray
-    keys_E: np.ndarray
+    sides: int  # of an example: 1 (chats) or 2 (pairs)
+    ids_N: np.ndarray  # int32
+    kinds_N: np.ndarray  # `masks.GIVEN`, SAID or ENDS of each, uint8
+    starts_S1: np.ndarray  # where each segment begins, and the last one's end, int64[S + 1]
+    margins_E: np.ndarray  # float32; zeros for chats
+    keys_E: np.ndarray  # a hash of what each is asked, uint64
     places: Sequence[Place]
-    reference_Ex2: np.ndarray | None = None
+    reference_Ex2: np.ndarray | None = None  # log p of both sides as a reference says it, in nats, float32
 
     def __len__(self) -> int:
         return len(self.margins_E)
@@ -87,27 +74,16 @@ class Coded:
 
 @dataclasses.dataclass
 class Counts:
-    """What became of the examples that were read.
-
-    Attributes:
-      read: how many there are.
-      cut: chats without their oldest turns, since the whole was longer than a row.
-      too_long: those left out, since even the last turn, or a pair, is longer than a row.
-      same: pairs left out, since both sides are the same.
-      inside: those left out, since an answer begins inside a token (see `masks.masked`).
-      turns_cut: the turns that the cut chats lost.
-      alone: answers that are rows of their own, since the template writes them otherwise once more follows.
-      untold: answers of pairs that are not learnt from, for the same reason.
-    """
+    """What became of the examples that were read."""
 
     read: int = 0
-    cut: int = 0
-    too_long: int = 0
-    same: int = 0
-    inside: int = 0
-    turns_cut: int = 0
-    alone: int = 0
-    untold: int = 0
+    cut: int = 0  # chats without their oldest turns
+    too_long: int = 0  # left out: even the last turn, or a pair, is longer than a row
+    same: int = 0  # left out: both sides of a pair are the same
+    inside: int = 0  # left out: an answer begins inside a token (see `masks.masked`)
+    turns_cut: int = 0  # of the cut chats
+    alone: int = 0  # answers that are rows of their own: the template writes them otherwise once more follows
+    untold: int = 0  # answers of pairs that are not learnt from, for the same reason
 
     def lines(self, what: str, seq_len: int) -> list[str]:
         """Returns a line for each thing that happened; `what`: "chats" or "pairs"."""
@@ -138,14 +114,9 @@ def build(
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
 
-    Args:
-      seq_len: T, the most tokens that an example may take.
-      closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
-      see: called with each example and its segments, before it is cut or left out.
-      notes: where is noted which examples are left out since they can't be masked (see `masks.masked`).
-
-    Raises:
-      ConfigError: the model has no template, or one that does not write what examples have.
+    `closed` puts one token more behind each text, a target that does not count: then a row has the text's last token.
+    `see` gets each example and its segments before any is cut or left out. Raises ConfigError if the model has no
+    template, or one that does not write what examples have.
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
@@ -182,7 +153,6 @@ class _Row(typing.NamedTuple):
         return [number for side in self.sides if isinstance(side, Masked) for number in side.otherwise]
 
     def empty(self) -> bool:
-        """True if nothing else is learnt of a side."""
         return any(isinstance(side, Masked) and not side.kinds.any() for side in self.sides)
 
 
@@ -283,11 +253,8 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
 def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
     """Returns bool[E]: True for about this share of the examples, by a hash of what they are asked.
 
-    So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are asked
-    the same.
-
-    Args:
-      keys_E: the hash of each, uint64.
+    So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are
+    asked the same.
     """
     out_E = keys_E < np.uint64(int(fraction * 2**64))
     if len(keys_E) and (out_E.all() or not out_E.any()):
@@ -306,7 +273,6 @@ def prompt_key(one: Example) -> int:
 
 
 def content_key(one: Example) -> bytes:
-    """Returns a hash of an example's whole content, without its place."""
     sides = (one.messages,) if isinstance(one, Chat) else (one.prompt, one.chosen, one.rejected)
     return _hash(itertools.chain.from_iterable((*side, {"role": "", "content": ""}) for side in sides))
 

@@ -54,8 +54,7 @@ def dataset(order: Order, rows: Sequence[int] | None = None) -> grain.MapDataset
 class Ahead:
     """Reads the items of a dataset from `start` on, ahead of their use, in daemon threads.
 
-    Args:
-      num_threads, prefetch: how many threads, and how many items ahead, all together (at least one a thread).
+    `prefetch` items are ahead, all lanes together (at least one a lane).
     """
 
     def __init__(self, items: grain.MapDataset, start: int, num_threads: int, prefetch: int):
@@ -101,20 +100,9 @@ class Ahead:
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
     """Yields the batches of steps start_step + 1, start_step + 2, ... for ever. Close it, or use it in a `with`.
 
-    Args:
-      order: decides which row is in which slot of which batch.
-      row_indices: the indices of the rows (of B) that this process yields, in this order; all by default.
-      start_step: how many batches come before the first one.
-      num_threads: the number of threads that make batches; 0 = one a core, at most four.
-      prefetch: the number of batches made ahead.
-      stall_seconds: the seconds to wait for a batch before RunError is raised (a dead disk blocks a read for ever).
-
-    Yields:
-      The batches of the order, with arrays [b, T].
-
-    Raises:
-      RunError: a file can't be read (after three tries), or a batch took too long.
-      DamagedData: a shard is not the one in the manifest.
+    This process yields the rows `row_indices` of B, all by default. `num_threads` 0: one a core, at most four. A batch
+    that takes over `stall_seconds` is an error, since a dead disk blocks a read for ever. Raises RunError if a file can't
+    be read (after three tries), or a batch took too long; DamagedData if a shard is not the one in the manifest.
     """
 
     def __init__(
@@ -164,7 +152,6 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         return error
 
     def waits_for(self) -> str:
-        """Returns the file that is being read, and since when; "" if none is."""
         return self._verifier.oldest_read()
 
     def close(self) -> None:

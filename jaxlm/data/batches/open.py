@@ -16,11 +16,7 @@ from jaxlm.host.console import Say
 def open_order(config: Config, passed_over: Windows = ()) -> Rows:
     """Opens `data.dir`. Returns the order in which a run of this config reads it.
 
-    Args:
-      passed_over: the windows of batches that the run passes over.
-
-    Raises:
-      ConfigError: as `open_mixture`.
+    Raises ConfigError as `open_mixture` does.
     """
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     final = final_of(config, final_weights(mixture, config.data.final.weights))
@@ -31,11 +27,8 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     """Opens `data.dir`. Returns (the data, source -> weight in the first mixture).
 
     The weights come from `data.sources`; if that is empty, from `prepare.sources`; if both are empty, from the data's
-    manifest. A source that `data.final.weights` alone names has weight 0.
-
-    Raises:
-      ConfigError: there is no data, the size of its vocabulary is not `vocab_size` (0 = any), or it lacks one of
-        `data.sources` or `data.final.weights`.
+    manifest. A source that `data.final.weights` alone names has weight 0. Raises ConfigError if there is no data, the
+    size of its vocabulary is not `vocab_size` (0 = any), or it lacks one of `data.sources` or `data.final.weights`.
     """
     opened = open_data(data.dir)
     if vocab_size and opened.vocab_size != vocab_size:
@@ -63,13 +56,8 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     `jaxlm prepare`, which are made from `prepare.sources` first if they are missing. If there are neither such
     documents nor `prepare.sources`, nothing is done.
 
-    Args:
-      engine: the name of the engine that runs the tasks of `jaxlm prepare` (`config.engine`).
-      vocab_size: the size of the vocabulary, if a tokenizer is trained; 0 = that of the data, or chosen by `vocabulary`.
-      say: called with a line at each stage of the work.
-
-    Raises:
-      ConfigError: a source does not exist, or another recipe made the data.
+    `vocab_size` is that of a tokenizer that is trained; 0 = that of the data, or chosen by `vocabulary`. Raises
+    ConfigError if a source does not exist, or another recipe made the data.
     """
     d = data
     if any(source.path for source in d.sources.values()):

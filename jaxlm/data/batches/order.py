@@ -21,16 +21,10 @@ _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
 
 
 class Order:
-    """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`.
-
-    Attributes:
-      data: the tokenizer, and how much there is.
-      passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
-        its last step change no batch before it.
-    """
+    """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`."""
 
     data: Encoded
-    passed_over: Windows
+    passed_over: Windows  # (first, last) from 1; may grow behind a run's last step
 
     def __post_init__(self):
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
@@ -44,7 +38,6 @@ class Order:
         raise NotImplementedError
 
     def batch(self, item: int, rows: Sequence[int] | None = None) -> typing.Any:
-        """Returns what step `item` + 1 trains on, or these rows of it."""
         return self.made(self.batch_number(int(item) + 1) - 1, rows)
 
     def batch_number(self, step: int) -> int:
@@ -74,13 +67,11 @@ def check_fingerprint(
 ) -> None:
     """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
 
-    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of its
-    batches was trained on. A branch may have another one, under the same condition.
+    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of
+    its batches was trained on. A branch may have another one, under the same condition.
 
-    Args:
-      done: how many steps were done when it saved.
-      passed_over: the windows of batches that it passed over.
-      branch: True if this run branches from the run that saved.
+    `done` steps were done when it saved, and it passed over the windows `passed_over`. With `branch` this run branches
+    from it.
     """
     names = {key: key for key in current if key != "sha256" and not key.startswith("final")}
     changed = [key for key in names if saved.get(key) != current[key]]

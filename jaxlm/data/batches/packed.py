@@ -47,21 +47,13 @@ class Sizes(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What a run says of its examples and their tokenizer; a `coder.Encoded`.
-
-    Attributes:
-      encoder: the tokenizer.
-      sha256: a hash of all examples and the tokenizer.
-      counts: "examples" and the sources of the replayed text -> their tokens.
-      verifier: of the files that the replayed text is in.
-      as_before: how the examples are read as older versions did; "" if that is how they are read (`records.Notes`).
-    """
+    """What a run says of its examples and their tokenizer; a `coder.Encoded`."""
 
     encoder: Coder
-    sha256: str
-    counts: dict[str, int]
-    verifier: Verifier
-    as_before: str = ""
+    sha256: str  # of all examples and the tokenizer
+    counts: dict[str, int]  # "examples" and the sources of the replayed text -> their tokens
+    verifier: Verifier  # of the files of the replayed text
+    as_before: str = ""  # how older versions read the examples (`records.Notes`)
 
     @property
     def vocab_size(self) -> int:
@@ -77,26 +69,15 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class Packed(Order):
-    """The examples of a run and the order in which it trains on them.
-
-    Attributes:
-      data: the tokenizer, and how much there is.
-      train: the examples to train on.
-      val: those held out; perhaps none.
-      counts: what became of the examples that were read.
-      sizes: the seed, T and B.
-      replay: the pretraining text between the examples; None for none.
-      replay_share: its share of the targets that count.
-      passed_over: see `Order`.
-    """
+    """The examples of a run and the order in which it trains on them."""
 
     data: Texts
     train: Coded
-    val: Coded
+    val: Coded  # held out; perhaps none
     counts: Counts
     sizes: Sizes
-    replay: replays.Pieces | None = None
-    replay_share: float = 0.0
+    replay: replays.Pieces | None = None  # pretraining text between the examples
+    replay_share: float = 0.0  # of the targets that count
     passed_over: Windows = ()
 
     @property
@@ -116,11 +97,9 @@ class Packed(Order):
 
     @property
     def _most(self) -> int:
-        """The most examples in a row; 0 for any number."""
         return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
     def parts(self) -> dict[str, str]:
-        """See `Order`: "data", "replay", "seed", "seq_len", "batch_size"."""
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
         sizes = {name: str(size) for name, size in self.sizes._asdict().items()}
         return {"data": self.data.sha256, "replay": text, **sizes}
@@ -147,9 +126,7 @@ class Packed(Order):
     def held_out(self, batch_size: int, examples: int | None = None, ends: bool = True) -> Iterator[Batch]:
         """Yields the held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
 
-        Args:
-          examples: how many of them, from the first on; all by default.
-          ends: False: the tokens that end answers have no weight, so that the loss is that of the answers' text.
+        Without `ends` the tokens that end answers have no weight, so that the loss is that of the answers' text.
         """
         for planned in self._once(self.val, batch_size, examples):
             yield self._stacked(planned, self.val, ends)
@@ -172,8 +149,7 @@ class Packed(Order):
     def with_reference(self, train_Ex2: np.ndarray, val_Ex2: np.ndarray) -> "Packed":
         """Returns the same pairs with what a reference says of their sides: batches have `reference` too, float32[B, 2P].
 
-        Args:
-          train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
+        `train_Ex2`, `val_Ex2`: log p in nats of the (chosen, rejected) answer of each pair.
         """
         splits = (self.train, train_Ex2), (self.val, val_Ex2)
         train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
@@ -240,17 +216,9 @@ def make(
 ) -> Packed:
     """Reads, checks and encodes the examples of `data.path`.
 
-    Args:
-      settings: the section `examples`.
-      tokenizer: that of the model, with its template (see `data.chat`).
-      pairs: True for pairs, False for chats.
-      replay, share: the pretraining text between chats, and its share of the targets that count.
-      closed: True: one token more behind each text, so that rows hold its last one (see `coded.build`).
-      say: called with a line about each thing that a user should know.
-      see: called with each example of `data.path` as it is read (see `coded.build`).
-
-    Raises:
-      ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
+    For `closed` and `see` see `encoded.build`. `share` is that of `replay`, between chats, of the targets that count.
+    Raises ConfigError if an example can't be used, or none is left. The message is one line; it names file and line where
+    it can.
     """
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
     options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}

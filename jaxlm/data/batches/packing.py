@@ -20,7 +20,6 @@ _TOKENS_A_PAIR = 64
 
 
 def pairs_in_row(seq_len: int) -> int:
-    """Returns P, the most pairs in one row of `seq_len` tokens."""
     return max(1, seq_len // _TOKENS_A_PAIR)
 
 
@@ -41,27 +40,17 @@ class _At(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How much pretraining text is between the examples.
+    """How much pretraining text is between the examples."""
 
-    Attributes:
-      share: the share of all targets that count, from 0 to below 1.
-      tokens: the length of each piece; all its targets count.
-    """
-
-    share: float
-    tokens: int
+    share: float  # of all targets that count, below 1
+    tokens: int  # of each piece; all its targets count
 
 
 class Plan:
     """The map from steps to rows of examples.
 
-    Args:
-      lengths: the tokens of a row that each example takes; none is more than `seq_len`.
-      counted: how many targets of each example count.
-      seed: the seed of the order.
-      seq_len, batch_size: T and B.
-      most: the most examples in one row; 0 for any number.
-      replay: the pretraining text between them; None for none.
+    An example takes `lengths` tokens of a row, none more than `seq_len`; `counted` of its targets count. A row has
+    `most` examples, 0 for any number.
     """
 
     def __init__(

@@ -89,12 +89,7 @@ def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float
     """Opens pretraining text: a data directory, or a file, folder or glob of texts (.txt, .jsonl, .parquet).
 
     Of text files at most 64 MB are read. `val_fraction` of their documents, by a hash of their content, are held out.
-
-    Args:
-      text_key: the field that holds the text, in jsonl and parquet.
-
-    Raises:
-      ConfigError: there is no text, or the data directory is of another tokenizer.
+    Raises ConfigError if there is no text, or the data directory is of another tokenizer.
     """
     if (pathlib.Path(path) / MANIFEST).is_file():
         data = shards.open_data(path)
@@ -133,11 +128,6 @@ def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -
 class Pieces:
     """Pieces of a text, in an order that the seed chooses; each source gives its share.
 
-    Args:
-      text: the pretraining text.
-      tokens: the length of each piece.
-      seed: the seed of the order.
-
     Raises ConfigError if a source has not the tokens of one piece.
     """
 
@@ -157,18 +147,12 @@ class Pieces:
         return [rows.Segment(part, np.ones(len(part) - 1, np.float32)) for part in parts]
 
     def passes(self, pieces: int) -> dict[str, float]:
-        """Returns source -> how many times so many pieces go through it."""
         draws, counts = mixture.count_draws(self._plan.shares, pieces), self.text.token_counts()
         return {name: float(n) * self.tokens / counts[name] for name, n in zip(self._plan.names, draws, strict=True)}
 
 
 def piece_tokens(share: float, lengths: np.ndarray, counted: np.ndarray, seq_len: int, batch_size: int) -> int:
-    """Returns the length of pieces with which each batch has about one, or a whole row's if that is less than its share.
-
-    Args:
-      share: of the targets that count.
-      lengths, counted: of each example, the tokens that it takes and those that count.
-    """
+    """Returns the length of pieces with which each batch has about one, or a whole row's if that is less than its share."""
     density = counted.sum() / max(1, lengths.sum())
     a_batch = batch_size * seq_len * density * share / (1 - share)
     return int(min(seq_len, max(_LEAST, a_batch)))

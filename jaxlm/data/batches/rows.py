@@ -78,25 +78,15 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class RowPlan:
-    """The map from slots to rows; `plan_rows` makes it.
-
-    Attributes:
-      seed: the seed of the order of rows.
-      names: the names of the sources with a positive weight in one of the mixtures.
-      shares: the share of each source in the first mixture, from `normalise_mixture`.
-      row_counts: the number of rows of each source.
-      batch_size: the number of slots of a batch.
-      final_shares: the share of each source in the final mixture; () if there is none.
-      final_begins: the number of the last batch before the final mixture.
-    """
+    """The map from slots to rows; `plan_rows` makes it."""
 
     seed: int
-    names: tuple[str, ...]
-    shares: tuple[fractions.Fraction, ...]
-    row_counts: tuple[int, ...]
+    names: tuple[str, ...]  # sources with a weight in one of the mixtures
+    shares: tuple[fractions.Fraction, ...]  # in the first mixture
+    row_counts: tuple[int, ...]  # of each source
     batch_size: int
-    final_shares: tuple[fractions.Fraction, ...] = ()
-    final_begins: int = 0
+    final_shares: tuple[fractions.Fraction, ...] = ()  # () without a final mixture
+    final_begins: int = 0  # the last batch before the final mixture
 
     def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns which rows are in these slots of the batch of this number, which counts from 0.
@@ -104,12 +94,8 @@ class RowPlan:
         Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
         mixture the draws of a source go on where those of the first mixture end.
 
-        Args:
-          slots: ints in [0, batch_size).
-
-        Returns:
-          (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
-          from 0, the row's index in the source.
+        Returns (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the
+        epoch from 0, the row's index in the source.
         """
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
         if self.final_shares and number >= self.final_begins:
@@ -176,25 +162,15 @@ def plan_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Order):
-    """The order of a run that trains on all tokens of shards.
-
-    Attributes:
-      data: the open data directory.
-      mixture: source -> weight; a source that is absent has weight 0.
-      seed: the seed of the order of rows.
-      seq_len: T, the number of tokens in a row.
-      batch_size: B, the number of rows of the global batch.
-      passed_over: see `Order`.
-      final: the mixture of the last batches; None if `mixture` is that of all.
-    """
+    """The order of a run that trains on all tokens of shards."""
 
     data: DataDir
-    mixture: Mapping[str, float]
+    mixture: Mapping[str, float]  # source -> weight; absent: 0
     seed: int
-    seq_len: int
-    batch_size: int
+    seq_len: int  # T
+    batch_size: int  # B
     passed_over: Windows = ()
-    final: Final | None = None
+    final: Final | None = None  # the mixture of the last batches
 
     @functools.cached_property
     def plan(self) -> RowPlan:
@@ -205,7 +181,6 @@ class Rows(Order):
 
     @functools.cached_property
     def streams(self) -> list[TokenStream]:
-        """The tokens of each of the plan's sources."""
         return [self.data.stream(name) for name in self.plan.names]
 
     def made(self, number: int, rows: Sequence[int] | None) -> dict[str, np.ndarray]:
@@ -251,16 +226,12 @@ def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray
     """Returns the batch of packed rows: inputs, targets, segments and positions.
 
     The separator (EOS for our tokenizers) begins a document's segment, as `<|endoftext|>` does for GPT-2. So the last
-    token of a document predicts the separator that opens the next one, and a separator, which sees only itself, predicts
-    the first token of its document. No target is predicted from another document's tokens, and every target counts.
+    token of a document predicts the separator that opens the next one, and a separator, which sees only itself,
+    predicts the first token of its document. No target is predicted from another document's tokens, and every target
+    counts.
 
-    Args:
-      rows_BxT1: integer tokens, T + 1 of them a row.
-      separator_id: the id that begins each document.
-
-    Returns:
-      `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
-      float32[B, T], ones.
+    Returns `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
+    float32[B, T], ones.
     """
     rows_BxT1 = np.asarray(rows_BxT1).astype(np.int32, copy=False)
     tokens_BxT = np.ascontiguousarray(rows_BxT1[:, :-1])
@@ -278,15 +249,10 @@ def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray
 
 
 class Segment(typing.NamedTuple):
-    """A text to be packed.
-
-    Attributes:
-      ids: the token ids of the text.
-      weights: the weight of each token but the first, as a target.
-    """
+    """A text to be packed."""
 
     ids: Sequence[int]
-    weights: Sequence[float]
+    weights: Sequence[float]  # of each token but the first, as a target
 
 
 def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -296,17 +262,9 @@ def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[
     the pairs of a row are its segments 1 and 2, 3 and 4, ...) The first group that fits in no row ends the batch: the
     caller begins the next batch with that group.
 
-    Args:
-      groups: the groups, each of one or more texts; every text has at least two tokens.
-      seq_len: T, the number of tokens in a row.
-      rows: B, the number of rows.
-
-    Returns:
-      (batch, the row of each group that fitted). The batch has the same arrays as one from `make_batch`. Padding is the
-      last segment of a row, with weight 0.
-
-    Raises:
-      ConfigError: a group is longer than a row, or a text has fewer than two tokens.
+    Returns (batch, the row of each group that fitted). The batch has the same arrays as one from `make_batch`. Padding
+    is the last segment of a row, with weight 0. Raises ConfigError if a group is longer than a row, or a text has fewer
+    than two tokens.
     """
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
@@ -352,17 +310,11 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationBatch:
-    """A batch of held-out rows.
+    """A batch of held-out rows."""
 
-    Attributes:
-      batch: the dict that `make_batch` returns, with weight 0 on padding.
-      target_tokens: the number of targets with weight.
-      target_bytes: the number of raw UTF-8 bytes of those targets.
-    """
-
-    batch: dict[str, np.ndarray]
+    batch: dict[str, np.ndarray]  # of `make_batch`, with weight 0 on padding
     target_tokens: int
-    target_bytes: int
+    target_bytes: int  # of raw UTF-8
 
 
 def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
@@ -392,13 +344,10 @@ def validation_rows(
     """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
 
     Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
-    row is padded with the separator, at weight 0. Yields nothing if there is no target.
-    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
+    row is padded with the separator, at weight 0. Yields nothing if there is no target. bits_per_byte = summed loss in
+    nats / ln 2 / summed `target_bytes`.
 
-    Args:
-      data: an open data directory.
-      source: the name of one of its sources.
-      targets: how many tokens, from the second on (see `count_targets`); None for all.
+    `targets` are so many tokens from the second on (see `count_targets`).
     """
     stream, length = data.stream(source, "val"), data.token_bytes()
     targets = max(0, stream.tokens - 1) if targets is None else targets
@@ -455,43 +404,26 @@ def _shares(shares: Mapping[str, fractions.Fraction]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TracedDocument:
-    """The part of a document that a row holds.
-
-    Attributes:
-      doc_id: the id of the document.
-      first_token: the first token of the part, counted from the document's separator, which is token 0 (from its text, in
-        data of recipe version 2).
-      tokens: how many tokens the part has.
-      text: the beginning of the part.
-    """
+    """The part of a document that a row holds."""
 
     doc_id: str
-    first_token: int
+    first_token: int  # from its separator, token 0 (in data of recipe version 2, from its text)
     tokens: int
-    text: str
+    text: str  # the beginning
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedRow:
-    """A row of a batch.
+    """A row of a batch."""
 
-    Attributes:
-      slot: the row's place in the batch.
-      source: the name of the source that the row is from.
-      epoch: how many times all rows of the source were read before.
-      row: the row's index i in the source; it holds tokens i*T to (i+1)*T, both included.
-      documents: the parts of documents that the row holds, in order.
-    """
-
-    slot: int
+    slot: int  # in the batch
     source: str
-    epoch: int
-    row: int
+    epoch: int  # from 0
+    row: int  # its index i in the source: tokens i*T to (i+1)*T, both included
     documents: tuple[TracedDocument, ...]
 
 
 def documents_of(order: Rows, step: int) -> list[str]:
-    """Returns the ids of the documents in the batch of `step`, counted from 1."""
     traced = describe_batch(order, step - 1, snippet_chars=0)
     return [document.doc_id for row in traced for document in row.documents]
 
@@ -500,10 +432,6 @@ def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> list[Tra
     """Returns the rows of the batch of step `item` + 1, in the loader's order, with the documents that they hold.
 
     Needs no model and no state: a batch follows from the order and the item.
-
-    Args:
-      order: the order of the run's rows.
-      snippet_chars: the most characters of each document's text to return.
     """
     data, seq_len, coder = order.data, order.seq_len, order.data.tokenizer()
     located = order.plan.locate(order.batch_number(item + 1) - 1, np.arange(order.batch_size))

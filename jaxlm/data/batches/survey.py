@@ -49,12 +49,7 @@ class Finding:
 
 
 class Survey:
-    """Sees examples (`see` is what `coded.build` calls) and tells what they are like.
-
-    Args:
-      seq_len: the tokens of a row.
-      leaks: finds items of benchmarks in a text; None without benchmarks (see `leaks_of`).
-    """
+    """Sees examples (`see` is what `coded.build` calls) and tells what they are like."""
 
     def __init__(self, seq_len: int, leaks: Decontaminate | None = None):
         self._seq_len, self._leaks = seq_len, leaks
@@ -151,11 +146,7 @@ class Survey:
 def leaks_of(benchmarks: str, prepare: PrepareConfig) -> Decontaminate | None:
     """Returns what finds items of the benchmark files in a folder; None if `benchmarks` is "".
 
-    Args:
-      prepare: the section, for the settings of its stage `decontaminate`.
-
-    Raises:
-      ConfigError: the folder has no benchmark files, or one of an unknown layout.
+    Raises ConfigError if the folder has no benchmark files, or one of an unknown layout.
     """
     if not benchmarks:
         return None
@@ -181,7 +172,6 @@ def shown(found: encoded.Coded, tokenizer: Coder, example: int = 0, most: int = 
 
 
 def _runs(counts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first, behind the last) of each run of equal values."""
     yield from itertools.pairwise([0, *(np.flatnonzero(counts[1:] != counts[:-1]) + 1).tolist(), len(counts)])
 
 
@@ -190,7 +180,6 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _short(place: str) -> str:
-    """A place, or two of them, without the folders."""
     return " = ".join(pathlib.PurePath(part).name for part in place.split(" = "))
 
 

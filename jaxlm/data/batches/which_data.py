@@ -24,15 +24,12 @@ _SHARED = ("data.sources", "data.path", "prepare.sources")
 def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: Sequence[str]) -> str:
     """Lets a config train on finished data that the command line names; returns a line about it, "" if nothing changed.
 
-    `--config.data.dir=DIR` names the user's choice if DIR holds data or prepared documents that the config did not make.
-    Then they are used as they are, with their own sources and weights. A shipped config's size of the vocabulary and the
-    prompts of its samples, which are of its own text, give way. A recipe that made them and was changed since is refused
-    later, by `recipes.check_same`.
+    `--config.data.dir=DIR` names the user's choice if DIR holds data or prepared documents that the config did not
+    make. Then they are used as they are, with their own sources and weights. A shipped config's size of the vocabulary
+    and the prompts of its samples, which are of its own text, give way. A recipe that made them and was changed since
+    is refused later, by `recipes.check_same`.
 
-    Args:
-      config: the config with the overrides; it is changed in place.
-      file: the config's file; None for the config of a run.
-      overrides: those of the command line, `KEY=VALUE`.
+    Changes `config`. `file` is None for the config of a run.
     """
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
@@ -87,11 +84,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
 
     Makes nothing. Says what files of a folder are not read.
 
-    Args:
-      config: the config with the overrides.
-      word: the config, run or model as the command line names it; None if it names none.
-      overrides: those of the command line, `KEY=VALUE`.
-      say: called with each line.
+    `word` is the config, run or model as the command line names it.
     """
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
@@ -146,7 +139,6 @@ def _is_shipped(file: pathlib.Path) -> bool:
 
 
 def _is_readme(folder: pathlib.Path) -> bool:
-    """True if the only texts in a folder are notes about it."""
     names = (name for _, _, names in os.walk(folder) for name in names if _suffix(name))
     return all(name.lower().startswith("readme.") for name in names)
 

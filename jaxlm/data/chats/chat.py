@@ -99,11 +99,8 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
 
     New tokens stand behind all other ids, which stay as they are.
 
-    Args:
-      asked: `examples.template`: "" for the template that the model has; a name of `TEMPLATES`; a file.
-
-    Raises:
-      ConfigError: the template can't be read, or does not suit the tokenizer.
+    `asked` is `examples.template`: "" for the template that the model has, a name of `TEMPLATES`, or a file. Raises
+    ConfigError if the template can't be read, or does not suit the tokenizer.
     """
     key = f"config.examples.template={asked}"
     if ours(tokenizer):
@@ -173,13 +170,9 @@ def _source(tokenizer: Coder) -> str:
 def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> str:
     """Returns a conversation as text, in the model's template. `ids.conversation` makes ids of it.
 
-    Args:
-      messages: `role` and `content` of each, and what else the template reads. Control tokens that they spell get a `GUARD`.
-      reply: True to end with what opens the assistant's answer; False to end inside the last message, which goes on.
-      tools: the functions that the assistant may call, as JSON schemas; None for none.
-
-    Raises:
-      ConfigError: the model has no template, or it refuses these messages.
+    `reply` ends it with what opens the assistant's answer; without it the last message goes on. Control tokens that
+    messages spell get a `GUARD`. `tools` are JSON schemas. Raises ConfigError if the model has no template, or it refuses
+    these messages.
     """
     writer = Writer(tokenizer)
     if not reply:
@@ -200,33 +193,21 @@ class Span(typing.NamedTuple):
 
 
 class Written(typing.NamedTuple):
-    """A conversation in the model's template.
-
-    Attributes:
-      text: all of it.
-      spans: what the assistant says in it, and the control tokens that end that, in order.
-      begins: for each of the assistant's messages about where it begins, in characters.
-      otherwise: the answers that the text has in another way than the model is asked for them, since more follows.
-    """
+    """A conversation in the model's template."""
 
     text: str
-    spans: list[Span]
-    begins: list[int]
-    otherwise: tuple[int, ...] = ()
+    spans: list[Span]  # what the assistant says, and the control tokens that end that, in order
+    begins: list[int]  # about where each of the assistant's messages begins, in characters
+    otherwise: tuple[int, ...] = ()  # answers that the text has in another way than the model is asked for them
 
 
 class Probed(typing.NamedTuple):
-    """What opens an answer and which control token ends it; "" for nothing.
-
-    Attributes:
-      unsaid: what of the opening no written answer has.
-      behind: what is written behind an answer.
-    """
+    """What opens an answer and which control token ends it; "" for nothing."""
 
     opening: str = ""
     end: str = ""
-    unsaid: str = ""
-    behind: str = ""
+    unsaid: str = ""  # what of the opening no written answer has
+    behind: str = ""  # what is written behind an answer
 
 
 class Writer:
@@ -268,15 +249,12 @@ class Writer:
     ) -> Written:
         """Returns a conversation as text, and where in it stands what the model is to say.
 
-        That is what `{% generation %}` marks. For a template without that mark it is what writing an answer adds to the text
-        that the model is asked with, up to the control token that ends it; to the end of the text if none does.
+        That is what `{% generation %}` marks. For a template without that mark it is what writing an answer adds to the
+        text that the model is asked with, up to the control token that ends it; to the end of the text if none does.
 
-        Args:
-          trained: the assistant's messages that are to be learnt; None for all. Others' spans are returned too.
-          last: True to look for the last of these alone.
-
-        Raises:
-          ConfigError: the template refuses the messages, or does not begin an answer as it asks for it.
+        Others' spans than those of the messages `trained` (None: all) are returned too; `last` looks for the last of
+        these alone. Raises ConfigError if the template refuses the messages, or does not begin an answer as it asks for
+        it.
         """
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self._marking is None:
@@ -383,7 +361,6 @@ class Writer:
 
 
 def _alike(first: str, second: str) -> int:
-    """How many characters two texts have in common, from the first one on."""
     most = min(len(first), len(second))
     return most if first[:most] == second[:most] else next(i for i in range(most) if first[i] != second[i])
 
@@ -526,7 +503,6 @@ def answer_end(tokenizer: Coder) -> int | None:
 
 
 def end_id(tokenizer: Coder) -> int | None:
-    """Returns the id of the token that ends a message; None if the vocabulary has none."""
     return _id(tokenizer, END)
 
 

@@ -21,32 +21,19 @@ UNWRITTEN = "the model's chat template does not write it"
 
 
 class Masked(typing.NamedTuple):
-    """A conversation as ids.
+    """A conversation as ids."""
 
-    Attributes:
-      ids: int32[n], with what a document begins with in front.
-      kinds: GIVEN, SAID or ENDS for each id, uint8[n].
-      turns: how many ids stand in front of each of the assistant's messages, int64[messages of the assistant]; about as many
-        for those that are not learnt from.
-      otherwise: the answers that are to be learnt, but stand in the ids in another way than the model is asked for them.
-    """
-
-    ids: np.ndarray
-    kinds: np.ndarray
-    turns: np.ndarray
-    otherwise: tuple[int, ...] = ()
+    ids: np.ndarray  # int32[n], with what a document begins with in front
+    kinds: np.ndarray  # GIVEN, SAID or ENDS, uint8[n]
+    turns: np.ndarray  # ids in front of each of the assistant's messages, int64; of those not learnt, about
+    otherwise: tuple[int, ...] = ()  # answers to learn that stand here in another way than the model is asked for them
 
 
 class Unmasked(typing.NamedTuple):
-    """Why a conversation can't be masked.
-
-    Attributes:
-      why: in words.
-      keys: what the conversation has and the model's template writes nowhere; mostly nothing.
-    """
+    """Why a conversation can't be masked."""
 
     why: str = ""
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # what the conversation has and the template writes nowhere
 
 
 # An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
@@ -58,11 +45,8 @@ Side = Masked | Unmasked
 def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
     """Returns the ids and masks of conversations.
 
-    Args:
-      ignore: keys that the model's template need not write (`examples.ignore`).
-
-    Raises:
-      ConfigError: the model has no template.
+    `ignore`: keys that the model's template need not write (`examples.ignore`). Raises ConfigError if the model has no
+    template.
     """
     writer = chat.Writer(tokenizer)
     written = [_written(writer, one, ignore) for one in chats]
@@ -111,7 +95,6 @@ def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str |
 
 
 def _begins(text: chat.Written) -> list[int]:
-    """Where the assistant's messages begin, unless the spans say so."""
     return [] if text.begins == [span.first for span in text.spans] else text.begins
 
 

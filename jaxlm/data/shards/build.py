@@ -48,11 +48,7 @@ def _mix(x: int) -> int:
 class Shuffle:
     """Takes documents and yields them in a random order, the same each time.
 
-    Args:
-      folder: the folder for the buckets, made if the documents outgrow the memory; `close` removes it.
-      key: the key of the hash, which decides the order.
-      memory_bytes: the bytes of text in memory at a time, roughly.
-      level: how many times the documents have been split into buckets already; callers leave it at 0.
+    `key` decides the order. `memory_bytes` of text are in memory, roughly. `close` removes `folder`.
     """
 
     def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
@@ -145,51 +141,28 @@ Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A source of texts to train on.
-
-    Attributes:
-      name: the source's name, also that of its folders in the data directory.
-      spec: the source's path, as `jaxlm.corpus.sources` reads it.
-      weight: the source's weight in the mixture.
-      text_key: the field of a record that holds the text.
-    """
+    """A source of texts to train on."""
 
     name: str
-    spec: str
+    spec: str  # its path, as `jaxlm.corpus.sources` reads it
     weight: float
     text_key: str = "text"
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildSettings:
-    """Settings that decide the content of a data directory.
+    """Settings that decide the content of a data directory."""
 
-    Attributes:
-      vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True; 0 = what the data has, or
-        else `vocabulary.choose` of the text.
-      chat_tokens: True to add the ChatML tokens to the vocabulary.
-      seed: the seed of the order of documents and of the choice of held-out documents; -1 = what the data has, or else 0.
-      val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
-        chooses them, so that exact duplicates are all held out or all trained on.
-      tokenizer_path: a tokenizer to use instead of training one (`coder.load`); its size must be `vocab_size` if that is set.
-      tokenizer_model: the kind of tokenizer to train, bpe or unigram.
-      tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
-      block_tokens: the number of tokens in a record.
-      shard_blocks: the number of records in a file.
-      max_source_bytes: the most bytes of text to take from each source; None for all.
-      tfds_dir: the `data_dir` of TFDS.
-    """
-
-    vocab_size: int
+    vocab_size: int  # with the five ChatML tokens of `chat_tokens`; 0: the data's, or `vocabulary.choose`
     chat_tokens: bool
-    seed: int = 0
-    val_fraction: float = 0.01
-    tokenizer_path: str | None = None
-    tokenizer_model: str = "bpe"
-    tokenizer_sample_bytes: int = 64 << 20
-    block_tokens: int = 8192
-    shard_blocks: int = 8192
-    max_source_bytes: int | None = None
+    seed: int = 0  # -1: the data's, or 0
+    val_fraction: float = 0.01  # of each source's documents, by a hash of the content: copies stay together
+    tokenizer_path: str | None = None  # in place of training one
+    tokenizer_model: str = "bpe"  # bpe or unigram
+    tokenizer_sample_bytes: int = 64 << 20  # taken from the sources by weight
+    block_tokens: int = 8192  # in a record
+    shard_blocks: int = 8192  # records in a file
+    max_source_bytes: int | None = None  # of text
     tfds_dir: str | None = None
 
 
@@ -204,16 +177,9 @@ def build_data(
 ) -> shards.DataDir:
     """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
 
-    Args:
-      path: the directory. Other files in it are left alone.
-      source_list: the sources, each with its own name. Their weights may change later without a rebuild.
-      settings: the settings of the build.
-      read: yields the (doc_id, text) of a source and fills its stats. Default: `iterate_documents`.
-      recipe_extra: more of what decides the content, for the recipe (settings of `read`, ...).
-      log: called with each line of progress.
-
-    Raises:
-      ConfigError: settings or sources are wrong, or another recipe made the data, or another process is making it.
+    `read` yields the (doc_id, text) of a source and fills its stats. `recipe_extra` is more of what decides the
+    content. Weights may change later without a rebuild. Raises ConfigError if settings or sources are wrong, or another
+    recipe made the data, or another process is making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)

@@ -186,40 +186,25 @@ def _skips(windows: Windows) -> tuple[list[int], list[int]]:
 class Final:
     """The mixture of a run's last batches, `data.final`.
 
-    It begins with the last `share` of the steps, or with a branch, if that is earlier. Batches that are passed over do not
-    move it: counted by number, its first batch stays the same, so that no batch changes when a run is rolled back.
-
-    Attributes:
-      mixture: source -> weight; a source that is absent has weight 0.
-      share: the share of `steps`; 0 if it begins with a branch alone.
-      steps: the steps that the learning rate's schedule is made for.
-      branch: the step after which the branch begins; 0 = there is none.
+    It begins with the last `share` of the steps, or with a branch, if that is earlier. Batches that are passed over do
+    not move it: counted by number, its first batch stays the same, so that no batch changes when a run is rolled back.
     """
 
-    mixture: Mapping[str, float]
-    share: float
-    steps: int
-    branch: int = 0
+    mixture: Mapping[str, float]  # source -> weight; absent: 0
+    share: float  # of `steps`; 0 if it begins with a branch alone
+    steps: int  # that the learning rate's schedule is made for
+    branch: int = 0  # the step after which it begins; 0: there is none
 
     def fingerprint(self, names: Sequence[str]) -> dict[str, str]:
-        """Returns what decides its batches as strings, for the fingerprint of the run's order.
-
-        Args:
-          names: all sources of the data.
-        """
+        """Returns what decides its batches as strings, for the fingerprint of the run's order."""
         shares = normalise_mixture(self.mixture, names)
         return {"final": words(shares), "final_share": f"{self.share:g}"} | self._ends()
 
     def begins(self, passed_over: Windows = ()) -> int:
-        """Returns the number of the last batch before it, from 1; 0 if it has all of them.
-
-        Args:
-          passed_over: the batches that no step trains on, from `merge_windows`.
-        """
+        """Returns the number of the last batch before it, from 1; 0 if it has all of them."""
         return int(begins(self._ends(), passed_over))
 
     def switch(self, passed_over: Windows = ()) -> int:
-        """Returns the last step before it; for the argument see `begins`."""
         return step_of(self.begins(passed_over), passed_over)
 
     def _ends(self) -> dict[str, str]:
@@ -245,5 +230,4 @@ def begins(fingerprint: Mapping[str, str], passed_over: Windows = ()) -> float:
 
 
 def words(shares: Mapping[str, fractions.Fraction]) -> str:
-    """Returns exact shares as text, for a fingerprint."""
     return ", ".join(f"{name} {share}" for name, share in shares.items())

@@ -21,13 +21,10 @@ def runs(
 ) -> list[np.ndarray]:
     """Returns for each token of each text how long the longest run is that begins there and stands in the training data.
 
-    Args:
-      texts: ids; those that end a document should not be among them, since then no run goes from one document to another.
-      most: tokens of the training data to read, of each source in proportion; 0 for all.
-      tell: called with the number of tokens read so far.
+    `texts` are ids without those that end a document. `most` tokens of the training data are read, of each source in
+    proportion; 0 for all.
 
-    Returns:
-      int32[tokens] for each text; 0 where a run is shorter than `SEED`.
+    Returns int32[tokens] for each text; 0 where a run is shorter than `SEED`.
     """
     search = Found(texts)
     counts, done = data.token_counts(), 0
@@ -46,9 +43,7 @@ def runs(
 class Found:
     """Looks for runs of some texts in pieces of other text.
 
-    Attributes:
-      runs: as the function of this name returns them, for the pieces so far.
-      longest: how many tokens the longest text has.
+    `runs` is what the function of this name returns, for the pieces so far.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]]):

@@ -175,10 +175,8 @@ class TokenStream:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) in the stored type. Tries a read that fails three times, since networks have hiccups.
 
-        Raises:
-          IndexError: the range is not within the stream.
-          RunError: a file can't be read.
-          DamagedData: a file is not the one that the manifest names.
+        Raises IndexError if the range is not within the stream; RunError if a file can't be read; DamagedData if a file is
+        not the one that the manifest names.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
@@ -191,7 +189,6 @@ class TokenStream:
         return tokens[start - offset : stop - offset]
 
     def shard(self, token: int) -> dict:
-        """Returns the manifest's entry of the shard that holds this token."""
         return self._shards[bisect.bisect_right(self._ends, token // self._block_tokens)]
 
     def _block(self, i: int) -> np.ndarray:
@@ -225,9 +222,7 @@ class Document:
 class DataDir:
     """An opened data directory; `open_data` makes it.
 
-    Attributes:
-      eos_id: the id that ends a text.
-      separator_id: the id that begins each document (see `Tokenizer`), by which rows are cut into segments.
+    `separator_id` begins each document; by it rows are cut into segments.
     """
 
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
@@ -240,7 +235,6 @@ class DataDir:
         self.verifier = Verifier(path)
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> the number of its tokens in the split."""
         return {name: self.entry(name, split)["tokens"] for name in self.sources}
 
     def entry(self, source: str, split: str) -> dict:
@@ -348,12 +342,9 @@ class DataDir:
 def open_data(path: str | os.PathLike) -> DataDir:
     """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an empty one.
 
-    Verifies the tokenizer and the lengths of its tokens. `TokenStream` and the loader verify the shards.
-
-    Raises:
-      ConfigError: the manifest is missing or damaged or has another format.
-      DamagedData: a file is missing or differs from the manifest in its size or number of records.
-      RunError: a file can't be read.
+    Verifies the tokenizer and the lengths of its tokens. `TokenStream` and the loader verify the shards. Raises
+    ConfigError if the manifest is missing or damaged or has another format; DamagedData if a file is missing or differs
+    from the manifest in its size or number of records; RunError if a file can't be read.
     """
     root = pathlib.Path(path)
     data = DataDir(root, *manifests.read(root))

@@ -101,8 +101,7 @@ def traits(tokenizer: Coder) -> dict[str, typing.Any]:
 def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
     """Trains a tokenizer for general prose on the embedded corpus (see `embedded`), as a reference. Takes seconds.
 
-    Raises:
-      ConfigError: the embedded corpus is too small for `vocab_size`.
+    Raises ConfigError if the embedded corpus is too small for `vocab_size`.
     """
     texts = (text for _, text in embedded.iterate_embedded("prose"))
     return train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=chat_tokens, model_type=model_type)
@@ -166,8 +165,7 @@ def sweep(
     - `tokens` of the whole corpus of `corpus_bytes` bytes; if that is None, `tokens_per_gb`;
     - `train_s`: seconds of training.
 
-    Raises:
-      ConfigError: there is too little text, in all or for one of the sizes.
+    Raises ConfigError if there is too little text, in all or for one of the sizes.
     """
     texts = list(texts)
     if len(texts) < 2:

@@ -44,11 +44,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 class Verifier:
-    """Verifies each file of one data directory once. Thread-safe.
-
-    Attributes:
-      damage: what the background found, to be raised before the next batch is used; None while all is well.
-    """
+    """Verifies each file of one data directory once. Thread-safe."""
 
     def __init__(self, root: pathlib.Path):
         self._root = root
@@ -62,9 +58,8 @@ class Verifier:
     def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
         """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.
 
-        Raises:
-          DamagedData: reading failed, and the file's bytes are not those in the manifest.
-          RunError: reading failed three times, and the file is sound or can't be read at all.
+        Raises DamagedData if reading failed, and the file's bytes are not those in the manifest; RunError if reading failed
+        three times, and the file is sound or can't be read at all.
         """
         with self._reading(entry):
             for pause in (*RETRY_SECONDS, None):
@@ -117,12 +112,9 @@ class Verifier:
     def first_read(self, entry: Entry, *, always: bool = False) -> None:
         """Hashes a file before its first record is used, unless this was done.
 
-        Leaves files above FIRST_READ_BYTES, and all once FIRST_READ_SECONDS were spent, to the background: otherwise the
-        first batch of a large corpus, whose rows are in every shard, would wait until all of it was hashed. With `always`,
-        hashes any file.
-
-        Raises:
-          DamagedData, OSError: as `check`.
+        Leaves files above FIRST_READ_BYTES, and all once FIRST_READ_SECONDS were spent, to the background: otherwise
+        the first batch of a large corpus, whose rows are in every shard, would wait until all of it was hashed. With
+        `always`, hashes any file. Raises DamagedData, OSError: as `check`.
         """
         name = entry["file"]
         late = entry["size"] > FIRST_READ_BYTES or self._spent > FIRST_READ_SECONDS

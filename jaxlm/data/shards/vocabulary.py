@@ -17,7 +17,6 @@ RULE = f"a power of two from {LEAST:,} to {MOST:,}, at most one id per kB"
 
 
 def choose(n_bytes: int) -> int:
-    """Returns the size of a vocabulary for so much text; see RULE."""
     return min(MOST, max(LEAST, 1 << max(0, (n_bytes // BYTES_PER_ID).bit_length() - 1)))
 
 

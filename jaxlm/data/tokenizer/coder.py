@@ -22,25 +22,15 @@ from jaxlm.host import files as files_lib
 
 
 class Coder(typing.Protocol):
-    """What every tokenizer can do. It can be pickled, and two with the same `sha256` return the same ids for every text.
+    """What every tokenizer can do. It can be pickled, and two with the same `sha256` return the same ids for every text."""
 
-    Attributes:
-      vocab_size: the largest id plus one. The model's embedding may have more rows.
-      controls: the control tokens, piece -> id.
-      eos_id: the id that ends a text.
-      opening: the ids that are put in front of a text (see `data.ids`).
-      separator_id: the id that begins each document in shards.
-      files: name -> content of the files that `read` makes this tokenizer from.
-      sha256: a hash of what decides the ids, in hex.
-    """
-
-    vocab_size: int
-    controls: Mapping[str, int]
-    eos_id: int
-    opening: tuple[int, ...]
-    separator_id: int
-    files: Mapping[str, bytes]
-    sha256: str
+    vocab_size: int  # the largest id plus one; the embedding may have more rows
+    controls: Mapping[str, int]  # piece -> id
+    eos_id: int  # ends a text
+    opening: tuple[int, ...]  # put in front of a text (see `ids`)
+    separator_id: int  # begins each document in shards
+    files: Mapping[str, bytes]  # name -> content, as `read` takes them
+    sha256: str  # of what decides the ids, in hex
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text alone. A control token that the text spells is encoded as ordinary text."""
@@ -84,12 +74,10 @@ class Coder(typing.Protocol):
 class Prompted:
     """A tokenizer whose every text begins with a prompt of virtual tokens, which stand for trained vectors (prompt tuning).
 
-    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says them.
+    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says
+    them.
 
-    Args:
-      coder: the tokenizer.
-      length: how many virtual tokens there are.
-      first: the id of the first one; the model's `vocab_size`, which may be more than the tokenizer's.
+    `first` is the model's `vocab_size`, which may be more than the tokenizer's.
     """
 
     def __init__(self, coder: Coder, length: int, first: int):
@@ -109,25 +97,18 @@ class Prompted:
 
 
 def virtual_ids(coder: Coder) -> tuple[int, ...]:
-    """Returns the ids of a prompt's virtual tokens; none but for `Prompted`."""
     return tuple(coder.virtual) if isinstance(coder, Prompted) else ()
 
 
 def plain(coder: Coder) -> Coder:
-    """Returns a tokenizer without the virtual tokens of a prompt."""
     return coder._made[0] if isinstance(coder, Prompted) else coder
 
 
 class Encoded(typing.Protocol):
-    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`).
-
-    Attributes:
-      vocab_size: of its tokenizer.
-      sha256: a hash of all of it, in hex.
-    """
+    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`)."""
 
     vocab_size: int
-    sha256: str
+    sha256: str  # of all of it, in hex
 
     def tokenizer(self) -> Coder:
         """Returns the tokenizer that encoded it."""
@@ -144,8 +125,7 @@ def ours(tokenizer: Coder) -> bool:
 def load(path: str | os.PathLike) -> Coder:
     """Reads a tokenizer: a SentencePiece `.model`, a tokenizer.json, or the folder of either (a model's, a data directory).
 
-    Raises:
-      ConfigError: there is none, it is damaged, or of a kind that is not supported.
+    Raises ConfigError if there is none, it is damaged, or of a kind that is not supported.
     """
     path = files_lib.expanded(path)
     if path.suffix == ".json":
@@ -166,11 +146,7 @@ def load(path: str | os.PathLike) -> Coder:
 
 
 def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
-    """Returns the tokenizer that these files make, name -> content, as `Coder.files` has them.
-
-    Args:
-      where: the folder that they are from, for what is said about them.
-    """
+    """Returns the tokenizer that these files make, name -> content, as `Coder.files` has them."""
     if IDS not in files:
         return Tokenizer(files[MODEL])
     with _named(where):

@@ -33,8 +33,7 @@ def conversations(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns for each text (what `conversation` does, int32[n]; how many ids stand in front of each of its cuts, int64).
 
-    Args:
-      cuts: places in each text, in characters. One that is inside what an id stands for gives -1.
+    A cut, in characters, inside what an id stands for gives -1.
     """
     whole = []
     for ids, at in tokenizer.encode_cut(texts, cuts):

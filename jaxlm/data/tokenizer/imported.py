@@ -61,7 +61,6 @@ class HfTokenizer:
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `coder.Coder`."""
         behind = [self._behind_controls(text) for text in texts]
         heads = [
             [text[:cut] for cut in cuts_ if cut not in ends]
@@ -125,7 +124,6 @@ class HfTokenizer:
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
     def id_of(self, piece: str) -> int:
-        """See `coder.Coder`."""
         number = self._tokenizer.token_to_id(piece)
         if number is None:
             raise ConfigError(f"the tokenizer has no token {piece}")
@@ -160,13 +158,8 @@ class HfSentencePiece(Tokenizer):
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
     """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`, `ends`.
 
-    `ends` are all ids that the folder calls EOS: several in the generation_config.json of most chat models.
-
-    Args:
-      files: name -> content of the tokenizer's files in it.
-
-    Raises:
-      ConfigError: nothing there names the token that ends a text, or a file is no JSON.
+    `ends` are all ids that the folder calls EOS: several in the generation_config.json of most chat models. Raises
+    ConfigError if nothing there names the token that ends a text, or a file is no JSON.
     """
     settings = settings_of(files, "tokenizer_config.json")
     named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
@@ -271,7 +264,6 @@ def settings_of(files: Mapping[str, bytes], name: str) -> dict:
 
 
 def _sha256(files: Mapping[str, bytes], name: str) -> str:
-    """A hash of what decides the ids of a text."""
     ids = settings_of(files, IDS)
     return hashlib.sha256(files[name] + json_line({k: ids[k] for k in ("eos_id", "bos_id", "opening")})).hexdigest()
 

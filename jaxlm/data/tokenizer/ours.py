@@ -43,15 +43,8 @@ _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 class Tokenizer:
     """A SentencePiece model. Two tokenizers with the same `sha256` return the same ids for every text.
 
-    Attributes:
-      vocab_size: the number of ids, control tokens included.
-      eos_id, bos_id: the ids of the control tokens EOS and BOS.
-      opening: the ids that are put in front of a text (see `data.ids`): EOS.
-      separator_id: the id that begins each document in shards, and by which rows are cut into segments: EOS.
-      by_word: True if no piece reaches across words, so that a text may be cut into words first.
-      model_bytes: the content of the `.model` file.
-      files: name -> content of the files that a data directory keeps.
-      sha256: the sha256 of `model_bytes`, in hex.
+    `by_word`: no piece reaches across words, so that a text may be cut into words first. Other attributes: see
+    `coder.Coder`.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -97,11 +90,6 @@ class Tokenizer:
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `coder.Coder`.
-
-        The ids in front of a cut are those of the parts before, and of the beginning of the part that it is in: text between
-        control tokens is encoded by itself.
-        """
         split = controls_of(self).split
         parts_of = [split(text) for text in texts]
         heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
@@ -122,7 +110,6 @@ class Tokenizer:
 
     @functools.cached_property
     def controls(self) -> dict[str, int]:
-        """The control tokens, piece -> id."""
         return {self._sp.id_to_piece(i): i for i in range(self.vocab_size) if self._sp.is_control(i)}
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -219,19 +206,15 @@ class Tokenizer:
         return table
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
     def piece_bytes(self) -> list[bytes]:
-        """Returns the raw text of each id in UTF-8; empty for control tokens."""
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """Returns the ids of the byte pieces, at most 256, int32. They spell characters that have no piece of their own."""
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
     def id_of(self, piece: str) -> int:
-        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
         i = self._sp.piece_to_id(piece)
         if self._sp.id_to_piece(i) != piece:
             raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
@@ -258,7 +241,6 @@ def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
 
 
 def controls_of(tokenizer) -> re.Pattern[str]:
-    """Returns the expression of a control token, as its only group."""
     longest_first = sorted(tokenizer.controls, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
@@ -266,15 +248,9 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
     """Trains a tokenizer. The result depends only on the arguments, including the order of the texts.
 
-    Args:
-      texts: a sample of the texts; SentencePiece holds all of it in memory.
-      vocab_size: the number of ids in all.
-      chat_tokens: True to give the last five ids to the ChatML tokens; the model then has `vocab_size` - 5 pieces.
-      model_type: "bpe", or "unigram" (Kudo 2018), which takes about seven times as long to train.
-
-    Raises:
-      ConfigError: the model_type is unknown, or there is too little text for the vocabulary (the message names the
-        largest possible size).
+    `vocab_size` counts the five ChatML tokens of `chat_tokens`. "unigram" (Kudo 2018) takes about seven times as long
+    as "bpe". Raises ConfigError if the model_type is unknown, or there is too little text for the vocabulary (the message
+    names the largest possible size).
     """
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")

@@ -9,15 +9,10 @@ from jaxlm.data.tokenizer.coder import Coder
 class Text:
     """The text of a row whose ids come a few at a time. What it gives out does not depend on how they are parted.
 
-    Holds back the bytes of a character that is not whole yet, and what may be the beginning of a stop string. The stop string
-    that is whole first ends the text; of two that end at the same place, the longer one.
+    Holds back the bytes of a character that is not whole yet, and what may be the beginning of a stop string. The stop
+    string that is whole first ends the text; of two that end at the same place, the longer one.
 
-    Args:
-      tokenizer: the tokenizer of the ids.
-      stops: the stop strings, none of them empty.
-
-    Attributes:
-      stopped: the stop string that ended the text; None while none did.
+    `stopped` is the stop string that ended the text.
     """
 
     def __init__(self, tokenizer: Coder, stops: Sequence[str] = ()):
