@@ -1,7 +1,6 @@
 """Runs the tasks of a phase with datatrove's executors: on this machine, on a Ray cluster or under Slurm.
 
-A phase is a function of (folder, task). Tasks share only the folder, which every machine must see. A finished task leaves a
-mark in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
+A finished task leaves a mark in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
 """
 
 import concurrent.futures

@@ -1,7 +1,6 @@
 """The two tasks that touch text: `clean` reads a unit and applies its source's stages, `finish` removes duplicates.
 
-Each is a function of (folder, task), for `jaxlm.corpus.engine`. The files that it writes in `folder` depend only on the
-plan and the task. A task that was killed is done again from its beginning.
+The files that a task writes depend only on the plan and the task. One that was killed is done again from its beginning.
 """
 
 import collections

@@ -1,8 +1,6 @@
 """Splits text into words and sentences by regular expressions, for our stages and (by `stages.heuristics`) datatrove's.
 
-datatrove's tokenizer of English is spaCy. These expressions follow its rules where the filters' verdicts depend on them
-(numbers, contractions, dots, dashes; every other mark alone), at about 100 times its speed. Every Chinese or Japanese
-character counts as a word, because these scripts have no spaces.
+They follow spaCy's rules where verdicts depend on them, at 100 times its speed. A Chinese or Japanese character is a word.
 """
 
 import functools

@@ -1,19 +1,8 @@
-"""The junk audit: finds repeated strings that no person would write, before a tokenizer or a model sees them.
+"""Finds repeated strings that no person would write, before a tokenizer or a model sees them.
 
-`scan` counts known junk, words, lines and clauses of each source in one pass; `rank` compares the sources. A word
-belongs to a source if its log-odds ratio against the other sources, with an informative Dirichlet prior, is high
-(Monroe, Colaresi and Quinn 2008, "Fightin' Words"). Such a word is conspicuous if its shape is unnatural (`PersonX`,
-`foo_bar`, `<name>`) and it dominates the source's words of that shape: one of a thousand identifiers is code.
-
-What is conspicuous may be what the source is about: PostgreSQL's manuals say PostgreSQL. So only this is called junk, and
-has a pattern that removes it:
-
-- known junk in plain text; in code, in quotes or in tables it is talked about;
-- a dominant word of unnatural shape in a fixed frame: nearly always the same two words around it. Words that people
-  write stand in many sentences. Placeholders have siblings instead: PersonX and PersonY;
-- lines of menus, footers and notices.
-
-Nothing is junk that the text to compare with has too: the target, or general prose.
+`scan` counts known junk, words, lines and clauses of each source; `rank` compares the sources by log-odds ratios with an
+informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). What is conspicuous may be the subject, so
+only known junk, words of unnatural shape in a fixed frame, and lines of menus are called junk, unless the target has them.
 """
 
 import collections

@@ -1,12 +1,7 @@
-"""Makes the mismatch report: how far the sources are from one another, and from a sample of the style that is wanted.
+"""Measures how far sources are from one another, and from a sample of the style that is wanted.
 
-For each source: length, readability, format. For each pair: the Jensen-Shannon divergence of words and of pairs of
-words; the same between two halves of one source, which is what chance gives (the floor); how well a classifier tells
-passages of the two apart (area under the ROC curve, 0.5 by chance), with the words that tell. Then the mixture of
-sources nearest to the target (least KL divergence of words, by EM; the unigram mixture of Jelinek and Mercer 1980), and
-advice in words.
-
-All of it is measured on samples of a few megabytes, and words do not show truth or quality: try the advice in a pilot.
+All on samples of a few megabytes: words do not show truth or quality, so try the advice in a pilot. Divergence is told with
+its floor, that of two halves of one source; the nearest mixture is the unigram mixture of Jelinek and Mercer (1980).
 """
 
 import array

@@ -31,7 +31,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a record holds its texts. A field is a name, or names with dots between: `choices.text` of dicts or lists of dicts."""
+    """Where a record holds its texts. A field is a name, or names with dots between: `choices.text`."""
 
     name: str
     needs: tuple[str, ...]  # fields that a record of the layout has

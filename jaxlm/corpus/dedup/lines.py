@@ -1,10 +1,7 @@
-"""Finds and removes lines and paragraphs that many documents have: boilerplate of a site, and copied passages.
+"""Finds and removes lines that most documents of a site have, and paragraphs that several documents have.
 
-A line is removed from all documents of a site (menus, notices, footers) if at least `min_documents` of them, and at
-least a share `min_share`, have it. A paragraph of `min_paragraph_chars` or more that occurs in several documents stays
-only in the best-ranked one (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). A paragraph is one line
-here, so that text wrapped at 80 columns has none. Code (fenced or indented) and table rows stay; documents of source
-code (metadata "format") are left out.
+A paragraph stays in the best-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). It is one
+line here, so that text wrapped at 80 columns has none. Code and table rows stay.
 """
 
 import pathlib

@@ -1,8 +1,7 @@
-"""Finds exact duplicates, and near ones: MinHash-LSH finds candidate pairs, sketches decide, chains are resolved from the best.
+"""Finds exact duplicates, and near ones: MinHash-LSH finds candidate pairs, sketches decide, the best-ranked stays.
 
-Among similar documents the best-ranked stays, and only documents similar to *it* are removed: if A ~ B ~ C but not A ~
-C, A stays, B is removed and C stays. This is the lexicographically first maximal independent set of the graph of
-similar pairs, found in rounds of joins.
+Only documents similar to one that stays go: if A ~ B ~ C but not A ~ C, B is removed (a maximal independent set of the graph).
+`doc` is a document's place: task << 32 | row. Its rank depends on itself alone, so the order of shards does not matter.
 """
 
 import collections

@@ -1,7 +1,6 @@
-"""Hashes of a text: its words, its shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
+"""Hashes of a text: its words, shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
 
-Vectorised over the code points of the text: no Python loop runs over them. Legend: W words, S distinct shingles, P
-permutations, B bands.
+Legend: W words, S distinct shingles, P permutations, B bands.
 """
 
 import functools

@@ -1,14 +1,6 @@
-"""The embedded corpus: text that every installation of jaxlm has on its disk, so that a first run needs no network.
+"""The embedded corpus: text that every installation has on its disk, so that a first run needs no network.
 
-It has three sources. They are read by parsing files (no scanned module is imported), without tests and exact
-duplicates. The hash of each file's name fixes the order, so that a limit on bytes takes a sample of everything:
-
-- prose: the language reference's help topics, and the docstrings of the standard library and of jaxlm's own
-  dependencies;
-- math: docstrings of NumPy, SciPy and JAX that speak of mathematics;
-- code: the standard library's sources.
-
-The text varies a little with the versions of Python and of the packages.
+It is read by parsing files, without importing them. A hash of names is the order: a limit on bytes takes a sample of everything.
 """
 
 import ast

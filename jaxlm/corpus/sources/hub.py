@@ -1,8 +1,6 @@
-"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same layout.
+"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same layout (`hub_dir`).
 
-The `datasets` library tells which files a configuration has, at which commit. Parquet and jsonl files are read like any
-other remote file: in pieces, without a cache on disk. Other formats are streamed through `datasets`, one shard at a time; a
-task that was stopped reads its shard again. With `hub_dir` the files are those in HUB_DIR/REPO, and no network is used.
+Parquet and jsonl files are read in pieces, like any remote file; other formats are streamed by `datasets`, a shard at a time.
 """
 
 import posixpath

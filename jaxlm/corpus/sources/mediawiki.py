@@ -1,7 +1,6 @@
-"""MediaWiki's XML export (Special:Export, dumps.wikimedia.org): reads articles, leaves redirects and other pages out.
+"""MediaWiki's XML export: articles as Markdown, without redirects, templates, references and other pages.
 
-Finds each page in the stream by its tags (text is escaped, so that they can't occur inside a page), and parses one page
-at a time: memory is bounded by a page, and a broken page is skipped alone.
+Pages are found by their tags (text is escaped) and parsed one at a time: memory is bounded, and a broken page is skipped alone.
 """
 
 import dataclasses
@@ -170,7 +169,7 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
 
 
 def _without_silent(text: str) -> str:
-    """Removes comments, references and templates that show nothing, inner ones first: they are half of what is slow to parse."""
+    """Removes comments, references and templates that show nothing: they are half of what is slow to parse."""
     if _LITERAL_TAG.search(text):
         return text
     text, changed = _REFERENCE.sub("", _COMMENT.sub("", text)), True

@@ -1,7 +1,4 @@
-"""Which module reads which format. To add a format, add a module and one line here.
-
-A module is imported when it is first used, so that a run imports the libraries of its own sources only.
-"""
+"""Names the module that reads each format; one is imported when first used, for its libraries. Add a format here."""
 
 import importlib
 from collections.abc import Mapping

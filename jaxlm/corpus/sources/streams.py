@@ -1,8 +1,4 @@
-"""Reads local and remote files as bytes, decompressed, and finds lines and records in them.
-
-A stream is an iterator of chunks of bytes, with a `Damage` in place of lost bytes, so that a damaged part of a
-compressed file does not end the stream.
-"""
+"""Reads files as bytes, decompressed, and finds records in them: chunks of bytes, and a `Damage` in place of lost bytes."""
 
 import bz2
 import dataclasses

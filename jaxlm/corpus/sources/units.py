@@ -1,7 +1,4 @@
-"""Splits a source into units of work, and reads the documents of a unit.
-
-Every record is counted once: as a document that is yielded, or in `SourceStats.skipped`.
-"""
+"""Splits a source into units of work, and reads them. Every record is yielded, or counted in `SourceStats.skipped`."""
 
 import collections
 import sys

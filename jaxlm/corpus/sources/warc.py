@@ -1,7 +1,6 @@
 """WARC and WET: pages as crawlers store them (WARC 1.1, ISO 28500).
 
-Finds the records' ends by their Content-Length, so that a damaged record is skipped alone (the iterators of FastWARC and
-warcio stop there or misread what follows). FastWARC parses each record.
+Records end by their Content-Length, so that a damaged one is skipped alone: FastWARC's own iterator stops there.
 """
 
 import re

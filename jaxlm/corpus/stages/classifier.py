@@ -1,7 +1,6 @@
-"""A quality classifier, trained from two sets of examples.
+"""A quality classifier, trained from two sets of examples, as "educational" filters are (FineWeb-Edu, arXiv:2406.17557).
 
-This is how "educational" filters are made (FineWeb-Edu, arXiv:2406.17557; GPT-3's filter, arXiv:2005.14165, appendix A).
-Logistic regression (scikit-learn) on hashed words and pairs of words. Saved as arrays and JSON, never as a pickle.
+Logistic regression on hashed words and pairs of words. Saved as arrays and JSON, never as a pickle.
 """
 
 import collections

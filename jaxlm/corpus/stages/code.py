@@ -1,7 +1,6 @@
 """Removes source files that nobody wrote or reads: generated, minified, mostly data, or with syntax errors.
 
-The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder2 (arXiv:2402.19173, section 3.1). Syntax is
-checked for Python, JSON and TOML only, whose parsers come with Python.
+The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder2 (arXiv:2402.19173, section 3.1).
 """
 
 import ast

@@ -1,9 +1,7 @@
 """Removes documents that hold items of benchmarks, so that scores on these mean something.
 
-As in GPT-3 (Brown et al. 2020, appendix C), compares items and documents by n-grams of normalised words. A single n-gram in
-common is no leak: a document must hold a share of an item's question or answer. So n can be small for short items, and
-half a question is found, while a phrase that item and document both happen to use is not. `build` writes the index
-once; workers map it into memory.
+By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but a single one in common is no leak: a document
+must hold a share of an item's question or answer.
 """
 
 import collections

@@ -1,13 +1,7 @@
 """Rules of thumb for prose, from Gopher (arXiv:2112.11446, table A1), C4 (arXiv:1910.10683) and FineWeb (arXiv:2406.17557).
 
-The rules, their names and their verdicts are those of datatrove (`datatrove.pipeline.filters`), with the words of
-`jaxlm.corpus.words`. FineWeb's filter is datatrove's own. Gopher's rules are computed here, because datatrove's take
-more time than all other stages together: quality looks at each distinct word once, repetition sorts hashes of n-grams.
-C4's rules are computed here, because datatrove's lose indentation and paragraphs of what stays. Tests compare all of
-them with datatrove's on real and made-up text. datatrove is imported when a stage is made: a machine that only trains
-on prepared data checks the settings of these stages without it.
-
-Documents of the format "code" pass: rules for prose say nothing about them.
+Rules, names and verdicts are datatrove's (tests compare them); FineWeb's is its own filter. Its Gopher rules take more time than
+all other stages together, and its C4 rules lose indentation and paragraphs, so these are computed here.
 """
 
 import collections

@@ -1,8 +1,6 @@
 """Takes the main text out of HTML pages, much like Markdown: headings, lists, fenced code and pipe tables stay.
 
-Pages of known generators of documentation and wikis (Sphinx, DocBook, MediaWiki, ...) mark their text; all of it is
-taken. On other pages resiliparse's rules find it (https://github.com/chatnoir-eu/chatnoir-resiliparse; Bevendorff et
-al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023).
+Known generators of documentation mark their text; elsewhere resiliparse's rules find it (Bevendorff et al., SIGIR 2023).
 """
 
 import collections

@@ -1,9 +1,4 @@
-"""Stage `junk`: removes known junk and what the user's own patterns match, by match, by line or by document.
-
-`jaxlm audit` finds what to remove; each of its findings names the pattern to put here. The groups of patterns stand in
-`jaxlm.corpus.stages.junk_patterns`. By default the stage removes only what is junk everywhere: exceptions, templates and
-colours belong to documentation, so that their groups must be asked for.
-"""
+"""Removes known junk and what the user's own patterns match, by match, by line or by document. `jaxlm audit` names patterns."""
 
 import collections
 import difflib

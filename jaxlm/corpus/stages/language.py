@@ -1,9 +1,6 @@
-"""Keeps the documents that are written in certain languages.
+"""Keeps the documents that are written in certain languages, by py3langid or a local fastText model (arXiv:1607.01759).
 
-py3langid (naive Bayes on byte n-grams, github.com/adbar/py3langid) carries its model in its wheel. A local fastText model
-(lid.176, GlotLID: arXiv:1607.01759) takes its place if the settings name one. Both see a sample of a long text: its first,
-middle and last part, because it may begin with a menu or a licence. They see prose alone: to both of them code, addresses
-and markup look like other languages.
+Both see a sample of a long text, since it may begin with a licence, and prose alone: code looks like other languages.
 """
 
 import collections

@@ -1,8 +1,7 @@
 """Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates, and only these get the slow checks: phonenumberslite, a port of libphonenumber (phones),
-`python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, the formats of detect-secrets (see `secrets`). Numbers that only look like
-personal data stay: versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
+A cheap regex finds candidates, and only these get the slow checks of libraries. Secrets are found by the formats that their
+issuers publish, never by entropy. Versions, dates, ISBN, order numbers, private networks, section numbers stay.
 """
 
 import collections

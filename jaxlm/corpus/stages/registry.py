@@ -1,7 +1,4 @@
-"""The stages by name, and how `"gopher_quality min_words=30"` in a config becomes a stage.
-
-To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its settings in `config/stages.py`.
-"""
+"""Cleaning stages by name, and how `"gopher_quality min_words=30"` becomes one. A new stage gets a line in `DOCUMENT_STAGES`."""
 
 import ast
 import dataclasses

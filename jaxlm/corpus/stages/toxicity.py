@@ -1,8 +1,6 @@
 """Removes profane and abusive lines, or the documents that hold many of them.
 
-A line is bad if alt-profanity-check says so (a linear SVM on words, for English, its model in its wheel;
-github.com/dimitrismistriotis/alt-profanity-check), or if an entry of a list of words stands in it as a word of its own:
-"Scunthorpe", "class" and "Essex" are safe.
+A line is bad by alt-profanity-check (a linear SVM on words, for English), or if an entry of a list stands in it as a word.
 """
 
 import collections

@@ -1,8 +1,6 @@
-"""Mends characters: mojibake, normal form C, white space, and what is invisible.
+"""Mends characters: mojibake (by ftfy), normal form C, white space, and what is invisible.
 
-ftfy mends mojibake, which is UTF-8 that was read as a code page of one byte (https://ftfy.readthedocs.io; Speer 2019). The
-stage changes only what has one meaning: NFC and not NFKC, so that x², ﬁ and full-width forms stay; no quote is
-straightened; tabs and indentation stay.
+Only what has one meaning: NFC and not NFKC, so that x², ﬁ and full-width forms stay; quotes, tabs and indentation stay.
 """
 
 import collections

@@ -1,7 +1,4 @@
-"""Examples as flat arrays of ids: encoded once, cut or left out where they do not fit into a row, and counted.
-
-A chat is one segment of a row, a pair two: the chosen side and the rejected one.
-"""
+"""Examples as flat arrays of ids, cut or left out where they do not fit. A chat is one segment of a row, a pair two."""
 
 import dataclasses
 import hashlib

@@ -1,14 +1,8 @@
 """Delivers the batches of an order to the train loop. Grain indexes and slices them; they are read ahead in threads of ours.
 
-Item i of `dataset` is what step i + 1 trains on, so the step is the only state of an iterator. Lane j of n reads the items
-start + j, start + j + n, ... in order, and the reader takes from one lane after the other. So the order of batches does not
-depend on who is fast, nor on the number of threads, hosts and restarts.
-
-A read from a disk that hangs can't be interrupted. So nothing here waits for a thread without a limit, and the threads are
-daemons. Grain's own are joined when Python ends: one hung read would hold every process that does not end by `os._exit`. After
-an error they would also go on behind the item that failed; here `next` is never called again.
-
-Shapes: B batch, b rows of it that this process needs, T tokens.
+Lane j of n reads the items start + j, start + j + n, ..., and the reader takes from one lane after the other: the order depends
+on no thread. The threads are daemons, and nothing waits for one without a limit, since a hung read can't be interrupted; Grain's
+own are joined when Python ends. Shapes: B batch, b rows of it that this process needs, T tokens.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""The order of a run's batches, whatever is in them: rows of text, packed examples, prompts.
+"""The order of a run's batches, whatever is in them. An item is a pure function of the order and of i.
 
-Items count from 0: item i is what step i + 1 trains on. Batches have numbers of their own, by which windows name those that a
-run passes over: the items are the batches in no window, in order. On disk and in words, steps and batches count from 1. An item
-is a pure function of the order and of i, whatever threads, hosts and restarts there are.
+Items count from 0: item i is what step i + 1 trains on. Batches have numbers, by which windows name those that are passed over;
+the items are the others. On disk and in words steps and batches count from 1.
 """
 
 import dataclasses

@@ -1,15 +1,7 @@
-"""Chats and pairs as the data of a run: encoded, held out in part, packed into rows. The batch of a step is a pure function.
+"""Chats and pairs as the data of a run: encoded, held out in part, packed into rows.
 
-A chat is a segment of a row, a pair two neighbours: pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected),
-counted from 1. Only the assistant's tokens and the token that ends an answer have weight. A text of n ids takes n - 1 tokens of
-a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
-
-    packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
-    loader.TrainLoader(packed, row_indices=local, start_step=done)     # step by step
-    packed.batch(item)                                                 # or any one of them
-    packed.held_out(rows)                                              # what is held out, once each
-
-Legend: B rows, b rows of them, T tokens, P pairs in a row.
+Pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected), from 1. A text of n ids takes n - 1 tokens, so no target
+belongs to the next segment; padding is the last segment, without weight. Legend: B rows, b of them, T tokens, P pairs in a row.
 """
 
 import dataclasses

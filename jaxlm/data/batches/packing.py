@@ -1,9 +1,7 @@
-"""Decides which examples are in which batch, and in which of its rows, from their lengths alone.
+"""Decides which examples are in which row of which batch, from their lengths alone.
 
-Examples come in an order that is permuted for each epoch, one epoch after the other without a gap. Each goes into the first
-row of the batch with room; the first one that fits in none ends the batch and begins the next one, as `rows.pack` does. Pieces
-of pretraining text come between them, so that they are a fixed share of the targets that count. So the batch of step s is a
-pure function of (seed, lengths, s), whatever threads, hosts and restarts there are; where each batch begins is remembered.
+The order is permuted for each epoch. An example goes into the first row with room; one that fits in none begins the next batch.
+Pieces of pretraining text between them are a fixed share of the targets that count.
 """
 
 import dataclasses

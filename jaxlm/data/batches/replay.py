@@ -1,8 +1,4 @@
-"""Pretraining text between the examples of post-training, so that the model forgets less.
-
-It comes in pieces of a fixed length, which are rows of the text's stream of tokens as in pretraining: a document that begins
-inside a piece begins a segment, and every target counts.
-"""
+"""Pretraining text between examples, so that the model forgets less: pieces of a fixed length, of which every target counts."""
 
 import hashlib
 import itertools

@@ -1,10 +1,7 @@
-"""Decides which row is in which slot of which batch, and makes batches of rows.
+"""Decides which row is in which slot of which batch, makes batches of rows, and traces them back to documents.
 
-Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the
-number k of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
-
-Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
-
+A short repeating cycle maps global slot n * batch_size + b to a source and the number of its draw; a permutation an epoch maps
+that to a row, in O(1). Grain's `shuffle` adds the epoch to the seed: seed 0 epoch 1 would repeat seed 1 epoch 0.
 Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
 

@@ -1,7 +1,4 @@
-"""What is known of examples before training on them: how long they are, and what is wrong with them.
-
-A survey sees all examples once, while they are encoded. It changes none: what should go is for the user to say.
-"""
+"""Tells how long examples are and what is wrong with them, before training. It changes none: what goes is for the user to say."""
 
 import collections
 import dataclasses

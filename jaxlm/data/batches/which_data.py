@@ -1,7 +1,4 @@
-"""Decides what data a command line means, and refuses data that can't be trained on, before anything is made.
-
-The command line calls it, so it imports no JAX.
-"""
+"""Decides what data a command line means, and refuses what can't be trained on, before anything is made. Imports no JAX."""
 
 import collections
 import os

@@ -1,8 +1,6 @@
 """Conversations to ids, and which of them the model is to say: each answer of the assistant and the token that ends it.
 
-The ids are those of the model's own template, and so is the mask: what `{% generation %}` marks, as transformers'
-`return_assistant_tokens_mask` has it, or what the template adds to the text that the model is asked with (`chat.Writer`).
-A mask of nothing or of everything is an error, since training on it would go on in silence.
+The mask is what `{% generation %}` marks, or what the template adds to the text that the model is asked with (`chat.Writer`).
 """
 
 import typing

@@ -1,9 +1,7 @@
-"""Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes, writes.
+"""Makes a data directory from sources: holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
-Reads every source once, into an external shuffle beside the result, and then reads from the shuffle. Memory does not
-grow with the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. The
-shuffle takes as much disk as the text while the build runs. The bytes of all files depend only on the texts and the
-settings.
+Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds the text once more.
+The bytes of all files depend only on the texts and the settings.
 """
 
 import dataclasses

@@ -1,8 +1,4 @@
-"""Finds texts of a model in the training data: how much of what it wrote stands there word for word.
-
-Compares ids of tokens, since that is what the model learned. Runs shorter than `SEED` tokens are not looked for: any text
-shares those with any other.
-"""
+"""Finds texts of a model in the training data, by ids: runs of `SEED` tokens or more that stand there word for word."""
 
 from collections.abc import Callable, Sequence
 

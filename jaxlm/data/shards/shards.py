@@ -1,12 +1,7 @@
 """The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source has one stream of tokens for each split: shuffled documents, each opened by the tokenizer's separator (EOS for
-ours; `ids.training_documents` puts it there). Data of recipe version 2 has EOS behind each document instead: the same
-stream but for its two ends, and read the same way. The stream is cut into
-records of `block_tokens` tokens (the last record may be shorter; it is never padded). Records are in ArrayRecord files
-with group_size:1, so that reading a range of tokens reads only the records that hold it. `documents.parquet` beside
-them says where each document starts. manifest.json names every file with its size and sha256. It is written last: a
-directory without it is not a data directory.
+A source has a stream a split: shuffled documents, each opened by the separator (in recipe version 2: EOS behind each), cut into
+records of `block_tokens` in ArrayRecord files. manifest.json, written last, names every file with its size and sha256.
 """
 
 import bisect

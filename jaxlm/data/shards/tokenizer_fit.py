@@ -1,7 +1,6 @@
-"""Measures how well a tokenizer fits its text, by source: bytes a token, tokens a word, fallback to bytes, white space.
+"""Measures how well a tokenizer fits its text, by source. Fertility (tokens a word) is that of Rust et al. 2021.
 
-Fertility (tokens a word) is that of Rust et al. 2021. A sweep of vocabulary sizes compares the tokens that a larger
-vocabulary saves with the parameters that it costs (Tao et al. 2024: larger models want larger vocabularies).
+A sweep compares the tokens that a larger vocabulary saves with the parameters that it costs (Tao et al. 2024).
 """
 
 import re

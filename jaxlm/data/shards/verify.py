@@ -1,8 +1,4 @@
-"""Compares the files of a data directory with the sha256s of its manifest, and knows which file is being read.
-
-ArrayRecord itself checks each record that it reads. The sha256 also finds a file that was exchanged, flips in files of other
-formats, and damage in records that nobody has read yet.
-"""
+"""Compares the files of a data directory with the sha256s of its manifest, and knows which file is being read."""
 
 import contextlib
 import hashlib

@@ -1,8 +1,6 @@
 """The face of every tokenizer, and the one place that reads one: ours, or that of a Hugging Face model, as it is.
 
-A tokenizer of ours is the file tokenizer.model. One from elsewhere is tokenizer.json (or tokenizer.model), its companions,
-and `IDS`, in which stands what could only be read from its model's folder: the ids of EOS and BOS, and what a text begins
-with. So a data directory or a run that keeps these files needs that folder no more.
+One from elsewhere is tokenizer.json (or tokenizer.model), its companions, and `IDS`: what else its model's folder said.
 """
 
 import contextlib

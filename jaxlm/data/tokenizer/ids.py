@@ -1,9 +1,7 @@
 """The one way from a text to the ids that a model reads: what a text begins with, then the text.
 
-Attention never crosses documents, and each document of the training data begins with the tokenizer's separator: EOS for
-our tokenizers. A text without it is one that the model has never seen the like of: Gemma, trained the same way, has a
-perplexity of 5.9e9 instead of 3.46 on LAMBADA without it (lm-evaluation-harness, pull request 1465). So every program
-that feeds text to a model, or writes it for one, gets its ids here; `tests/data/tokenizer/test_ids.py` lists them.
+A text without it is one that the model has never seen the like of (Gemma: a perplexity of 5.9e9 instead of 3.46 on LAMBADA,
+lm-evaluation-harness, pull request 1465). `tests/data/tokenizer/test_ids.py` lists every program that feeds text to a model.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
 
-Keeps spaces, newlines, tabs and control characters; splits digits; ids 0, 1, 2 are unk, bos, eos. The five ChatML
-tokens are optional. They have the last ids of the vocabulary (32000..32004 of 32005). They are control pieces, so that
-a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
+Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. They are control pieces: a text that spells one is text.
 """
 
 import base64
