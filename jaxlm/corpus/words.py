@@ -1,6 +1,7 @@
 """Splits text into words and sentences by regular expressions, for our stages and (by `stages.heuristics`) datatrove's.
 
-They follow spaCy's rules where verdicts depend on them, at 100 times its speed. A Chinese or Japanese character is a word.
+They follow spaCy's rules where verdicts depend on them, at 100 times its speed. A Chinese or Japanese character is a
+word.
 """
 
 import functools

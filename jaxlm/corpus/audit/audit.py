@@ -1,8 +1,9 @@
 """Finds repeated strings that no person would write, before a tokenizer or a model sees them.
 
-`scan` counts known junk, words, lines and clauses of each source; `rank` compares the sources by log-odds ratios with an
-informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). What is conspicuous may be the subject, so
-only known junk, words of unnatural shape in a fixed frame, and lines of menus are called junk, unless the target has them.
+`scan` counts known junk, words, lines and clauses of each source; `rank` compares the sources by log-odds ratios with
+an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). What is conspicuous may be the
+subject, so only known junk, words of unnatural shape in a fixed frame, and lines of menus are called junk, unless the
+target has them.
 """
 
 import collections

@@ -1,7 +1,8 @@
 """Measures how far sources are from one another, and from a sample of the style that is wanted.
 
-All on samples of a few megabytes: words do not show truth or quality, so try the advice in a pilot. Divergence is told with
-its floor, that of two halves of one source; the nearest mixture is the unigram mixture of Jelinek and Mercer (1980).
+All on samples of a few megabytes: words do not show truth or quality, so try the advice in a pilot. Divergence is told
+with its floor, that of two halves of one source; the nearest mixture is the unigram mixture of Jelinek and Mercer
+(1980).
 """
 
 import array

@@ -1,7 +1,8 @@
 """Finds exact duplicates, and near ones: MinHash-LSH finds candidate pairs, sketches decide, the best-ranked stays.
 
-Only documents similar to one that stays go: if A ~ B ~ C but not A ~ C, B is removed (a maximal independent set of the graph).
-`doc` is a document's place: task << 32 | row. Its rank depends on itself alone, so the order of shards does not matter.
+Only documents similar to one that stays go: if A ~ B ~ C but not A ~ C, B is removed (a maximal independent set of the
+graph). `doc` is a document's place: task << 32 | row. Its rank depends on itself alone, so the order of shards does not
+matter.
 """
 
 import collections

@@ -1,6 +1,7 @@
 """The embedded corpus: text that every installation has on its disk, so that a first run needs no network.
 
-It is read by parsing files, without importing them. A hash of names is the order: a limit on bytes takes a sample of everything.
+It is read by parsing files, without importing them. A hash of names is the order: a limit on bytes takes a sample of
+everything.
 """
 
 import ast

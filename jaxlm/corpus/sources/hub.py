@@ -1,6 +1,7 @@
 """Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same layout (`hub_dir`).
 
-Parquet and jsonl files are read in pieces, like any remote file; other formats are streamed by `datasets`, a shard at a time.
+Parquet and jsonl files are read in pieces, like any remote file; other formats are streamed by `datasets`, a shard at a
+time.
 """
 
 import posixpath

@@ -1,6 +1,7 @@
 """MediaWiki's XML export: articles as Markdown, without redirects, templates, references and other pages.
 
-Pages are found by their tags (text is escaped) and parsed one at a time: memory is bounded, and a broken page is skipped alone.
+Pages are found by their tags (text is escaped) and parsed one at a time: memory is bounded, and a broken page is
+skipped alone.
 """
 
 import dataclasses

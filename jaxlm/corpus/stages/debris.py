@@ -1,7 +1,7 @@
 """Removes what careless HTML stripping leaves in plain text: entities, tags, attributes, styles, scripts, menus, notices.
 
-The rules rather leave debris than harm text: a text about HTML keeps the tags that it shows, and code stays. After C4 (Raffel et
-al. 2020), RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
+The rules rather leave debris than harm text: a text about HTML keeps the tags that it shows, and code stays. After C4
+(Raffel et al. 2020), RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
 """
 # ruff: noqa: RUF001 - words of menus in other scripts
 

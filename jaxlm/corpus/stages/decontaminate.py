@@ -1,7 +1,7 @@
 """Removes documents that hold items of benchmarks, so that scores on these mean something.
 
-By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but a single one in common is no leak: a document
-must hold a share of an item's question or answer.
+By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but a single one in common is no leak: a
+document must hold a share of an item's question or answer.
 """
 
 import collections

@@ -1,7 +1,7 @@
 """Rules of thumb for prose, from Gopher (arXiv:2112.11446, table A1), C4 (arXiv:1910.10683) and FineWeb (arXiv:2406.17557).
 
-Rules, names and verdicts are datatrove's (tests compare them); FineWeb's is its own filter. Its Gopher rules take more time than
-all other stages together, and its C4 rules lose indentation and paragraphs, so these are computed here.
+Rules, names and verdicts are datatrove's (tests compare them); FineWeb's is its own filter. Its Gopher rules take more
+time than all other stages together, and its C4 rules lose indentation and paragraphs, so these are computed here.
 """
 
 import collections

@@ -1,6 +1,7 @@
 """Takes the main text out of HTML pages, much like Markdown: headings, lists, fenced code and pipe tables stay.
 
-Known generators of documentation mark their text; elsewhere resiliparse's rules find it (Bevendorff et al., SIGIR 2023).
+Known generators of documentation mark their text; elsewhere resiliparse's rules find it (Bevendorff et al., SIGIR
+2023).
 """
 
 import collections

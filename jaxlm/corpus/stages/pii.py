@@ -1,7 +1,7 @@
 """Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates, and only these get the slow checks of libraries. Secrets are found by the formats that their
-issuers publish, never by entropy. Versions, dates, ISBN, order numbers, private networks, section numbers stay.
+A cheap regex finds candidates, and only these get the slow checks of libraries. Secrets are found by the formats that
+their issuers publish, never by entropy. Versions, dates, ISBN, order numbers, private networks, section numbers stay.
 """
 
 import collections

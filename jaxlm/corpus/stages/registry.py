@@ -1,4 +1,7 @@
-"""Cleaning stages by name, and how `"gopher_quality min_words=30"` becomes one. A new stage gets a line in `DOCUMENT_STAGES`."""
+"""Cleaning stages by name, and how `"gopher_quality min_words=30"` becomes one.
+
+A new stage gets a line in `DOCUMENT_STAGES`.
+"""
 
 import ast
 import dataclasses

@@ -1,6 +1,7 @@
 """Removes profane and abusive lines, or the documents that hold many of them.
 
-A line is bad by alt-profanity-check (a linear SVM on words, for English), or if an entry of a list stands in it as a word.
+A line is bad by alt-profanity-check (a linear SVM on words, for English), or if an entry of a list stands in it as a
+word.
 """
 
 import collections

@@ -1,8 +1,8 @@
 """Delivers the batches of an order to the train loop. Grain indexes and slices them; they are read ahead in threads of ours.
 
-Lane j of n reads the items start + j, start + j + n, ..., and the reader takes from one lane after the other: the order depends
-on no thread. The threads are daemons, and nothing waits for one without a limit, since a hung read can't be interrupted; Grain's
-own are joined when Python ends. Shapes: B batch, b rows of it that this process needs, T tokens.
+Lane j of n reads the items start + j, start + j + n, ..., and the reader takes from one lane after the other: the order
+depends on no thread. The threads are daemons, and nothing waits for one without a limit, since a hung read can't be
+interrupted; Grain's own are joined when Python ends. Shapes: B batch, b rows of it that this process needs, T tokens.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The order of a run's batches, whatever is in them. An item is a pure function of the order and of i.
 
-Items count from 0: item i is what step i + 1 trains on. Batches have numbers, by which windows name those that are passed over;
-the items are the others. On disk and in words steps and batches count from 1.
+Items count from 0: item i is what step i + 1 trains on. Batches have numbers, by which windows name those that are
+passed over; the items are the others. On disk and in words steps and batches count from 1.
 """
 
 import dataclasses

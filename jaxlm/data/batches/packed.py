@@ -1,7 +1,8 @@
 """Chats and pairs as the data of a run: encoded, held out in part, packed into rows.
 
-Pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected), from 1. A text of n ids takes n - 1 tokens, so no target
-belongs to the next segment; padding is the last segment, without weight. Legend: B rows, b of them, T tokens, P pairs in a row.
+Pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected), from 1. A text of n ids takes n - 1 tokens, so no
+target belongs to the next segment; padding is the last segment, without weight. Legend: B rows, b of them, T tokens, P
+pairs in a row.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Decides which examples are in which row of which batch, from their lengths alone.
 
-The order is permuted for each epoch. An example goes into the first row with room; one that fits in none begins the next batch.
-Pieces of pretraining text between them are a fixed share of the targets that count.
+The order is permuted for each epoch. An example goes into the first row with room; one that fits in none begins the
+next batch. Pieces of pretraining text between them are a fixed share of the targets that count.
 """
 
 import dataclasses

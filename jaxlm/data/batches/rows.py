@@ -1,8 +1,8 @@
 """Decides which row is in which slot of which batch, makes batches of rows, and traces them back to documents.
 
-A short repeating cycle maps global slot n * batch_size + b to a source and the number of its draw; a permutation an epoch maps
-that to a row, in O(1). Grain's `shuffle` adds the epoch to the seed: seed 0 epoch 1 would repeat seed 1 epoch 0.
-Shapes: B batch, T tokens, T1 = T + 1, K sources.
+A short repeating cycle maps global slot n * batch_size + b to a source and the number of its draw; a permutation an
+epoch maps that to a row, in O(1). Grain's `shuffle` adds the epoch to the seed: seed 0 epoch 1 would repeat seed 1
+epoch 0. Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""Tells how long examples are and what is wrong with them, before training. It changes none: what goes is for the user to say."""
+"""Tells how long examples are and what is wrong with them, before training.
+
+It changes none: what goes is for the user to say.
+"""
 
 import collections
 import dataclasses

@@ -1,6 +1,7 @@
 """Conversations to ids, and which of them the model is to say: each answer of the assistant and the token that ends it.
 
-The mask is what `{% generation %}` marks, or what the template adds to the text that the model is asked with (`chat.Writer`).
+The mask is what `{% generation %}` marks, or what the template adds to the text that the model is asked with
+(`chat.Writer`).
 """
 
 import typing

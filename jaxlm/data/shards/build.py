@@ -1,7 +1,7 @@
 """Makes a data directory from sources: holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
-Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds the text once more.
-The bytes of all files depend only on the texts and the settings.
+Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds the text
+once more. The bytes of all files depend only on the texts and the settings.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Decides from which source each row is, and which batches a run passes over. Pure functions.
 
-Grain's `MapDataset.mix` does not serve: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a weight of
-zero. Shapes: C slots of a cycle, K sources.
+Grain's `MapDataset.mix` does not serve: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
+weight of zero. Shapes: C slots of a cycle, K sources.
 """
 
 import bisect

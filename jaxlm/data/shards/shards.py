@@ -1,7 +1,8 @@
 """The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source has a stream a split: shuffled documents, each opened by the separator (in recipe version 2: EOS behind each), cut into
-records of `block_tokens` in ArrayRecord files. manifest.json, written last, names every file with its size and sha256.
+A source has a stream a split: shuffled documents, each opened by the separator (in recipe version 2: EOS behind each),
+cut into records of `block_tokens` in ArrayRecord files. manifest.json, written last, names every file with its size and
+sha256.
 """
 
 import bisect

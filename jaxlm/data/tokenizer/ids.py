@@ -1,7 +1,8 @@
 """The one way from a text to the ids that a model reads: what a text begins with, then the text.
 
-A text without it is one that the model has never seen the like of (Gemma: a perplexity of 5.9e9 instead of 3.46 on LAMBADA,
-lm-evaluation-harness, pull request 1465). `tests/data/tokenizer/test_ids.py` lists every program that feeds text to a model.
+A text without it is one that the model has never seen the like of (Gemma: a perplexity of 5.9e9 instead of 3.46 on
+LAMBADA, lm-evaluation-harness, pull request 1465). `tests/data/tokenizer/test_ids.py` lists every program that feeds
+text to a model.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Tokenizers of Hugging Face models, used as they are: tokenizer.json by the library `tokenizers`, or tokenizer.model.
 
-Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3, Qwen) writes each byte as a printable character;
-the other (Llama 2, Mistral) writes a space as U+2581, and bytes without a piece as `<0x0A>`.
+Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3, Qwen) writes each byte as a printable
+character; the other (Llama 2, Mistral) writes a space as U+2581, and bytes without a piece as `<0x0A>`.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
 
-Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. They are control pieces: a text that spells one is text.
+Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. They are control pieces: a text that spells one
+is text.
 """
 
 import base64
