@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pathlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
@@ -19,34 +20,50 @@ GROUP_BYTES = 8 << 20
 MIXTURE = "mixture.json"
 
 
+class TableWriter:
+    """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds one group."""
+
+    def __init__(self, path: pathlib.Path, schema: pa.Schema, most: int, **options: int):
+        self._schema, self._most, self._rows = schema, most, []
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", **options)
+
+    def add(self, row: tuple) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(self._schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+
+
 class DocumentWriter:
     """Writes documents to a file, which appears at `path` when `close` is called."""
 
     def __init__(self, path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._part = path, path.with_name(path.name + ".part")
-        self._writer = pq.ParquetWriter(self._part, SCHEMA, compression="zstd", compression_level=1)
-        self._rows: list[tuple[str, str, str]] = []
+        self._table = TableWriter(self._part, SCHEMA, sys.maxsize, compression_level=1)
         self._bytes = 0
 
     def add(self, document: Document) -> None:
         """Appends a document. Drops metadata that is not a string or a number."""
         meta = {k: v for k, v in sorted(document.metadata.items()) if isinstance(v, str | int | float)}
-        self._rows.append((document.id, document.text, json.dumps(meta, ensure_ascii=False)))
+        self._table.add((document.id, document.text, json.dumps(meta, ensure_ascii=False)))
         self._bytes += len(document.text)
         if self._bytes >= GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        columns = zip(*self._rows, strict=True) if self._rows else ((), (), ())
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
-        self._rows, self._bytes = [], 0
+            self._table.flush()
+            self._bytes = 0
 
     def close(self) -> None:
         """Finishes the file and gives it its name."""
-        self._flush()
-        self._writer.close()
+        self._table.close()
         files.settle(self._part, self._path)
 
 

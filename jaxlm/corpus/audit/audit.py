@@ -11,9 +11,9 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from jaxlm.corpus.audit.counts import MAX_ENTRIES, Counts, Entry, Table, scan
+from jaxlm.corpus.audit.counts import Counts, Entry, Table, scan
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.embedded import iterate_embedded
 from jaxlm.corpus.sources.units import read_unit, split_source
@@ -67,13 +67,6 @@ class Finding:
     def to_row(self) -> dict[str, object]:
         examples = [{"document": doc_id, "text": text} for doc_id, text in self.examples]
         return dataclasses.asdict(self) | {"junk": self.is_junk, "examples": examples}
-
-
-def audit(
-    documents_by_source: Mapping[str, Iterable[tuple[str, str]]], max_entries: int = MAX_ENTRIES
-) -> list[Finding]:
-    """Returns what is conspicuous in the documents of each source: junk first, the worst first. Deterministic."""
-    return rank([scan(name, documents, max_entries) for name, documents in documents_by_source.items()])
 
 
 def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Finding]:

@@ -19,9 +19,12 @@ import pyarrow.parquet as pq
 from jaxlm.corpus.dedup import lines as repeats
 from jaxlm.corpus.dedup import signatures
 from jaxlm.corpus.dedup.sql import quoted
+from jaxlm.corpus.documents import TableWriter
 from jaxlm.corpus.stage import Document
 
 ROW_BITS = 32
+_GROUP_ROWS = 1 << 15  # small groups, so that a reader holds kilobytes for each
+_SORTED_ROWS = 1 << 16  # read at a time
 
 
 class Signer:
@@ -42,9 +45,9 @@ class Signer:
         fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "site", "h0", "h1", "sketch_start")]
         fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())]
         fields += [(f"b{i}", pa.uint64()) for i in range(self._bands)]
-        self._sign = Columns(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields))
+        self._sign = TableWriter(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields), _GROUP_ROWS)
         schema = pa.schema([("doc", pa.uint64()), ("key", pa.uint64()), ("paragraph", pa.bool_())])
-        self._repeats = Columns(folder / "lines" / f"{task:06d}.parquet", schema)
+        self._repeats = TableWriter(folder / "lines" / f"{task:06d}.parquet", schema, _GROUP_ROWS)
         self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
         self._row = self._place = 0
 
@@ -70,39 +73,15 @@ class Signer:
                 self._repeats.add((doc, key, paragraph))
 
     def finish(self) -> None:
-        """Closes the files."""
         self._sign.close()
         self._repeats.close()
         self._sketches.close()
 
 
-class Columns:
-    """Writes a parquet file row by row, in groups of even size, so that a reader holds kilobytes for each group."""
-
-    def __init__(self, path: pathlib.Path, schema: pa.Schema):
-        self._schema, self._rows = schema, []
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
-
-    def add(self, row: tuple) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= 1 << 15:
-            self._flush()
-
-    def _flush(self) -> None:
-        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(self._schema)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows = []
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-
-_SORTED_ROWS = 1 << 16  # read at a time
 ALL_PAIRS = 32  # a bucket up to this size has all its pairs compared
 LEADERS = 32  # of a larger one, documents unlike those before them that all others are compared with,
 NEIGHBOURS = 4  # and so many next in rank
+_OPEN_FILES = 256
 
 
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
@@ -153,7 +132,7 @@ def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band
     sketches = Sketches(folder)
     (folder / "pairs").mkdir(exist_ok=True)
     schema = pa.schema([("better", pa.uint64()), ("worse", pa.uint64())])
-    pairs = Columns(folder / "pairs" / f"{band:03d}.parquet", schema)
+    pairs = TableWriter(folder / "pairs" / f"{band:03d}.parquet", schema, _GROUP_ROWS)
     for bucket in _buckets(rows):
         for pair in _similar_pairs(bucket, threshold, sketches):
             pairs.add(pair)
@@ -191,15 +170,15 @@ def _similar_pairs(bucket: np.ndarray, threshold: float, sketches: "Sketches") -
 class Sketches:
     """Reads sketches by document, with a bounded number of open files. Does not map files, which would count as memory."""
 
-    def __init__(self, folder: pathlib.Path, open_files: int = 256):
-        self._folder, self._limit = folder / "sketch", open_files
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder / "sketch"
         self._open: collections.OrderedDict[int, typing.BinaryIO] = collections.OrderedDict()
 
     def read(self, doc: int, start: int, length: int) -> np.ndarray:
         """Returns the sketch of a document, uint32[length]; see `signatures.sketch`."""
         task = doc >> ROW_BITS
         if task not in self._open:
-            if len(self._open) >= self._limit:
+            if len(self._open) >= _OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
             self._open[task] = (self._folder / f"{task:06d}.u32").open("rb", buffering=0)
         self._open.move_to_end(task)

@@ -98,6 +98,28 @@ def _distinct(ordered: np.ndarray) -> np.ndarray:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
+_POWERS = {k: np.uint64(pow(int(_P), k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
+
+
+def ngram_hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    """Returns for each size n the hashes of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
+    doubled = {1: x_W}
+    while 2 * max(doubled) <= min(max(sizes), len(x_W)):
+        k = max(doubled)
+        doubled[2 * k] = _joined(doubled[k], doubled[k], k)
+    return [_sized(doubled, n) if n <= len(x_W) else x_W[:0] for n in sizes]
+
+
+def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
+    size = max(k for k in doubled if k <= n)
+    return doubled[size] if size == n else _joined(doubled[size], _sized(doubled, n - size), size)
+
+
+def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
+    right = right[k:]
+    return left[: len(right)] + right * _POWERS[k]
+
+
 @functools.cache
 def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.PCG64(1))

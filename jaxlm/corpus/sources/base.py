@@ -5,7 +5,7 @@ import re
 import typing
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from jaxlm.config import DataConfig, PrepareSourceConfig
 from jaxlm.corpus.sources import languages
@@ -91,18 +91,6 @@ class SourceStats:
             for reason, count in counts.items():
                 line += f"; {verb} {count:,}: {reason}"
         return line + (f" (first: {self.examples[0]})" if self.examples else "")
-
-
-class Reader(typing.Protocol):
-    """What a module that reads a format must define.
-
-    `GRAIN`: the files may be cut into parts at multiples of this many bytes; 0 if they must not be cut.
-    """
-
-    GRAIN: int
-
-    def read(self, part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-        """Yields the documents of a part in order. Skips a broken record, counts it in `stats` and goes on."""
 
 
 _TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")

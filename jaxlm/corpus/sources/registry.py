@@ -1,9 +1,8 @@
 """Names the module that reads each format; one is imported when first used, for its libraries. Add a format here."""
 
 import importlib
+import types
 from collections.abc import Mapping
-
-from jaxlm.corpus.sources.base import Reader
 
 # Format -> module in this folder, suffixes of its files. Any may be compressed (see `streams.COMPRESSIONS`).
 FORMATS = {
@@ -38,7 +37,8 @@ PLAIN = ("text", "jsonl", "parquet")
 _SHOWN = 5  # suffixes, in one line
 
 
-def reader(format_name: str) -> Reader:
+def reader(format_name: str) -> types.ModuleType:
+    """Returns the module of a format or scheme, with `read` and `GRAIN` (bytes at whose multiples files may be cut, or 0)."""
     module = FORMATS[format_name][0] if format_name in FORMATS else SCHEMES[format_name]
     return importlib.import_module(f"jaxlm.corpus.sources.{module}")
 

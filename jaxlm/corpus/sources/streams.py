@@ -32,13 +32,8 @@ class _Gzip:
         self.needs_input = not self._member.unconsumed_tail and len(out) < max_length
         return out
 
-    @property
-    def eof(self) -> bool:
-        return self._member.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._member.unused_data
+    def __getattr__(self, name: str) -> typing.Any:
+        return getattr(self._member, name)
 
 
 Decompressor = _Gzip | zstd.ZstdDecompressor | bz2.BZ2Decompressor | lzma.LZMADecompressor

@@ -19,7 +19,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import layouts, reading
 from jaxlm.corpus.benchmarks.layouts import Item
-from jaxlm.corpus.dedup.signatures import mix
+from jaxlm.corpus.dedup.signatures import mix, ngram_hashes
 from jaxlm.corpus.stage import Document, Remove, Settings, Stage
 
 __all__ = ["Decontaminate", "normalise"]
@@ -115,30 +115,8 @@ than that the their them then there these they this those through to too two typ
 was way we were what when where which while who whom whose why will with would you your return self int str def"""
 
 
-_POWERS = {k: np.uint64(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
-
-
 def _sizes(settings: Settings) -> list[int]:
     return sorted({n for n in (settings.min_words, *_SIZES) if n < settings.ngram} | {settings.ngram})
-
-
-def _hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Returns for each size n the hashes of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
-    doubled = {1: x_W}
-    while 2 * max(doubled) <= min(max(sizes), len(x_W)):
-        k = max(doubled)
-        doubled[2 * k] = _joined(doubled[k], doubled[k], k)
-    return [_sized(doubled, n) if n <= len(x_W) else x_W[:0] for n in sizes]
-
-
-def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
-    size = max(k for k in doubled if k <= n)
-    return doubled[size] if size == n else _joined(doubled[size], _sized(doubled, n - size), size)
-
-
-def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
-    right = right[k:]
-    return left[: len(right)] + right * _POWERS[k]
 
 
 def _word_hashes(count: int) -> np.ndarray:
@@ -200,7 +178,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     for segment, (words, (number, half)) in enumerate(texts.items()):
         halves = len(words) >= half
         n = max(size for size in sizes if size <= (max(half // 2, (len(words) - 1) // 2) if halves else len(words)))
-        (hashes,) = _hashes(x_V[[ids[word] for word in words]], [n])
+        (hashes,) = ngram_hashes(x_V[[ids[word] for word in words]], [n])
         place = _telling(words, n, _CONTENT + (halves and n < 10))
         keys.append(hashes[place])
         places.append(np.stack([np.full_like(place, segment), place], axis=1))
@@ -216,7 +194,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     own_G = np.bincount(group_G, first_of_item_G, minlength=1)[group_G] <= settings.max_items
     for notice in NOTICES:
         x_W = x_V[[ids.get(word, 0) for word in normalise(notice)]]
-        own_G &= ~np.isin(key_G, np.concatenate(_hashes(x_W, sizes)))
+        own_G &= ~np.isin(key_G, np.concatenate(ngram_hashes(x_W, sizes)))
     key_G, place_G = key_G[own_G], place_G[own_G]
 
     in_order = place_G[np.lexsort((place_G[:, 1], place_G[:, 0]))]
@@ -263,7 +241,7 @@ class _Index:
         """Returns (benchmark, item, shared words) of the item of which the text holds most; None if nothing leaked."""
         words = normalise(text)
         ids_W = np.fromiter(map(self.ids.get, words, itertools.repeat(0)), np.int64, len(words))
-        hits = self._hits(_hashes(self.x_V[ids_W], self.sizes))
+        hits = self._hits(ngram_hashes(self.x_V[ids_W], self.sizes))
         if not len(hits):
             return None
         segment_H, place_H, at_H = hits.T

@@ -3,8 +3,6 @@
 import hashlib
 import itertools
 import pathlib
-import typing
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -24,35 +22,8 @@ _CHUNK = 512  # documents encoded at a time
 NAME = "replay"
 
 
-class Stream(typing.Protocol):
-    """A stream of tokens, as `shards.TokenStream`."""
-
-    tokens: int
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens [start, stop)."""
-
-
-class Text(typing.Protocol):
-    """Pretraining text: a data directory (`shards.DataDir`), or `FileText`."""
-
-    mixture: Mapping[str, float]
-    separator_id: int
-    sha256: str
-    verifier: Verifier  # of its files
-
-    def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> the number of its tokens in the split."""
-
-    def stream(self, source: str, split: str = "train") -> Stream:
-        """Returns a source's tokens."""
-
-    def token_bytes(self) -> np.ndarray:
-        """Returns the number of raw bytes of each id."""
-
-
 class FileText:
-    """Text files, encoded in memory: one source, `NAME`. What it has in common with a data directory: see `Text`."""
+    """Text files, encoded in memory: one source, `NAME`. What it has is named as in a data directory."""
 
     def __init__(self, tokenizer: Coder, train: np.ndarray, val: np.ndarray):
         self.mixture, self.separator_id = {NAME: 1.0}, tokenizer.separator_id
@@ -63,7 +34,7 @@ class FileText:
     def token_counts(self, split: str = "train") -> dict[str, int]:
         return {NAME: len(self._splits[split])}
 
-    def stream(self, source: str, split: str = "train") -> Stream:
+    def stream(self, source: str, split: str = "train") -> "_Held":
         assert source == NAME
         return _Held(self._splits[split])
 
@@ -79,6 +50,9 @@ class _Held:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return self._ids_N[start:stop]
+
+
+Text = shards.DataDir | FileText
 
 
 def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig
+from jaxlm.corpus.dedup.signatures import mix
 from jaxlm.data.batches.order import Order
 from jaxlm.data.shards import mixture as mixture_lib
 from jaxlm.data.shards.mixture import (
@@ -55,7 +56,7 @@ def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
     while todo.size:
         left, right = images[todo] >> half, images[todo] & mask
         for round_key in round_keys:
-            left, right = right, left ^ (_mix(right + round_key) & mask)
+            left, right = right, left ^ (mix(right + round_key) & mask)
         images[todo] = (left << half) | right
         todo = todo[images[todo] >= n]
     return images.astype(np.int64)
@@ -64,13 +65,6 @@ def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
 @functools.lru_cache(maxsize=4096)
 def _round_keys(key: str) -> np.ndarray:
     return np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest(), "<u8").copy()
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele et al. 2014), wrapping on overflow."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclasses.dataclass(frozen=True)

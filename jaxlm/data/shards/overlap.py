@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxlm.corpus.dedup.signatures import ngram_hashes
 from jaxlm.data.shards.shards import DataDir
 
 SEED = 8  # tokens of the shortest run that is found
@@ -97,13 +98,7 @@ def share(runs_T: np.ndarray, least: int) -> float:
 
 def _hashes(ids: np.ndarray) -> np.ndarray:
     """Returns a hash of the SEED tokens from each place on, uint64[tokens - SEED + 1]."""
-    if len(ids) < SEED:
-        return np.empty(0, np.uint64)
-    hashes, width, factor = np.asarray(ids).astype(np.uint64) + np.uint64(1), 1, _MIX
-    while width < SEED:
-        hashes = hashes[:-width] * factor + hashes[width:]
-        width, factor = 2 * width, np.multiply(factor, factor)
-    return hashes
+    return ngram_hashes(np.asarray(ids).astype(np.uint64) + np.uint64(1), [SEED])[0]
 
 
 def _slots(hashes: np.ndarray) -> np.ndarray:

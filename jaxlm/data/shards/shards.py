@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import pathlib
+import types
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from array_record.python import array_record_data_source, array_record_module
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.documents import TableWriter
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards.manifest import MANIFEST, SPLITS
 from jaxlm.data.shards.verify import Verifier, file_sha256
@@ -56,16 +58,11 @@ class StreamWriter:
         self._tokens = self._bytes = self._documents = 0
         self._starts: list[int] = []
         self._index_tmp = self._folder / (DOCUMENTS + ".tmp")
-        self._index = pq.ParquetWriter(self._index_tmp, _INDEX_SCHEMA, compression="zstd")
-        self._index_rows: dict[str, list] = {name: [] for name in _INDEX_SCHEMA.names}
+        self._index = TableWriter(self._index_tmp, _INDEX_SCHEMA, _INDEX_GROUP)
 
     def add(self, doc_id: str, ids: np.ndarray, n_bytes: int) -> None:
         """Appends a document: its ids from `ids.training_documents`, int[n], and the number of bytes of its text."""
-        entry = (self._tokens, len(ids), n_bytes, doc_id)
-        for name, value in zip(_INDEX_SCHEMA.names, entry, strict=True):
-            self._index_rows[name].append(value)
-        if len(self._index_rows["start"]) == _INDEX_GROUP:
-            self._flush_index()
+        self._index.add((self._tokens, len(ids), n_bytes, doc_id))
         self._starts.append(self._tokens)
         self._pending.append(np.asarray(ids, self._dtype))
         self._pending_tokens += len(ids)
@@ -74,10 +71,6 @@ class StreamWriter:
         self._documents += 1
         if self._pending_tokens >= self._block_tokens:
             self._flush_blocks(last=False)
-
-    def _flush_index(self) -> None:
-        self._index.write_table(pa.table(self._index_rows, schema=_INDEX_SCHEMA), row_group_size=_INDEX_GROUP)
-        self._index_rows = {name: [] for name in _INDEX_SCHEMA.names}
 
     def _flush_blocks(self, last: bool) -> None:
         tokens = np.concatenate(self._pending) if self._pending else np.empty(0, self._dtype)
@@ -119,7 +112,6 @@ class StreamWriter:
         """Closes everything and returns the split's entry for the manifest."""
         self._flush_blocks(last=True)
         self._close_shard()
-        self._flush_index()
         self._index.close()
         index = self._folder / DOCUMENTS
         files.settle(self._index_tmp, index)
@@ -140,16 +132,6 @@ def token_dtype(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shard:
-    """A whole file, in the form that ArrayRecordDataSource takes without opening the file first."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
-
-
 class TokenStream:
     """Reads one split of one source at any place. Thread-safe."""
 
@@ -165,7 +147,13 @@ class TokenStream:
 
     def _open(self) -> None:
         """Sets the reader of records. A reader that failed once fails for ever, so a new try needs a new one."""
-        shards = [_Shard(str(self._root / s["file"]), 0, s["records"], s["records"]) for s in self._shards]
+        # In this form ArrayRecordDataSource takes a whole file without opening it first.
+        shards = [
+            types.SimpleNamespace(
+                filename=str(self._root / s["file"]), skip=0, take=s["records"], examples_in_shard=s["records"]
+            )
+            for s in self._shards
+        ]
         self._records = array_record_data_source.ArrayRecordDataSource(shards) if shards else None
 
     def read(self, start: int, stop: int) -> np.ndarray:

@@ -8,65 +8,13 @@ import hashlib
 import os
 import pathlib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping
 
 from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import imported
 from jaxlm.data.tokenizer.imported import COMPANIONS, IDS, JSON, MODEL
 from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.host import files as files_lib
-
-
-class Coder(typing.Protocol):
-    """What every tokenizer can do. It can be pickled, and two with the same `sha256` return the same ids for every text."""
-
-    vocab_size: int  # the largest id plus one; the embedding may have more rows
-    controls: Mapping[str, int]  # piece -> id
-    eos_id: int  # ends a text
-    opening: tuple[int, ...]  # put in front of a text (see `ids`)
-    separator_id: int  # begins each document in shards
-    files: Mapping[str, bytes]  # name -> content, as `read` takes them
-    sha256: str  # of what decides the ids, in hex
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text alone. A control token that the text spells is encoded as ordinary text."""
-
-    def encode_marked(self, text: str) -> list[int]:
-        """Returns the ids of a text alone in which a control token that it spells is that token (see `data.chat`).
-
-        `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
-        """
-
-    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns for each text (what `encode_marked` does, int32[n]; how many ids stand in front of each of its cuts, int64).
-
-        A cut is a place in its text, in characters; `cuts` has those of each text in order. Its number is -1 if the text in
-        front of it alone has other ids.
-        """
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, as `encode` does, int32[n] each."""
-
-    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """Returns the text of ids. Control tokens become nothing, cut characters U+FFFD.
-
-        Some tokenizers (Llama 2) put a space in front of every text. It is taken away again unless `follows` is True: the
-        text then continues another one.
-        """
-
-    def token_bytes(self) -> np.ndarray:
-        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
-
-    def piece_bytes(self) -> list[bytes]:
-        """Returns the raw text of each id; empty for control tokens."""
-
-    def byte_ids(self) -> np.ndarray:
-        """Returns the ids that stand for one byte each, at most 256, int32."""
-
-    def id_of(self, piece: str) -> int:
-        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
 
 
 class Prompted:
@@ -78,7 +26,7 @@ class Prompted:
     `first` is the model's `vocab_size`, which may be more than the tokenizer's.
     """
 
-    def __init__(self, coder: Coder, length: int, first: int):
+    def __init__(self, coder: "Coder", length: int, first: int):
         self._made = (coder, length, first)
         self.virtual = range(first, first + length)
         self.opening: tuple[int, ...] = (*self.virtual, *coder.opening)
@@ -92,6 +40,10 @@ class Prompted:
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
         return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
+
+
+# What every tokenizer can do stands in `Tokenizer`. Two with the same `sha256` return the same ids for every text.
+Coder = Tokenizer | imported.HfTokenizer | Prompted
 
 
 def virtual_ids(coder: Coder) -> tuple[int, ...]:
@@ -144,7 +96,7 @@ def load(path: str | os.PathLike) -> Coder:
 
 
 def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
-    """Returns the tokenizer that these files make, name -> content, as `Coder.files` has them."""
+    """Returns the tokenizer that these files make, name -> content, as `Tokenizer.files` has them."""
     if IDS not in files:
         return Tokenizer(files[MODEL])
     with _named(where):

@@ -30,7 +30,7 @@ _MISSING = 'this model has a tokenizer.json, which needs the library tokenizers:
 
 
 class HfTokenizer:
-    """A tokenizer.json. Attributes and functions are those of `coder.Coder`."""
+    """A tokenizer.json. Attributes and functions are those of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files = dict(files)
@@ -49,11 +49,10 @@ class HfTokenizer:
         return HfTokenizer, (self.files,)
 
     def encode(self, text: str) -> list[int]:
-        """See `coder.Coder`. Lone surrogates become '?'."""
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_marked(self, text: str) -> list[int]:
-        """See `coder.Coder`. The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
+        """The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
         if GUARD in text:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
@@ -103,12 +102,12 @@ class HfTokenizer:
         return _open(self.files[JSON])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""
+        """The library chooses its threads itself (RAYON_NUM_THREADS)."""
         coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in coded]
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """See `coder.Coder`. Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
+        """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
         raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
@@ -129,7 +128,7 @@ class HfTokenizer:
 
 
 class HfSentencePiece(Tokenizer):
-    """A tokenizer.model from elsewhere, as SentencePiece itself reads it. Attributes are those of `coder.Coder`."""
+    """A tokenizer.model from elsewhere, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files[MODEL])

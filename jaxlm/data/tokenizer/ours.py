@@ -40,10 +40,10 @@ _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
 class Tokenizer:
-    """A SentencePiece model. Two tokenizers with the same `sha256` return the same ids for every text.
+    """A SentencePiece model, with what every tokenizer can do. Two with the same `sha256` give the same ids for every text.
 
-    `by_word`: no piece reaches across words, so that a text may be cut into words first. Other attributes: see
-    `coder.Coder`.
+    `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` is what
+    `coder.read` makes it from. `by_word`: no piece reaches across words, so that a text may be cut into words first.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -86,9 +86,14 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_marked(self, text: str) -> list[int]:
+        """Returns the ids of a text in which a control token that it spells is that token, unless a `GUARD` is in it."""
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns for each text (what `encode_marked` does, int32[n]; how many ids are in front of each of its cuts, int64).
+
+        A cut is a place in the text, in characters; -1 if the text in front of it alone has other ids.
+        """
         split = controls_of(self).split
         parts_of = [split(text) for text in texts]
         heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
@@ -178,7 +183,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
         """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD.
 
-        `follows` changes nothing here: see `coder.Coder`.
+        Some tokenizers (Llama 2) put a space in front of a text. It is taken away unless the text `follows` another one.
         """
         del follows
         table = self._raw_bytes
@@ -221,7 +226,7 @@ class Tokenizer:
 
 
 def encode_marked(tokenizer, text: str) -> list[int]:
-    """Returns what `coder.Coder.encode_marked` does, for a tokenizer that encodes the text between control tokens by itself."""
+    """See `Tokenizer.encode_marked`; for a tokenizer that encodes the text between control tokens by itself."""
     ids: list[int] = []
     for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
