@@ -37,10 +37,7 @@ class Engine:
 
 
 class Task(PipelineStep):
-    """A datatrove step that calls `module.function(folder, task)`.
-
-    If the function raises an error, writes a note to the phase's folder.
-    """
+    """A datatrove step that calls `module.function(folder, task)`, and leaves a note if that raises an error."""
 
     type, name = "jaxlm", "task"
 
@@ -71,11 +68,7 @@ def _in_short(error: Exception) -> str:
 
 
 def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
-    """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done. Shows how many are done.
-
-    Every machine must see `folder`. `function` is "package.module.name". Raises RunError if tasks failed. The message
-    names them and gives the first one's error.
-    """
+    """Runs `function` ("package.module.name") for the tasks 0 .. tasks-1 that are not done. Raises RunError if some failed."""
     place = folder / "tasks" / phase
     place.mkdir(parents=True, exist_ok=True)
     logger.remove()  # datatrove talks to stderr; its files in tasks/PHASE/logs have it all

@@ -34,10 +34,7 @@ _MARGIN = 2000  # characters beyond an excerpt that are looked at, so that perso
 
 @dataclasses.dataclass(frozen=True)
 class SourcePlan:
-    """How to read and clean a source.
-
-    The source's document stages in order, the global stages that it takes part in, and its priority.
-    """
+    """How to read and clean a source: its document stages in order, the global stages that it takes part in."""
 
     spec: SourceSpec
     stages: tuple[registry.StageSpec, ...]
@@ -66,10 +63,7 @@ class Plan:
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
-        """Returns the file that a task writes its finished documents to.
-
-        It is documents/SOURCE/NNNNN.parquet, numbered within the source.
-        """
+        """Returns where a task writes its finished documents: documents/SOURCE/NNNNN.parquet, numbered within the source."""
         name = self.units[task][0]
         return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
 
@@ -83,10 +77,9 @@ class Plan:
 
 
 class Books:
-    """Counts and records the documents that a task removes and changes.
+    """Counts and records what a task removes and changes.
 
-    Writes three files: the counts to `tally/PHASE-TASK.pickle`, a record of each removed document to
-    `removed/STAGE/PHASE-TASK.jsonl.gz` (with some changed ones), and the first records of each kind to
+    Writes `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz` and the first records of each kind to
     `examples/PHASE-TASK.jsonl`.
     """
 

@@ -49,10 +49,7 @@ _LEAST_GB = 0.25  # for a task that joins
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A finished preparation.
-
-    It has the folder, the content of prepared.json, and the sha256 of that file, which is equal for equal results.
-    """
+    """A finished preparation. The sha256 of prepared.json is equal for equal results."""
 
     path: pathlib.Path
     manifest: dict[str, typing.Any]
@@ -60,10 +57,9 @@ class Prepared:
 
 
 def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Prepared:
-    """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already finished.
+    """Runs all phases that are not done yet and returns the result.
 
-    Raises ConfigError if the settings are wrong, or another recipe made the folder (the message names what differs);
-    RunError: tasks failed; the message names them.
+    Raises ConfigError if the settings are wrong, or another recipe made the folder; RunError if tasks failed.
     """
     root = pathlib.Path(data.dir)
     if done := _finished(root, settings, data, log):
@@ -166,10 +162,7 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Pl
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
-    """Returns source -> how to read and clean it.
-
-    Reads only files that stages name. Raises ConfigError if a setting is wrong.
-    """
+    """Returns source -> how to read and clean it. Raises ConfigError if a setting is wrong."""
     if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
     for name in registry.GLOBAL_STAGES:
@@ -233,10 +226,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
 def make_recipe(
     settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
 ) -> dict[str, typing.Any]:
-    """Returns all that decides the result: settings, files by name and size, jaxlm's code, versions of cleaning libraries.
-
-    Without `units` the files are left out.
-    """
+    """Returns all that decides the result: settings, files by name and size (of `units`), code, versions of libraries."""
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
@@ -489,9 +479,6 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
 
 
 def examples(root: pathlib.Path) -> list[dict[str, str]]:
-    """Returns some removed documents of each source, stage and reason, and some changed ones (with the reason "").
-
-    Each has the keys source, stage, reason, detail, id and excerpt.
-    """
+    """Returns some removed documents of each source, stage and reason, and some changed ones (with the reason "")."""
     keys = ("source", "stage", "reason", "detail", "id", "excerpt")
     return [line for line in files.json_lines(root / EXAMPLES) if all(isinstance(line.get(key), str) for key in keys)]

@@ -91,10 +91,7 @@ class Taken:
 
 
 def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
-    """Returns what took more than `MUCH` of a source's documents or of its text.
-
-    `stages`: source -> its stages as the config has them.
-    """
+    """Returns what took more than `MUCH` of a source's documents or of its text. `stages` are those of each source."""
     shown = collections.defaultdict(list)
     for example in prepare.examples(root):
         shown[example["source"], example["stage"], example["reason"]].append(example)

@@ -29,8 +29,8 @@ class Remove:
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
-    A subclass defines `apply`; the keys of its settings stand in `config/stages.py`. The effect of `apply` must depend
-    only on the document and the settings, so that the order of documents and the number of workers don't matter.
+    The effect of `apply` must depend only on the document and the settings (`config/stages.py`), never on other
+    documents.
     """
 
     inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
@@ -43,19 +43,16 @@ class Stage:
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str] | None:
-        """Makes files that all workers read, such as an index or a trained classifier. Runs once, before the tasks.
+        """Makes files that all workers read, such as an index, once; they must be deterministic. Returns lines to show.
 
-        The files must be deterministic. By default it does nothing. Returns lines to show, if there are any. Raises
-        ConfigError if a setting is wrong, such as a missing file or an empty folder.
+        Raises ConfigError if a setting is wrong, such as a missing file or an empty folder.
         """
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
-        """Cleans a document in place and returns None, or returns a `Remove`, which says why the document must be removed.
+        """Cleans a document in place and returns None, or returns why it must be removed.
 
-        Args:
-          document: the document. Its metadata has the keys "source" (the source's name in the config) and "format"
-            (text, html, markdown or code). It has "from" ("html") if it was an HTML page, and "url", "site", "path",
-            "licence" and "language" (of code) if the source knows them.
-          edits: kind of change -> count. Add the changes that you make: `edits["EMAIL"] += 2`.
+        Its metadata has "source" and "format" (text, html, markdown or code), "from" ("html") if it was an HTML page,
+        and "url", "site", "path", "licence" and "language" (of code) if the source knows them. `edits["EMAIL"] += 2`
+        counts changes.
         """
         raise NotImplementedError

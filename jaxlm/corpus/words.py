@@ -14,18 +14,12 @@ _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s)|[。！？]+[」�
 
 @functools.lru_cache(maxsize=2)
 def split(text: str) -> list[str]:
-    """Returns the words and marks of a text, without white space.
-
-    The stages of a document share this list: do not change it.
-    """
+    """Returns the words and marks of a text. The stages of a document share this list: do not change it."""
     return _WORD.findall(text)
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Returns the positions in the text at which sentences end.
-
-    The last is the end of the text without trailing white space.
-    """
+    """Returns the positions at which sentences end; the last is the end without trailing white space."""
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())
     return ends if ends and ends[-1] >= end else [*ends, end]

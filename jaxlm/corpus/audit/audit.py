@@ -70,10 +70,7 @@ class Finding:
 
 
 def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Finding]:
-    """Returns all findings in the sources, junk first, the worst first, and at most 20 of a kind for each source.
-
-    `contrast` counts text whose words and lines are wanted: the target, or general prose.
-    """
+    """Returns all findings, junk first, the worst first, at most 20 of a kind and source. What `contrast` has is wanted."""
     findings = []
     for counts in sources:
         others = [other for other in (*sources, contrast) if other is not None and other is not counts]
@@ -265,10 +262,7 @@ _FEW_BYTES = 100_000  # of a source tell nothing about its words
 
 
 def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None:
-    """Returns the counts of the text to compare the sources with; None if they have each other.
-
-    `html` has the settings of the stage that strips markup from the target.
-    """
+    """Returns the counts of the target, or of general prose for a single source; None if the sources have each other."""
     if target:
         return scan("target", target_texts(target, _TARGET_BYTES, html))
     if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:
@@ -277,10 +271,7 @@ def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None
 
 
 def target_texts(path: str, limit: int, html: dict) -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of about `limit` bytes of `prepare.target`, which may have any format that a source may have.
-
-    `html` holds the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
-    """
+    """Yields (id, text) of about `limit` bytes of `prepare.target`. Raises ConfigError if there is nothing at `path`."""
     spec = SourceSpec("target", path, max_bytes=limit)
     units = split_source(spec, max(1 << 20, limit))
     stage = registry.make(registry.StageSpec("html", html), pathlib.Path())

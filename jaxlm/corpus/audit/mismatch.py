@@ -110,10 +110,7 @@ def bigrams(ids: np.ndarray) -> np.ndarray:
 
 
 def js_divergence(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the Jensen-Shannon divergence (Lin 1991) between the values of two int arrays, by their counts.
-
-    In bits, from 0 to 1; 0 if an array is empty.
-    """
+    """Returns the Jensen-Shannon divergence (Lin 1991) in bits between the values of two int arrays; 0 if one is empty."""
     if not len(a) or not len(b):
         return 0.0
     values, places = np.unique(np.concatenate([a, b]), return_inverse=True)
@@ -134,11 +131,9 @@ def js_of_shares(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 1000) -> np.ndarray:
-    """Returns the weights of the mixture of components nearest to the target: least KL(target || mixture), by EM.
+    """Returns the weights float[S] of the mixture of `components` float[S, V] nearest to `target` float[V].
 
-    The problem is convex, so that the start does not matter. Deterministic.
-
-    Takes `components` float[S, V], positive wherever `target` float[V] is. Returns float[S] with the sum 1.
+    Least KL(target || mixture), by EM; convex, so that the start does not matter.
     """
     some = target > 0
     components, target = components[:, some], target[some]
@@ -164,10 +159,7 @@ def quantiles(lengths: np.ndarray) -> dict[str, int]:
 
 
 def readability(passages: Sequence[str]) -> dict[str, float]:
-    """Returns words a sentence, characters a word, and Flesch's reading ease (1948: about 60 = plain English, 30 = papers).
-
-    Counts each group of vowels, except a silent e, as a syllable, so the reading ease is meaningful only for English.
-    """
+    """Returns words a sentence, characters a word, and Flesch's reading ease of English (1948: 60 = plain, 30 = papers)."""
     n_words = n_chars = n_sentences = n_syllables = 0
     for text in passages:
         plain = [word for word in words_lib.split(text) if word[0].isalpha()]
@@ -186,10 +178,8 @@ def readability(passages: Sequence[str]) -> dict[str, float]:
 def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
     """Returns two shares for each of list, table, heading and code: {"lines": share, "passages": share}.
 
-    They are the share of lines that look like it, and the share of passages that contain it. A passage contains a
-    format if at least two of its lines look like it; one line is enough for a heading. Each line counts for one format
-    only: the first that fits, in that order. If more than a fifth of a passage's lines are code, its headings count as
-    code (they are comments).
+    A passage contains a format if two of its lines look like it, or one like a heading. Where over a fifth of the lines
+    are code, headings count as code (they are comments).
     """
     lines_of, passages_of = collections.Counter(), collections.Counter()
     n_lines = 0
@@ -299,10 +289,9 @@ def compare(
     sample_mb: float = 2.0,
     read_mb: float = 64.0,
 ) -> Report:
-    """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not matter.
+    """Compares sources with one another and with a target, on samples; the order of texts does not matter.
 
-    Reads up to `read_mb` of each source, and keeps `sample_mb` of passages. `weights` (default: equal) are those in
-    use. Raises ConfigError if a source or the target has no text, or a source is named "target".
+    Raises ConfigError if a source or the target has no text, or a source is named "target".
     """
     if target is not None and TARGET in sources:
         raise ConfigError('no source may be named "target" in a mismatch report: rename it')

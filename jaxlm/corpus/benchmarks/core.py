@@ -68,10 +68,7 @@ def row(record: dict) -> Row:
 
 
 def rows(path: str) -> list[Row]:
-    """Returns the rows of a file, all of one type.
-
-    Raises ConfigError if the file can't be read, holds no row, or a row is none of CORE or not of the first one's type.
-    """
+    """Returns a file's rows, all of one type. Raises ConfigError if it can't be read, or holds none or other rows."""
     checked: list[Row] = []
     for number, record in reading.records(path):
         try:

@@ -171,10 +171,7 @@ LAYOUTS = (
 
 
 def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
-    """Returns pattern of file names -> layout, of the lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER` of a setting.
-
-    Raises ConfigError if a line is not of that form; `key` is the config's key.
-    """
+    """Returns pattern of file names -> layout, of lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Raises ConfigError."""
     layouts = {}
     for line in lines:
         form = re.fullmatch(r"([^:>]+):([^:>]+)(?:>([^:>]+))?", line)
@@ -188,11 +185,7 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
 
 
 def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
-    """Returns (the items of a file, the names of their layouts).
-
-    `fields` (of `named`) are layouts that the user gives to files by their names. Raises ConfigError if the file can't be
-    read, a record fits no layout, or there is no item.
-    """
+    """Returns (the items of a file, the names of their layouts). Raises ConfigError if a record fits no layout."""
     own = next((fields[p] for p in fields if fnmatch.fnmatch(pathlib.PurePath(path).name, p)), None)
     items_of_file, layouts = [], {}
     for number, record in reading.records(path):

@@ -28,12 +28,9 @@ _SORTED_ROWS = 1 << 16  # read at a time
 
 
 class Signer:
-    """Writes, for one task's documents, the tables in which duplicates are looked for later.
+    """Writes a task's tables for deduplication: `sign/TASK.parquet`, `sketch/TASK.u32` and `lines/TASK.parquet`.
 
-    They are `sign/TASK.parquet`, `sketch/TASK.u32` and `lines/TASK.parquet`.
-
-    `stages`: those of `exact`, `near` and `lines` that the source takes part in -> their settings. Of two duplicates
-    the one of the higher `priority` stays.
+    `stages`: those of `exact`, `near` and `lines` that the source takes part in -> their settings.
     """
 
     def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping[str, typing.Any]]):
@@ -85,12 +82,9 @@ _OPEN_FILES = 256
 
 
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Finds exact duplicates (texts that differ only in spacing and case): the best-ranked copy stays.
+    """Writes exact duplicates (but for spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
 
-    Reads `sign/*.parquet`, sorted on disk, because grouping would hold every distinct text in memory. Writes one row to
-    `exact.parquet` for each document to remove.
-
-    The columns are doc (the removed document), keeper (the copy that stays) and keeper_id (the id of that copy).
+    Reads `sign/*.parquet` sorted on disk, because grouping would hold every distinct text in memory.
     """
     sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")
@@ -118,10 +112,7 @@ def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> 
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
-    """Writes the similar pairs among documents that share the hash of `band` to `pairs/BAND.parquet`: (better, worse).
-
-    `threshold` is the least Jaccard similarity.
-    """
+    """Writes the pairs of equal hash of `band`, and of Jaccard similarity from `threshold` on, to `pairs/BAND.parquet`."""
     documents = f"""
         SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
         ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
@@ -186,11 +177,7 @@ class Sketches:
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Decides from `pairs/*.parquet` which documents are removed as near duplicates.
-
-    Writes one row to `near.parquet` for each: doc (the removed document), keeper (the similar document that stays),
-    keeper_id (the id of that document).
-    """
+    """Decides from `pairs/*.parquet` which near duplicates go: (doc, keeper, keeper_id) in `near.parquet`."""
     connection.execute(f"""
         CREATE TEMP TABLE pairs AS SELECT DISTINCT better, worse FROM read_parquet({quoted(folder / "pairs/*.parquet")});
         CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);

@@ -79,10 +79,7 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def shingles(words: np.ndarray, n: int) -> np.ndarray:
-    """Returns the distinct hashes of all runs of `n` words, sorted: uint64[S].
-
-    If there are fewer than `n` words, returns one hash of all of them.
-    """
+    """Returns the distinct hashes of all runs of `n` words, or of all words if they are fewer, sorted: uint64[S]."""
     if not len(words):
         return np.empty(0, np.uint64)
     n = min(n, len(words))
@@ -127,10 +124,9 @@ def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """Returns a hash for each band, uint64[B].
+    """Returns a hash for each band, uint64[B]: equal with probability J**rows for documents of similarity J.
 
-    In a given band, two documents of similarity J have the same hash with probability J**rows. Each of the band's
-    `rows` values is the smallest multiply-shift hash (Dietzfelbinger et al. 1997) over the shingles.
+    Of multiply-shift hashes (Dietzfelbinger et al. 1997) over the shingles.
     """
     a, b = _permutations(bands * rows)
     lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)
@@ -144,10 +140,7 @@ def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
 
 
 def sketch(shingles_S: np.ndarray) -> np.ndarray:
-    """Returns a uniform sample of the document's shingles: the SKETCH smallest hashes, or all if there are fewer.
-
-    The hashes are cut to their high 32 bits: uint32[<= SKETCH], sorted, distinct.
-    """
+    """Returns the SKETCH smallest shingles, cut to their high 32 bits: uint32[<= SKETCH], sorted, distinct."""
     return _distinct((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
 
 

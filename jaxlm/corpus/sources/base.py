@@ -103,10 +103,9 @@ _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian,
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """Returns bytes as text, decoded by the byte order mark if there is one, else as UTF-8.
+    """Returns bytes as text: by the byte order mark, as UTF-8, or as windows-1252 if they look like it.
 
-    Bytes that are not UTF-8 are read as windows-1252 if they look like it; else each bad byte becomes U+FFFD. Both are
-    counted in `stats` as repaired.
+    Else each bad byte becomes U+FFFD. Both are counted in `stats` as repaired.
     """
     for mark, charset in BYTE_ORDER_MARKS:
         if raw.startswith(mark):
@@ -175,11 +174,7 @@ def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
 
 
 def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
-    """Returns a row as a document.
-
-    Its format is the row's own field `format`; else html if `text_key` holds "html", code if the row's path is a source
-    file's, and text otherwise.
-    """
+    """Returns a row as a document. Its format is the row's own, or told by `text_key` ("html") or by the row's path."""
     metadata = known_metadata(row)
     if "format" not in metadata:
         language = languages.of_file(metadata["path"]) if "path" in metadata else ""

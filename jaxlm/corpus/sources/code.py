@@ -63,10 +63,7 @@ _LICENCE_BYTES = 1 << 16
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields the part's file as a document.
-
-    Its id is the path. Its licence comes from an SPDX header, or if there is none, from the nearest licence files.
-    """
+    """Yields the file as a document. Its licence is in an SPDX header, or in the nearest licence files."""
     raw = streams.read_whole(part)
     if isinstance(raw, streams.Damage) or _BINARY in raw[:_SNIFF_BYTES]:
         stats.skip(raw.reason if isinstance(raw, streams.Damage) else "binary file", part.name)
@@ -103,10 +100,10 @@ def licence_of_text(text: str) -> str:
 
 
 def allowed(expression: str, wanted: tuple[str, ...]) -> bool:
-    """True if the licences in `wanted` satisfy an SPDX expression: all licences of an AND, at least one side of an OR.
+    """True if the licences in `wanted` satisfy an SPDX expression: all of an AND, at least one side of an OR.
 
-    An expression that mixes AND and OR in parentheses passes only if every licence in it is wanted. Case, `-only` and
-    exceptions (WITH) are ignored.
+    One that mixes AND and OR in parentheses passes only if every licence is wanted. Case, `-only` and exceptions don't
+    count.
     """
 
     def plain(spdx: str) -> str:
@@ -136,10 +133,7 @@ class _Folder:
 
 
 def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[str] | None = None) -> list[files.Found]:
-    """Returns the source files under a folder, sorted, or the file itself. Raises ConfigError if there is none.
-
-    Leaves out files and folders whose names fit a pattern of `exclude`. Counts files that are no source in `others`, by suffix.
-    """
+    """Returns the source files under a folder, sorted; counts others by suffix. Raises ConfigError if there is none."""
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")

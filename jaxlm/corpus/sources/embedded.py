@@ -48,10 +48,7 @@ _MATHEMATICAL = re.compile(
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns one part for the whole source, because duplicates and `max_bytes` concern all of it.
-
-    Raises ConfigError if the name is unknown.
-    """
+    """Returns one part for the whole source: duplicates and `max_bytes` concern all of it. Raises ConfigError."""
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
 
@@ -70,11 +67,7 @@ def _known(name: str) -> str:
 
 
 def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yields the (doc_id, text) of each document of the embedded source `name`, until about `max_bytes` of text in all.
-
-    `max_bytes` of None stands for `DEFAULT_MAX_BYTES[name]`. The doc_id is the dotted name of a documented object,
-    `python-topic.NAME` for a help topic, or the path of a source file. Raises ConfigError if `name` is unknown.
-    """
+    """Yields (doc_id, text) of an embedded source, about `max_bytes` (None: DEFAULT_MAX_BYTES). Raises ConfigError."""
     documents = {"prose": _prose, "math": _math, "code": _code}[_known(name)]()
     yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)
 

@@ -30,10 +30,7 @@ class Found:
 
 
 def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Returns the file system of a local path or URL, and the path on it.
-
-    Raises ConfigError if a library for it is not installed.
-    """
+    """Returns (the file system of a local path or URL, the path on it). Raises ConfigError if its library is missing."""
     if "://" not in path:
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     if "::" in path:
@@ -67,9 +64,8 @@ def find(
 ) -> list[Found]:
     """Returns the files of a path, a folder or a glob, sorted by name. Raises ConfigError if there is none.
 
-    In a folder, takes the files whose names tell one of `formats`, and counts the others in `others` by suffix. If only one
-    format is given, a single file, or the files of a glob, are taken to be of that format whatever their names. Files and
-    folders below the path whose names fit a pattern of `exclude` are left out.
+    In a folder, takes those whose names tell one of `formats`, and counts the rest in `others`. A single file, or those
+    of a glob, are of the only format whatever their names. `exclude` leaves out names below the path.
     """
     suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
     fs, root = filesystem(path)
@@ -104,10 +100,7 @@ def find(
 
 
 def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
-    """Returns the file as one part, or as parts of about `task_bytes` if its format allows.
-
-    A file of unknown size stays whole.
-    """
+    """Returns the file as one part, or as parts of about `task_bytes` if its format allows and its size is known."""
     size = task_bytes if file.size is None else file.size
     whole = Part(format_name, file.name, file.url, 0, -1, size, file.size or 0, file.licence_files)
     grain = registry.reader(format_name).GRAIN

@@ -24,10 +24,7 @@ _REVISION = re.compile(r"hf://datasets/[^@]+@[^/]+/")
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns pieces of files of about `task_bytes`, or shards.
-
-    Raises ConfigError if there is no such dataset, configuration or split.
-    """
+    """Returns pieces of files of about `task_bytes`, or shards. Raises ConfigError if there is no such dataset or split."""
     repo, config, split = _parse(spec.path)
     listed = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)
     if all(files.format_of(file.name, _FORMATS) for file in listed):

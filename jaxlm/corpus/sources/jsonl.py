@@ -16,10 +16,7 @@ NUMBERED_BYTES = 64 << 20  # in files up to here lines have numbers (a task in t
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document a line.
-
-    Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`. Blank lines don't count as records.
-    """
+    """Yields a document a line. Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`."""
     key, has_field, fields = spec.text_key, False, set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
     number = _lines_before(part) if numbered and part.start else 0

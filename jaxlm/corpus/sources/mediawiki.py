@@ -157,9 +157,8 @@ _HEADING = re.compile(r"(#+) ")
 
 
 def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
-    """Returns the page as a reader sees it, without its title.
+    """Returns the page as a reader sees it, without links of `dropped_namespaces` (File and Category, lower case).
 
-    `dropped_namespaces`: lower-case prefixes of links that show no words (File and Category, in the wiki's language).
     Raises ParserError, and RecursionError for what is nested too deep.
     """
     code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)

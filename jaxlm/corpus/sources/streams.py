@@ -64,10 +64,7 @@ def compression(name: str) -> str:
 
 
 def open_file(url: str) -> typing.BinaryIO:
-    """Opens a local path or a URL of fsspec for reading.
-
-    Errors of the file system are not caught, since no record caused them.
-    """
+    """Opens a local path or a URL of fsspec. Errors of the file system are not caught: no record caused them."""
     if "://" not in url:
         return open(url, "rb")
     fs, path = fsspec.core.url_to_fs(url)
@@ -146,10 +143,7 @@ def read_whole(part: Part) -> bytes | Damage:
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
-    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed bytes.
-
-    If bytes are lost, their whole line is lost too; a Damage takes its place.
-    """
+    """Yields (offset, line with its end) for the lines that begin in the part's bytes; a Damage for one that lost some."""
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
     stream, rest, drop = chunks(part, offset), [], bool(part.start)
     held = 0  # bytes in `rest`; beyond the limit they are dropped and the line is marked
@@ -187,10 +181,7 @@ class Cursor:
         self.window = bytearray()
 
     def fill(self) -> bool | Damage:
-        """Lengthens the window by a chunk and returns True; False at the end of the stream.
-
-        If bytes are lost, returns the Damage and leaves the window unchanged.
-        """
+        """Lengthens the window by a chunk: True; False at the end of the stream; the Damage if bytes are lost."""
         chunk, self._unread = self._unread or next(self._stream, None), None
         if isinstance(chunk, Damage):
             return chunk

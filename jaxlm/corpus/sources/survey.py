@@ -22,11 +22,7 @@ class Survey:
 
 
 def survey(path: str, exclude: tuple[str, ...]) -> Survey:
-    """Lists the files of a path, a folder or a glob by format, without what `exclude` leaves out (see `files.find`).
-
-    Source code is what `sources.code` would read. Reads nothing but the beginnings of XML files, because wikis are all that
-    is read of them.
-    """
+    """Lists the files of a path, folder or glob by format. Of XML it reads the beginnings: only wikis are read of it."""
     formats = tuple(name for name in registry.FORMATS if name != "code")
     fs, root = files.filesystem(path)
     if fs.isfile(root):

@@ -15,12 +15,9 @@ _SAMPLED_PART = 16
 
 
 def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
-    """Splits a source into units of work of about `task_bytes` of input each, in a fixed order.
+    """Splits a source into units of about `task_bytes`, in a fixed order. Raises ConfigError if there is none.
 
-    Lists the files and does not read them. If `spec.max_bytes` is set, returns units spread evenly over the source,
-    each with its share of these bytes.
-
-    Counts files of a folder without a known format in `others`, by suffix. Raises ConfigError if there is no such source.
+    With `spec.max_bytes` these are spread evenly over the source. Counts files without a known format in `others`.
     """
     parts = find_parts(spec, task_bytes, others)
     grouped, size = [[]], 0
@@ -35,10 +32,10 @@ def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[
 
 
 def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a unit's documents in a fixed order. No text is empty, and each can be encoded as UTF-8.
+    """Yields a unit's documents in a fixed order; none is empty, each can be encoded as UTF-8.
 
-    A broken record is skipped and counted in `stats`; so are the records of a file that lacks the field `text_key` (see
-    `stats.no_field`). Raises ConfigError if a dataset lacks the field; OSError if the file system failed.
+    Broken records are counted in `stats`. Raises ConfigError if a dataset lacks the field; OSError if the file system
+    failed.
     """
     read_bytes = 0
     for part in unit.parts:
@@ -114,11 +111,7 @@ def iterate_documents(
     max_bytes: int | None = None,
     stats: SourceStats | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of a source's documents, in order.
-
-    `spec` is a path as in the docstring of `jaxlm.corpus.sources`. Fills `stats` while reading. Raises ConfigError if the
-    source does not exist, has no such field or gave no document.
-    """
+    """Yields (doc_id, text) of a source (see `jaxlm.corpus.sources`); fills `stats`. Raises ConfigError if it gave none."""
     stats = SourceStats() if stats is None else stats
     wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, tfds_dir=tfds_dir or "")
     whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)
@@ -130,10 +123,7 @@ def iterate_documents(
 
 
 def source_signature(spec: str) -> str:
-    """Returns one line that changes if the names or sizes of a source's files change; "" if the source is not files.
-
-    A rebuild compares it with the last one. An edit that keeps a file's size is not noticed.
-    """
+    """Returns a line that changes with the names or sizes of a source's files; "" if it is not files."""
     if registry.scheme(spec):
         return ""
     listing = [f"{file.name}={file.size}" for file in files.find(spec, *registry.PLAIN)]

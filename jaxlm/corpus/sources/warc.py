@@ -27,10 +27,7 @@ _SNIFF_BYTES = 4096
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields responses that are HTML, and the plain text of WET.
-
-    Ids: `NAME@BYTE`, the record's decompressed offset. Site: the host.
-    """
+    """Yields responses that are HTML, and the plain text of WET. Ids: `NAME@BYTE`, the record's decompressed offset."""
     for offset, raw in _records(streams.Cursor(streams.chunks(part))):
         doc_id = f"{part.name}@{offset}"
         page = raw if isinstance(raw, streams.Damage) else _page(raw, doc_id, stats)

@@ -94,10 +94,7 @@ def data(text: str) -> list[str]:
 
 
 def syntax_error(text: str, language: str) -> str:
-    """Returns what the language's parser says against the text; "" if nothing, or if there is no parser for the language.
-
-    Nesting too deep for the parser is no error: how deep it gets depends on the depth of the caller.
-    """
+    """Returns what the language's parser says against the text; "" if nothing, or if there is no parser."""
     parse = {"python": ast.parse, "json": json.loads, "toml": tomllib.loads}.get(language)
     if parse is None:
         return ""

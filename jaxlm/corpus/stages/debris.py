@@ -153,11 +153,7 @@ _NOTICE_WORDS = frozenset(
 
 
 class Debris(Stage):
-    """Removes debris of HTML from texts; never removes a document. Code and HTML pages pass.
-
-    From what the stage `html` made it removes menus and notices only: tags and entities in there are text that the page
-    shows.
-    """
+    """Removes debris of HTML from texts; of what the stage `html` made, menus and notices only. Code and pages pass."""
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         if document.metadata.get("format") in ("code", "html"):

@@ -35,10 +35,7 @@ class Decontaminate(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
-        """Writes the index of `settings.paths` to `folder`. Returns a line for each file: its items, and those indexed.
-
-        Raises ConfigError if a setting is wrong, or a file holds no item, or none that can be indexed.
-        """
+        """Writes the index to `folder`. Returns a line for each file. Raises ConfigError if one has nothing to index."""
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
@@ -82,10 +79,7 @@ _ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[a-zA-Z]{2,8});")
 
 
 def normalise(text: str) -> list[str]:
-    """Returns the words of a text without case, punctuation, invisible characters and HTML escapes.
-
-    Letters in the form NFKC.
-    """
+    """Returns a text's words (NFKC) without case, punctuation, invisible characters and HTML escapes."""
     for _ in range(2):  # "&amp;lt;" is escaped twice
         if "&" in text and _ENTITY.search(text):
             text = html.unescape(text)

@@ -81,10 +81,7 @@ class GopherQuality(_Prose):
 
 
 class GopherRepetition(_Prose):
-    """Removes documents that repeat too many of their lines, paragraphs or n-grams of words.
-
-    Two n-grams are the same if all their words are; datatrove also takes "1 23" and "12 3" for the same.
-    """
+    """Removes documents that repeat too many of their lines, paragraphs or n-grams of words."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates

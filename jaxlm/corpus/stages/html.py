@@ -157,11 +157,7 @@ def _needed(group: str) -> dict[str, frozenset[bytes]]:
 
 
 def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
-    """Returns the title and the main text of a page. Changes the tree.
-
-    `markup` marks headings by "#", code by a fence, tables by pipes and lists by "-". `comments` includes readers'
-    comments.
-    """
+    """Returns the title and the main text of a page, with headings, code, tables and lists marked if `markup`."""
     body = tree.body
     headings = body.query_selector_all("h1").values()
     title = headings[0].text if len(headings) == 1 else tree.title or ""

@@ -15,11 +15,7 @@ _QUOTES = frozenset("`\"'\u201c\u201d\u2018\u2019")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Patterns of one kind of junk.
-
-    A match's label is the name of its named group ("stack_frame"), or its text ("PersonX"). Of a removed match the text
-    of its group `keep` stays.
-    """
+    """Patterns of one kind of junk. A match's label is its named group, or its text; of a removed one group `keep` stays."""
 
     pattern: re.Pattern[str]
     needles: tuple[str, ...]  # a text without any of these has no match; () to search always

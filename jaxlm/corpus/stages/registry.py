@@ -57,11 +57,7 @@ class StageSpec:
 
 
 def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_key: str) -> StageSpec:
-    """Parses a line `NAME key=value ...`. Settings that it leaves out come from `defaults[NAME]`.
-
-    Raises:
-      ConfigError: there is no such stage or setting. The message begins with `config_key`, the config key of the line.
-    """
+    """Parses a line `NAME key=value ...` over `defaults[NAME]`. Raises ConfigError, which begins with `config_key`."""
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
     if name not in known and name not in older.STAGES:

@@ -66,10 +66,7 @@ def require(who: str, otherwise: str) -> None:
 
 
 def profanity(lines: list[str]) -> np.ndarray:
-    """Returns the probability that each line is profane, float[lines].
-
-    Computes the same as `profanity_check.predict_prob`, without the 2 ms that each of its calls costs.
-    """
+    """Returns float[lines], as `profanity_check.predict_prob` but without the 2 ms that each of its calls costs."""
     m = _model()
     numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]
     sizes = np.fromiter(map(len, numbers), np.int64, len(lines))

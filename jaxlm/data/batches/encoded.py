@@ -112,8 +112,7 @@ def build(
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
 
     `closed` puts one token more behind each text, a target that does not count: then a row has the text's last token.
-    `see` gets each example and its segments before any is cut or left out. Raises ConfigError if the model has no
-    template, or one that does not write what examples have.
+    Raises ConfigError if the model has no template, or one that does not write what examples have.
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
@@ -248,11 +247,7 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
 
 
 def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
-    """Returns bool[E]: True for about this share of the examples, by a hash of what they are asked.
-
-    So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are
-    asked the same.
-    """
+    """Returns bool[E]: about this share, by a hash of what they are asked: those asked the same are on one side."""
     out_E = keys_E < np.uint64(int(fraction * 2**64))
     if len(keys_E) and (out_E.all() or not out_E.any()):
         out_E = keys_E == keys_E.min()

@@ -46,10 +46,7 @@ def dataset(order: Order, rows: Sequence[int] | None = None) -> grain.MapDataset
 
 
 class Ahead:
-    """Reads the items of a dataset from `start` on, ahead of their use, in daemon threads.
-
-    `prefetch` items are ahead, all lanes together (at least one a lane).
-    """
+    """Reads the items from `start` on ahead of their use, `prefetch` in all, in daemon threads."""
 
     def __init__(self, items: grain.MapDataset, start: int, num_threads: int, prefetch: int):
         self._lanes = [queue.Queue(maxsize=-(-prefetch // num_threads)) for _ in range(num_threads)]
@@ -92,11 +89,10 @@ class Ahead:
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
-    """Yields the batches of steps start_step + 1, start_step + 2, ... for ever. Close it, or use it in a `with`.
+    """Yields the batches of steps start_step + 1, ... for ever: of B the rows `row_indices`. Close it, or use `with`.
 
-    This process yields the rows `row_indices` of B, all by default. `num_threads` 0: one a core, at most four. A batch
-    that takes over `stall_seconds` is an error, since a dead disk blocks a read for ever. Raises RunError if a file can't
-    be read (after three tries), or a batch took too long; DamagedData if a shard is not the one in the manifest.
+    Raises RunError if a file can't be read or a batch takes over `stall_seconds` (a dead disk blocks a read for ever);
+    DamagedData if a shard is not the one in the manifest.
     """
 
     def __init__(

@@ -40,10 +40,7 @@ class Order:
         return self.made(self.batch_number(int(item) + 1) - 1, rows)
 
     def batch_number(self, step: int) -> int:
-        """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over.
-
-        0 for step 0.
-        """
+        """Returns the number of a step's batch, both from 1: `step` itself if nothing is passed over; 0 for step 0."""
         return mixture.batch_number(step, self.passed_over)
 
     def passing_over(self, windows: Windows) -> typing.Self:
@@ -64,13 +61,10 @@ def check_fingerprint(
     *,
     branch: bool = False,
 ) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
+    """Raises ConfigError if this run's batches would differ from those of the run that saved after `done` steps.
 
-    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of
-    its batches was trained on. A branch may have another one, under the same condition.
-
-    `done` steps were done when it saved, and it passed over the windows `passed_over`. With `branch` this run branches
-    from it.
+    A final mixture may begin elsewhere, because `train.steps` was raised, as long as none of its batches was trained
+    on. A branch may have another one, under the same condition.
     """
     names = {key: key for key in current if key != "sha256" and not key.startswith("final")}
     changed = [key for key in names if saved.get(key) != current[key]]

@@ -98,18 +98,12 @@ class Packed(Order):
         return {"data": self.data.sha256, "replay": text, **sizes}
 
     def made(self, number: int, rows: Sequence[int] | None) -> Batch:
-        """See `Order`. Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T].
-
-        Of pairs also `margin` and `pair` (1 where there is one), float32[b, P].
-        """
+        """See `rows.make_batch`; of pairs also `margin` and `pair` (1 where there is one), float32[b, P]."""
         planned = self.plan.rows(number)
         return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
 
     def count_held_out(self, config: EvalConfig) -> int:
-        """Returns how many of the held-out examples an evaluation measures: the first `eval.max_examples`.
-
-        A run that keeps `eval.older_batches` measures those which so many batches of so many rows hold.
-        """
+        """Returns how many held-out examples an evaluation measures: `eval.max_examples`, or what `older_batches` hold."""
         if config.older_batches:
             batches, rows_of_each = config.older_batches
             first = self._once(self.val, rows_of_each)[: batches or None]
@@ -117,10 +111,7 @@ class Packed(Order):
         return min(len(self.val), config.max_examples or len(self.val))
 
     def held_out(self, batch_size: int, examples: int | None = None, ends: bool = True) -> Iterator[Batch]:
-        """Yields the held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
-
-        Without `ends` the tokens that end answers have no weight, so that the loss is that of the answers' text.
-        """
+        """Yields the held-out examples once, in order; without `ends` the tokens that end answers have no weight."""
         for planned in self._once(self.val, batch_size, examples):
             yield self._stacked(planned, self.val, ends)
 
@@ -128,10 +119,7 @@ class Packed(Order):
         return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
-
-        That is for a reference, which judges each pair once. `with_reference` takes what it said.
-        """
+        """Yields all pairs once, for a reference: (a batch, the number of each of its pairs, int64[B, P], or -1)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
             numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
@@ -140,10 +128,7 @@ class Packed(Order):
             yield self._stacked(planned, source), numbers_BxP
 
     def with_reference(self, train_Ex2: np.ndarray, val_Ex2: np.ndarray) -> "Packed":
-        """Returns the same pairs with what a reference says of their sides: batches have `reference` too, float32[B, 2P].
-
-        `train_Ex2`, `val_Ex2`: log p in nats of the (chosen, rejected) answer of each pair.
-        """
+        """Returns the pairs with log p in nats of both sides: batches have `reference` too, float32[B, 2P]."""
         splits = (self.train, train_Ex2), (self.val, val_Ex2)
         train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
         return dataclasses.replace(self, train=train, val=val)
@@ -207,11 +192,9 @@ def make(
     say: Callable[[str], None] = lambda line: None,
     see: coded.See = lambda one, sides: None,
 ) -> Packed:
-    """Reads, checks and encodes the examples of `data.path`.
+    """Reads, checks and encodes the examples of `data.path`; `share` of the targets are those of `replay`.
 
-    For `closed` and `see` see `encoded.build`. `share` is that of `replay`, between chats, of the targets that count.
-    Raises ConfigError if an example can't be used, or none is left. The message is one line; it names file and line where
-    it can.
+    Raises ConfigError if an example can't be used, or none is left.
     """
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
     options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}

@@ -47,8 +47,8 @@ class Replay:
 class Plan:
     """The map from steps to rows of examples.
 
-    An example takes `lengths` tokens of a row, none more than `seq_len`; `counted` of its targets count. A row has
-    `most` examples, 0 for any number.
+    `lengths`: tokens of a row that each takes; `counted`: its targets that count; `most`: examples in a row, 0 for any
+    number.
     """
 
     def __init__(

@@ -56,9 +56,8 @@ Text = shards.DataDir | FileText
 
 
 def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:
-    """Opens pretraining text: a data directory, or a file, folder or glob of texts (.txt, .jsonl, .parquet).
+    """Opens a data directory, or text files (64 MB at most, `val_fraction` of the documents held out).
 
-    Of text files at most 64 MB are read. `val_fraction` of their documents, by a hash of their content, are held out.
     Raises ConfigError if there is no text, or the data directory is of another tokenizer.
     """
     if (pathlib.Path(path) / MANIFEST).is_file():
@@ -96,10 +95,7 @@ def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -
 
 
 class Pieces:
-    """Pieces of a text, in an order that the seed chooses; each source gives its share.
-
-    Raises ConfigError if a source has not the tokens of one piece.
-    """
+    """Pieces of a text in an order by the seed, each source its share. Raises ConfigError if one has too few tokens."""
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens

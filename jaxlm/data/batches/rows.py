@@ -40,11 +40,10 @@ _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
-    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses.
+    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses, in O(1) memory.
 
-    Takes O(1) memory for any n below 2**62, and does not depend on the version of any library. A six-round Feistel
-    network permutes all numbers of an even number of bits, the smallest that holds n. It is applied again to results of
-    n or above (cycle walking: Black and Rogaway 2002, format-preserving encryption).
+    A six-round Feistel network permutes the smallest even number of bits that holds n; it is applied again to results
+    of n or above (cycle walking: Black and Rogaway 2002).
     """
     if n <= 1:
         return np.zeros_like(positions)
@@ -80,13 +79,9 @@ class RowPlan:
     final_begins: int = 0  # the last batch before the final mixture
 
     def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which rows are in these slots of the batch of this number, which counts from 0.
+        """Returns (source, epoch from 0, row) of these slots of a batch from 0, int64 each.
 
-        Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
-        mixture the draws of a source go on where those of the first mixture end.
-
-        Returns (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the
-        epoch from 0, the row's index in the source.
+        Each epoch of a source has every row once. In the final mixture its draws go on where those of the first end.
         """
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
         if self.final_shares and number >= self.final_begins:
@@ -121,11 +116,9 @@ def plan_rows(
     passed_over: Windows = (),
     final: Final | None = None,
 ) -> RowPlan:
-    """Returns the row plan for sources with these numbers of training tokens.
+    """Returns the row plan. What is passed over may decide where a final mixture begins, and nothing else.
 
-    What is passed over may decide where a final mixture begins (see `Final`), and nothing else.
-
-    Raises ConfigError if a mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
+    Raises ConfigError if a mixture is wrong, or a source has fewer than `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
         raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
@@ -214,15 +207,10 @@ class Rows(Order):
 
 
 def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:
-    """Returns the batch of packed rows: inputs, targets, segments and positions.
+    """Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[B, T], and `weights` float32[B, T], ones.
 
-    The separator (EOS for our tokenizers) begins a document's segment, as `<|endoftext|>` does for GPT-2. So the last
-    token of a document predicts the separator that opens the next one, and a separator, which sees only itself,
-    predicts the first token of its document. No target is predicted from another document's tokens, and every target
-    counts.
-
-    Returns `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
-    float32[B, T], ones.
+    The separator begins a document's segment, as `<|endoftext|>` does for GPT-2: the last token of a document predicts
+    it, and it, which sees only itself, predicts the first token of its document.
     """
     rows_BxT1 = np.asarray(rows_BxT1).astype(np.int32, copy=False)
     tokens_BxT = np.ascontiguousarray(rows_BxT1[:, :-1])
@@ -247,15 +235,10 @@ class Segment(typing.NamedTuple):
 
 
 def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Packs groups of texts into the rows of one batch. A group stays in one row, so that no microbatch splits it.
+    """Packs groups of texts into one batch. Returns (batch, the row of each group that fitted).
 
-    Each group goes to the first row with room, and its texts become neighbouring segments. (If all groups are pairs,
-    the pairs of a row are its segments 1 and 2, 3 and 4, ...) The first group that fits in no row ends the batch: the
-    caller begins the next batch with that group.
-
-    Returns (batch, the row of each group that fitted). The batch has the same arrays as one from `make_batch`. Padding
-    is the last segment of a row, with weight 0. Raises ConfigError if a group is longer than a row, or a text has fewer
-    than two tokens.
+    A group goes to the first row with room, so that no microbatch splits it. The first one that fits in no row ends the
+    batch. Padding is the last segment. Raises ConfigError if a group is longer than a row, or a text has one token.
     """
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
@@ -309,10 +292,7 @@ class ValidationBatch:
 
 
 def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
-    """Returns how many of a source's held-out tokens an evaluation measures: those that begin in its first `eval.max_mb`.
-
-    A run that keeps `eval.older_batches` measures the targets of so many rows of `seq_len`.
-    """
+    """Returns how many held-out tokens an evaluation measures: the first `eval.max_mb`, or those of `older_batches`."""
     stream, length = data.stream(source, "val"), data.token_bytes()
     total = max(0, stream.tokens - 1)
     if config.older_batches:
@@ -332,13 +312,9 @@ def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) 
 def validation_rows(
     data: DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
 ) -> Iterator[ValidationBatch]:
-    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
+    """Yields a source's held-out tokens in order, each a target once but for the separator that opens the stream.
 
-    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
-    row is padded with the separator, at weight 0. Yields nothing if there is no target. bits_per_byte = summed loss in
-    nats / ln 2 / summed `target_bytes`.
-
-    `targets` are so many tokens from the second on (see `count_targets`).
+    The last row is padded at weight 0. bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
     """
     stream, length = data.stream(source, "val"), data.token_bytes()
     targets = max(0, stream.tokens - 1) if targets is None else targets
@@ -371,10 +347,7 @@ def passes(order: Rows, steps: int) -> dict[str, float]:
 
 
 def mixture_words(order: Rows, steps: int) -> str:
-    """Returns both mixtures of a run of `steps` steps for the user; "" if it has one.
-
-    "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4"
-    """
+    """Returns "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4" for a run of `steps`; "" with one mixture."""
     if order.final is None:
         return ""
     names, last = list(order.data.token_counts()), order.switch()
@@ -420,10 +393,7 @@ def documents_of(order: Rows, step: int) -> list[str]:
 
 
 def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> list[TracedRow]:
-    """Returns the rows of the batch of step `item` + 1, in the loader's order, with the documents that they hold.
-
-    Needs no model and no state: a batch follows from the order and the item.
-    """
+    """Returns the rows of the batch of step `item` + 1 with their documents. Needs no model and no state."""
     data, seq_len, coder = order.data, order.seq_len, order.data.tokenizer()
     located = order.plan.locate(order.batch_number(item + 1) - 1, np.arange(order.batch_size))
     traced = []

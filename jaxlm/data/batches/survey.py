@@ -144,10 +144,7 @@ class Survey:
 
 
 def leaks_of(benchmarks: str, prepare: PrepareConfig) -> Decontaminate | None:
-    """Returns what finds items of the benchmark files in a folder; None if `benchmarks` is "".
-
-    Raises ConfigError if the folder has no benchmark files, or one of an unknown layout.
-    """
+    """Returns what finds items of a folder's benchmark files; None for "". Raises ConfigError for an unknown layout."""
     if not benchmarks:
         return None
     asked = registry.typed_settings(registry.parse("decontaminate", prepare.stages, "prepare.stages"))

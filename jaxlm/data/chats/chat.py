@@ -97,10 +97,7 @@ def speaks(tokenizer: Coder) -> bool:
 def grown(tokenizer: Coder, asked: str = "") -> Coder:
     """Returns a tokenizer that speaks: ours with the tokens of `TEMPLATE`, one from elsewhere with the template `asked`.
 
-    New tokens stand behind all other ids, which stay as they are.
-
-    `asked` is `examples.template`: "" for the template that the model has, a name of `TEMPLATES`, or a file. Raises
-    ConfigError if the template can't be read, or does not suit the tokenizer.
+    Other ids stay as they are. Raises ConfigError if the template can't be read, or does not suit the tokenizer.
     """
     key = f"config.examples.template={asked}"
     if ours(tokenizer):
@@ -168,11 +165,10 @@ def _source(tokenizer: Coder) -> str:
 
 
 def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> str:
-    """Returns a conversation as text, in the model's template. `ids.conversation` makes ids of it.
+    """Returns a conversation as text, in the model's template; without `reply` its last message goes on.
 
-    `reply` ends it with what opens the assistant's answer; without it the last message goes on. Control tokens that
-    messages spell get a `GUARD`. `tools` are JSON schemas. Raises ConfigError if the model has no template, or it refuses
-    these messages.
+    Control tokens that messages spell get a `GUARD`. Raises ConfigError if there is no template, or it refuses the
+    messages.
     """
     writer = Writer(tokenizer)
     if not reply:
@@ -213,9 +209,7 @@ class Probed(typing.NamedTuple):
 class Writer:
     """Writes whole conversations in a model's template, and says where the assistant speaks.
 
-    A template that names the day gets `dated`'s, or else the one on which it is asked.
-
-    Raises ConfigError if the model has no template, or one that can't be read.
+    A template that names the day gets `dated`'s, or else today. Raises ConfigError if it can't be read.
     """
 
     def __init__(self, tokenizer: Coder):
@@ -234,10 +228,7 @@ class Writer:
         return self._plain(messages=messages, tools=tools, documents=None, add_generation_prompt=reply, **self._named)
 
     def either(self, messages: Messages, write: Callable[[Messages], T]) -> T:
-        """Returns what `write` makes of messages as transformers hands them to a template, guarded (see `sound`).
-
-        Arguments of calls that are JSON as text are objects, as in vLLM; they stay text if the template refuses objects.
-        """
+        """Returns what `write` makes of guarded messages; arguments of calls are objects, text if that is refused."""
         called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
         if called != plain:
             with contextlib.suppress(ConfigError):
@@ -249,12 +240,8 @@ class Writer:
     ) -> Written:
         """Returns a conversation as text, and where in it stands what the model is to say.
 
-        That is what `{% generation %}` marks. For a template without that mark it is what writing an answer adds to the
-        text that the model is asked with, up to the control token that ends it; to the end of the text if none does.
-
-        Others' spans than those of the messages `trained` (None: all) are returned too; `last` looks for the last of
-        these alone. Raises ConfigError if the template refuses the messages, or does not begin an answer as it asks for
-        it.
+        That is what `{% generation %}` marks; without that mark what an answer adds to the text that the model is asked
+        with, up to the control token that ends it. Raises ConfigError if the template refuses the messages.
         """
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self._marking is None:
@@ -446,10 +433,7 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 
 
 def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end an answer or a text: first the template's, EOS, others that a model names, what begins the next.
-
-    What was imported before 28 November 2026 keeps the ends of then: EOS, what begins a document, `END`.
-    """
+    """Returns the ids that end an answer or a text. What was imported before 28 November 2026 keeps those of then."""
     if ours(tokenizer) or not tokenizer.ends:
         every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
     else:

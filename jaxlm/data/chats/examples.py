@@ -89,11 +89,9 @@ class Asked(typing.NamedTuple):
 def read(
     path: str, form: str, pairs: bool, key: str = "data.path", notes: records.Notes | None = None
 ) -> Iterator[Example]:
-    """Yields the examples of a file, a folder of files or a glob, in the order of the files' names.
+    """Yields the examples of a file, a folder or a glob; `form` is a format, or "auto": by the keys of each record.
 
-    `form` is a format, or "auto": by the keys of each record. `notes` gets what is left out and what is not read.
-    Raises ConfigError if there is no such file; no record is of a known format and can be trained on (the message begins
-    with the file and the line of the first); or records have keys that can't be read.
+    Raises ConfigError if there is no such file, no record can be trained on, or records have keys that can't be read.
     """
     if not path:
         raise ConfigError(f"{key} is empty: name a .jsonl, .json or .parquet file of examples, or a folder of them")
@@ -113,15 +111,10 @@ def read(
 def read_prompts(
     path: str, key: str = "data.path", notes: records.Notes | None = None, ask: Ask | None = None
 ) -> Iterator[Asked]:
-    """Yields what each record of a file, a folder or a glob asks.
+    """Yields what each record asks. Raises ConfigError as `read` does.
 
-    A record has `prompt`, a text or messages, or else `messages` or `conversations`, which stay among its columns; what
-    the assistant says at their end is left off. Pairs, and chats of the other formats, are asked what they answer: HH's
-    transcripts up to where both sides part.
-
-    Raises ConfigError as `read` does.
-
-    `ask` gives (messages, columns) of a record of another kind.
+    A record has `prompt`, a text or messages, or `messages` or `conversations`, whose last answer is left off. Pairs,
+    and chats of other formats, are asked what they answer.
     """
 
     def asked(row: Row) -> Asked:

@@ -42,11 +42,7 @@ Side = Masked | Unmasked
 
 
 def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
-    """Returns the ids and masks of conversations.
-
-    `ignore`: keys that the model's template need not write (`examples.ignore`). Raises ConfigError if the model has no
-    template.
-    """
+    """Returns the ids and masks of conversations. Raises ConfigError if the model has no template."""
     writer = chat.Writer(tokenizer)
     written = [_written(writer, one, ignore) for one in chats]
     fit = [text for text in written if isinstance(text, chat.Written)]

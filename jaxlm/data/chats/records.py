@@ -51,10 +51,7 @@ class Unfit(ValueError):
 
 
 class Notes:
-    """What is met while examples are read and encoded, and is to be said: keys that are not read, rows that are left out.
-
-    `ignore`: keys that are read as if they were not there (`examples.ignore`).
-    """
+    """What is met while examples are read and encoded: keys that are not read, rows that are left out."""
 
     def __init__(self, ignore: Collection[str] = ()):
         self.ignore = frozenset(ignore)
@@ -108,10 +105,7 @@ def _named(key: str) -> str:
 
 
 class Row(dict[str, typing.Any]):
-    """A record without what it lacks (None) or what is ignored, which knows what of it is read.
-
-    `columns` is the record but for what is ignored. `learns` is False if it only asks. `noted`: (kind, name) -> why.
-    """
+    """A record without what it lacks (None) or what is ignored, which notes what of it is read; `columns` has all but that."""
 
     def __init__(self, record: Mapping[str, typing.Any], place: Place, ignore: frozenset[str]):
         self.columns = {key: value for key, value in record.items() if key not in ignore}

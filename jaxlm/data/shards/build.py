@@ -44,10 +44,7 @@ def _mix(x: int) -> int:
 
 
 class Shuffle:
-    """Takes documents and yields them in a random order, the same each time.
-
-    `key` decides the order. `memory_bytes` of text are in memory, roughly. `close` removes `folder`.
-    """
+    """Yields documents in a random order, which `key` decides. Beyond `memory_bytes` of text they are on disk."""
 
     def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
         self._folder, self._memory, self._level = folder, memory_bytes, level
@@ -173,10 +170,9 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Say = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
+    """Makes a data directory and opens it; only opens it if the same recipe made it.
 
-    `read` yields the (doc_id, text) of a source and fills its stats. `recipe_extra` is more of what decides the
-    content. Weights may change later without a rebuild. Raises ConfigError if settings or sources are wrong, or another
+    `read` yields the (doc_id, text) of a source and fills its stats. Raises ConfigError if settings are wrong, another
     recipe made the data, or another process is making it.
     """
     _check(source_list, settings)
@@ -281,10 +277,7 @@ def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> 
 
 
 class _Documents:
-    """The documents of one source in shuffled order, each held out or not by a hash of its content.
-
-    Reads the source once.
-    """
+    """One source's documents in shuffled order, each held out or not by a hash of its content."""
 
     def __init__(
         self,

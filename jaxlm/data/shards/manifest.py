@@ -55,10 +55,7 @@ _SHAPE = {
 
 
 def read(root: pathlib.Path) -> tuple[dict, str]:
-    """Returns (the manifest of a data directory, its sha256 without HELD_OUT).
-
-    Raises ConfigError if there is none, or it is damaged, or it has another format; RunError if it can't be read.
-    """
+    """Returns (the manifest, its sha256 without HELD_OUT). Raises ConfigError if it is damaged; RunError if unreadable."""
     path = root / MANIFEST
     try:
         content = path.read_bytes()

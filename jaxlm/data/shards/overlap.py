@@ -16,12 +16,10 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def runs(
     data: DataDir, texts: Sequence[Sequence[int]], most: int = 0, tell: Callable[[int], None] = lambda done: None
 ) -> list[np.ndarray]:
-    """Returns for each token of each text how long the longest run is that begins there and stands in the training data.
+    """Returns for each token the length of the longest run that begins there and is in the training data, int32[tokens].
 
-    `texts` are ids without those that end a document. `most` tokens of the training data are read, of each source in
-    proportion; 0 for all.
-
-    Returns int32[tokens] for each text; 0 where a run is shorter than `SEED`.
+    Of a run under `SEED` 0. `texts` are ids without ends of documents; `most` tokens are read, of each source in
+    proportion.
     """
     search = Found(texts)
     counts, done = data.token_counts(), 0
@@ -38,10 +36,7 @@ def runs(
 
 
 class Found:
-    """Looks for runs of some texts in pieces of other text.
-
-    `runs` is what the function of this name returns, for the pieces so far.
-    """
+    """Looks for runs of some texts in pieces of other text; `runs` has those so far."""
 
     def __init__(self, texts: Sequence[Sequence[int]]):
         self._texts = [np.asarray(text, np.int64) for text in texts]

@@ -157,10 +157,9 @@ class TokenStream:
         self._records = array_record_data_source.ArrayRecordDataSource(shards) if shards else None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens [start, stop) in the stored type. Tries a read that fails three times, since networks have hiccups.
+        """Returns tokens [start, stop) in the stored type.
 
-        Raises IndexError if the range is not within the stream; RunError if a file can't be read; DamagedData if a file is
-        not the one that the manifest names.
+        Raises IndexError beyond the stream; RunError if a file can't be read; DamagedData if it is not the manifest's.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
@@ -204,10 +203,7 @@ class Document:
 
 
 class DataDir:
-    """An opened data directory; `open_data` makes it.
-
-    `separator_id` begins each document; by it rows are cut into segments.
-    """
+    """An opened data directory. `separator_id` begins each document; by it rows are cut into segments."""
 
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
         self.path, self.manifest, self.sha256 = path, manifest, sha256
@@ -246,10 +242,7 @@ class DataDir:
         return coders.read({name: self._content(name) for name in names}, self.path)
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the number of raw bytes of each id, int32[vocab_size]; 0 for control tokens.
-
-        Raises DamagedData if its file is not the one in the manifest.
-        """
+        """Returns the raw bytes of each id, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
         lengths = np.load(io.BytesIO(self._content(TOKEN_BYTES)))
         if lengths.shape != (self.vocab_size,):
             raise ConfigError(
@@ -268,12 +261,7 @@ class DataDir:
         return self.verifier.content(entry)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
-        """Returns the documents that tokens [start, stop) belong to, in order.
-
-        Reads only the row groups of the index that list them, but verifies the whole file at the first call.
-
-        Raises DamagedData if the index is not the one in the manifest.
-        """
+        """Returns the documents that tokens [start, stop) belong to. Verifies the index first, or raises DamagedData."""
         entry = self.entry(source, split)["index"]
         self.verifier.first_read(entry, always=True)
         index = pq.ParquetFile(self.path / entry["file"])
@@ -288,10 +276,7 @@ class DataDir:
         return documents
 
     def held_out_texts(self) -> dict[str, str]:
-        """Returns source -> the sha256 of its held-out text, as `manifest.add_text` has it; "" if tokens don't give it back.
-
-        It is in the manifest. Of data by an older version it is computed once, and kept beside the manifest.
-        """
+        """Returns source -> the sha256 of its held-out text; of older data it is computed once and kept beside the manifest."""
         if manifests.HELD_OUT in self.manifest:
             return self.manifest[manifests.HELD_OUT]
         path = self.path / f"{manifests.HELD_OUT}.json"
@@ -324,11 +309,10 @@ class DataDir:
 
 
 def open_data(path: str | os.PathLike) -> DataDir:
-    """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an empty one.
+    """Opens a data directory. Checks sizes and numbers of records: a truncated ArrayRecord opens as an empty one.
 
-    Verifies the tokenizer and the lengths of its tokens. `TokenStream` and the loader verify the shards. Raises
-    ConfigError if the manifest is missing or damaged or has another format; DamagedData if a file is missing or differs
-    from the manifest in its size or number of records; RunError if a file can't be read.
+    Raises ConfigError if the manifest is missing or damaged; DamagedData if a file differs from it; RunError if one
+    can't be read.
     """
     root = pathlib.Path(path)
     data = DataDir(root, *manifests.read(root))

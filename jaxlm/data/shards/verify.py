@@ -52,10 +52,10 @@ class Verifier:
         self._stop = threading.Event()
 
     def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
-        """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.
+        """Returns what `act`, which reads `what` of a file, returns; tries three times, since networks have hiccups.
 
-        Raises DamagedData if reading failed, and the file's bytes are not those in the manifest; RunError if reading failed
-        three times, and the file is sound or can't be read at all.
+        Raises DamagedData if the bytes are not those in the manifest; RunError if the file is sound or can't be read at
+        all.
         """
         with self._reading(entry):
             for pause in (*RETRY_SECONDS, None):
@@ -106,11 +106,10 @@ class Verifier:
         return content
 
     def first_read(self, entry: Entry, *, always: bool = False) -> None:
-        """Hashes a file before its first record is used, unless this was done.
+        """Hashes a file before its first record is used, unless this was done. Raises DamagedData, OSError.
 
-        Leaves files above FIRST_READ_BYTES, and all once FIRST_READ_SECONDS were spent, to the background: otherwise
-        the first batch of a large corpus, whose rows are in every shard, would wait until all of it was hashed. With
-        `always`, hashes any file. Raises DamagedData, OSError: as `check`.
+        Leaves files above FIRST_READ_BYTES, and all after FIRST_READ_SECONDS, to the background, unless `always`: else
+        the first batch, whose rows are in every shard, would wait for all of a large corpus.
         """
         name = entry["file"]
         late = entry["size"] > FIRST_READ_BYTES or self._spent > FIRST_READ_SECONDS
@@ -124,10 +123,7 @@ class Verifier:
             self._spent += time.monotonic() - start
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Verifies these files in a daemon thread, in this order, at BACKGROUND_BYTES_PER_SECOND. Puts damage in `damage`.
-
-        A file that can't be read is left out: whoever needs it will say so.
-        """
+        """Verifies files in a daemon thread, slowly; `damage` tells. One that can't be read is left to whoever needs it."""
         self.end()
         self._stop = threading.Event()
         job = (list(entries), self._stop)

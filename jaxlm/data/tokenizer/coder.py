@@ -18,12 +18,10 @@ from jaxlm.host import files as files_lib
 
 
 class Prompted:
-    """A tokenizer whose every text begins with a prompt of virtual tokens, which stand for trained vectors (prompt tuning).
+    """A tokenizer whose every text begins with virtual tokens, which stand for trained vectors (prompt tuning).
 
-    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says
+    Their ids begin at `first`, the model's `vocab_size`: no text becomes them, they are no text, and no model says
     them.
-
-    `first` is the model's `vocab_size`, which may be more than the tokenizer's.
     """
 
     def __init__(self, coder: "Coder", length: int, first: int):
@@ -73,10 +71,7 @@ def ours(tokenizer: Coder) -> bool:
 
 
 def load(path: str | os.PathLike) -> Coder:
-    """Reads a tokenizer: a SentencePiece `.model`, a tokenizer.json, or the folder of either (a model's, a data directory).
-
-    Raises ConfigError if there is none, it is damaged, or of a kind that is not supported.
-    """
+    """Reads a tokenizer: a `.model`, a tokenizer.json, or the folder of either. Raises ConfigError."""
     path = files_lib.expanded(path)
     if path.suffix == ".json":
         path = path.parent

@@ -30,10 +30,7 @@ def opened(tokenizer: Coder, ids: Sequence[int]) -> list[int]:
 def conversations(
     tokenizer: Coder, texts: Sequence[str], cuts: Sequence[Sequence[int]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns for each text (what `conversation` does, int32[n]; how many ids stand in front of each of its cuts, int64).
-
-    A cut, in characters, inside what an id stands for gives -1.
-    """
+    """Returns for each text (the ids of `conversation`, int32[n]; how many stand in front of each cut, int64, or -1)."""
     whole = []
     for ids, at in tokenizer.encode_cut(texts, cuts):
         front = _missing(tokenizer, ids.tolist())
@@ -49,10 +46,9 @@ def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def training_documents(tokenizer: Coder, texts: list[str]) -> list[np.ndarray]:
-    """Returns the ids of each document as shards hold it, int32[n] each.
+    """Returns the ids of each document as shards hold it, int32[n], the separator in front.
 
-    That is `document` if the text begins with the separator, as ours do. Else the separator comes in front. A tokenizer
-    whose separator is not EOS (BOS, mostly) gets EOS at the end of each document, so that the model learns to stop.
+    A tokenizer whose separator is not EOS (BOS, mostly) gets EOS at the end, so that the model learns to stop.
     """
     opening, separator = tokenizer.opening, tokenizer.separator_id
     front = opening if opening[:1] == (separator,) else (separator, *opening)

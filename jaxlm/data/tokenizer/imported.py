@@ -153,10 +153,9 @@ class HfSentencePiece(Tokenizer):
 
 
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
-    """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`, `ends`.
+    """Returns the content of `IDS` for a model's folder; `ends` are all ids that it calls EOS.
 
-    `ends` are all ids that the folder calls EOS: several in the generation_config.json of most chat models. Raises
-    ConfigError if nothing there names the token that ends a text, or a file is no JSON.
+    Raises ConfigError if nothing there names the token that ends a text, or a file is no JSON.
     """
     settings = settings_of(files, "tokenizer_config.json")
     named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}

@@ -90,7 +90,7 @@ class Tokenizer:
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns for each text (what `encode_marked` does, int32[n]; how many ids are in front of each of its cuts, int64).
+        """Returns for each text (`encode_marked` of it, int32[n]; how many ids are in front of each of its cuts, int64).
 
         A cut is a place in the text, in characters; -1 if the text in front of it alone has other ids.
         """
@@ -119,10 +119,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, as `encode` does, int32[n] each.
 
-        If no piece reaches across words (true for all models that `train_tokenizer` trains), encodes each word once and
-        remembers its ids. For BPE this only saves time, since merges never cross words. A unigram model adds scores in
-        float32, so SentencePiece may split the same word differently after different texts; here a word is always split
-        the same way.
+        If no piece reaches across words, encodes each word once and remembers it. For a unigram model, which adds
+        scores in float32, this also splits a word always the same way.
         """
         if not self.by_word:
             return self._encode_whole(texts)
@@ -250,11 +248,9 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer. The result depends only on the arguments, including the order of the texts.
+    """Trains a tokenizer, by the arguments alone. "unigram" (Kudo 2018) takes about seven times as long as "bpe".
 
-    `vocab_size` counts the five ChatML tokens of `chat_tokens`. "unigram" (Kudo 2018) takes about seven times as long
-    as "bpe". Raises ConfigError if the model_type is unknown, or there is too little text for the vocabulary (the message
-    names the largest possible size).
+    Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")

@@ -7,12 +7,10 @@ from jaxlm.data.tokenizer.coder import Coder
 
 
 class Text:
-    """The text of a row whose ids come a few at a time. What it gives out does not depend on how they are parted.
+    """The text of a row whose ids come a few at a time; how they are parted does not matter.
 
-    Holds back the bytes of a character that is not whole yet, and what may be the beginning of a stop string. The stop
-    string that is whole first ends the text; of two that end at the same place, the longer one.
-
-    `stopped` is the stop string that ended the text.
+    Holds back what may be half a character or the beginning of a stop string. The first whole one ends it, and is
+    `stopped`.
     """
 
     def __init__(self, tokenizer: Coder, stops: Sequence[str] = ()):
