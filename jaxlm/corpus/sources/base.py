@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from jaxlm.config import DataConfig, PrepareSourceConfig
-from jaxlm.corpus.sources import languages
+from jaxlm.corpus.sources import registry
 from jaxlm.corpus.stage import Document
 
 # A line, page or WARC record beyond this is left out, so that memory has a bound.
@@ -177,7 +177,7 @@ def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_
     """Returns a row as a document. Its format is the row's own, or told by `text_key` ("html") or by the row's path."""
     metadata = known_metadata(row)
     if "format" not in metadata:
-        language = languages.of_file(metadata["path"]) if "path" in metadata else ""
+        language = registry.language_of(metadata["path"]) if "path" in metadata else ""
         if language:
             metadata["language"] = language
         metadata["format"] = "html" if "html" in text_key.lower() else "code" if language else "text"

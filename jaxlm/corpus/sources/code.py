@@ -11,7 +11,7 @@ import fsspec
 import pathspec
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import base, files, languages, streams
+from jaxlm.corpus.sources import base, files, registry, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -73,7 +73,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     if spec.licences and not allowed(licence, spec.licences):
         stats.skip(f"licence {licence or 'not found'}", part.name)
         return
-    metadata = {"format": "code", "path": part.name, "language": languages.of_file(part.name)}
+    metadata = {"format": "code", "path": part.name, "language": registry.language_of(part.name)}
     metadata["site"] = part.name.partition("/")[0] if "/" in part.name else spec.name
     if licence:
         metadata["licence"] = licence
@@ -150,9 +150,9 @@ def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[s
         for name, info in names.items():
             if files.excluded(name, exclude):
                 continue
-            if not languages.of_file(name) and others is not None:
+            if not registry.language_of(name) and others is not None:
                 others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
-            elif languages.of_file(name) and not at.ignored(prefix + name):
+            elif registry.language_of(name) and not at.ignored(prefix + name):
                 url = files.url_of(fs, info["name"])
                 sources.append(files.Found(prefix + name, url, info["size"], at.licence_files))
         del folders[here]
@@ -167,6 +167,6 @@ def _enter(fs: fsspec.AbstractFileSystem, above: _Folder, prefix: str, names: di
         lines = fs.cat_file(names[".gitignore"]["name"]).decode("utf-8", "replace").splitlines()
         ignores = ((prefix, pathspec.GitIgnoreSpec.from_lines(lines)), *ignores)
     for name in sorted(names):
-        if _LICENCE_NAME.fullmatch(name) and not languages.of_file(name):
+        if _LICENCE_NAME.fullmatch(name) and not registry.language_of(name):
             urls.append(files.url_of(fs, names[name]["name"]))
     return _Folder(ignores, tuple(urls) or above.licence_files)

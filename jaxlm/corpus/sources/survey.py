@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import code, files, languages, registry, streams
+from jaxlm.corpus.sources import code, files, registry, streams
 
 _SNIFF_BYTES = 4096
 
@@ -26,7 +26,7 @@ def survey(path: str, exclude: tuple[str, ...]) -> Survey:
     formats = tuple(name for name in registry.FORMATS if name != "code")
     fs, root = files.filesystem(path)
     if fs.isfile(root):
-        name, size = files.format_of(root, formats) or ("code" if languages.of_file(root) else ""), fs.size(root)
+        name, size = files.format_of(root, formats) or ("code" if registry.language_of(root) else ""), fs.size(root)
         return Survey({name: 1}, {name: size}, {}) if name else Survey({}, {}, {_suffix(root): 1})
     by_format: dict[str, list[files.Found]] = collections.defaultdict(list)
     unread, no_code = collections.Counter(), collections.Counter()

@@ -5,15 +5,114 @@ import hashlib
 import itertools
 import json
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxlm.data.chats import masks
-from jaxlm.data.chats.examples import Chat, Example, Pair
-from jaxlm.data.chats.masks import Masked, Side, Unmasked
+from jaxlm.config import ConfigError
+from jaxlm.data.chats import chat
+from jaxlm.data.chats.examples import Chat, Example, Messages, Pair, without
 from jaxlm.data.chats.records import ASSISTANT, TOOL, Message, Notes, Place
 from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ids import conversations
+
+GIVEN, SAID, ENDS = 0, 1, 2  # a token that is given; one that the model is to say; one of these that ends an answer
+UNWRITTEN = "the model's chat template does not write it"
+
+
+class Masked(typing.NamedTuple):
+    """A conversation as ids."""
+
+    ids: np.ndarray  # int32[n], with what a document begins with in front
+    kinds: np.ndarray  # GIVEN, SAID or ENDS, uint8[n]
+    turns: np.ndarray  # ids in front of each of the assistant's messages, int64; of those not learnt, about
+    otherwise: tuple[int, ...] = ()  # answers to learn that stand here in another way than the model is asked for them
+
+
+class Unmasked(typing.NamedTuple):
+    """Why a conversation can't be masked."""
+
+    why: str = ""
+    keys: tuple[str, ...] = ()  # what the conversation has and the template writes nowhere
+
+
+# An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
+# ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+INSIDE = Unmasked()
+Side = Masked | Unmasked
+
+
+def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
+    """Returns the ids and masks of conversations. Raises ConfigError if the model has no template."""
+    writer = chat.Writer(tokenizer)
+    written = [_written(writer, one, ignore) for one in chats]
+    fit = [text for text in written if isinstance(text, chat.Written)]
+    cuts = [[*(cut for span in text.spans for cut in span[1:]), *_begins(text)] for text in fit]
+    coded = iter(conversations(tokenizer, [text.text for text in fit], cuts))
+    controls = frozenset(tokenizer.controls.values())
+    return [
+        text if isinstance(text, Unmasked) else _masked(text, one.trained(), *next(coded), controls)
+        for one, text in zip(chats, written, strict=True)
+    ]
+
+
+def _written(writer: chat.Writer, one: Chat, ignore: Collection[str]) -> chat.Written | Unmasked:
+    if one.keys and (keys := unwritten(writer, one, ignore)):
+        return Unmasked(keys=keys)
+    try:
+        return writer.written(one.messages, one.tools, one.trained(), one.last)
+    except ConfigError as error:
+        return Unmasked(str(error))
+
+
+def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> tuple[str, ...]:
+    """Returns the keys of a chat without which the template writes the same text, or writes one at all; none of `ignore`."""
+    messages, tools, keys = one.messages, one.tools, []
+    for key in (key for key in one.keys if key not in ignore):
+        having = [number for number, message in enumerate(messages) if key in message or message["role"] == key]
+        less = without(messages, key), None if key == "tools" else tools
+        # Of earlier messages a template may drop what it writes while they are the last.
+        ends = {len(messages), having[-1] + 1 if having else len(messages)}
+        shorter = [
+            (text_of(writer, messages[:end], tools), text_of(writer, without(messages[:end], key), less[1]))
+            for end in ends
+        ]
+        if all(bare and whole in (bare, None) for whole, bare in shorter):
+            (messages, tools), keys = less, [*keys, key]
+    return tuple(keys)
+
+
+def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
+    """Returns a conversation as text; None if the template refuses it, "" if it fails on it."""
+    try:
+        return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
+    except ConfigError as error:
+        return "" if isinstance(error, chat.Broken) else None
+
+
+def _begins(text: chat.Written) -> list[int]:
+    return [] if text.begins == [span.first for span in text.spans] else text.begins
+
+
+def _masked(
+    text: chat.Written, trained: frozenset[int], found: np.ndarray, at: np.ndarray, controls: frozenset[int]
+) -> Side:
+    spans, begins = at[: 2 * len(text.spans)].reshape(-1, 2), at[2 * len(text.spans) :]
+    if (spans < 0).any():
+        return INSIDE
+    kinds, last = np.full(len(found), GIVEN, np.uint8), {span.number: i for i, span in enumerate(text.spans)}
+    for i, (span, (first, behind)) in enumerate(zip(text.spans, spans, strict=True)):
+        if span.number in trained:
+            kinds[first:behind] = SAID
+            if behind > first and last[span.number] == i and int(found[behind - 1]) in controls:
+                kinds[behind - 1] = ENDS
+    counted, otherwise = np.count_nonzero(kinds[1:]), tuple(number for number in text.otherwise if number in trained)
+    if not counted and not otherwise:
+        return Unmasked("nothing in it is the assistant's, or its answers have weight 0")
+    if counted == len(found) - 1:
+        return Unmasked("all of it is the assistant's: the chat template marks too much, or nobody asks")
+    return Masked(found, kinds, np.maximum.accumulate(begins) if len(begins) else spans[:, 0], otherwise)
+
 
 See = Callable[[Example, Sequence[Masked]], None]
 CHUNK = 2048  # examples encoded at a time
@@ -25,7 +124,7 @@ class Coded:
 
     sides: int  # of an example: 1 (chats) or 2 (pairs)
     ids_N: np.ndarray  # int32
-    kinds_N: np.ndarray  # `masks.GIVEN`, SAID or ENDS of each, uint8
+    kinds_N: np.ndarray  # `GIVEN`, SAID or ENDS of each, uint8
     starts_S1: np.ndarray  # where each segment begins, and the last one's end, int64[S + 1]
     margins_E: np.ndarray  # float32; zeros for chats
     keys_E: np.ndarray  # a hash of what each is asked, uint64
@@ -47,7 +146,7 @@ class Coded:
 
     def counted(self) -> np.ndarray:
         """Returns how many targets of each example count, int64[E]."""
-        counts_N = self.kinds_N != masks.GIVEN
+        counts_N = self.kinds_N != GIVEN
         counts_N[self.starts_S1[:-1]] = False  # the first id of a segment is no target
         total_N1 = np.concatenate([[0], np.cumsum(counts_N, dtype=np.int64)])
         return np.diff(total_N1[self.starts_S1]).reshape(-1, self.sides).sum(1)
@@ -77,7 +176,7 @@ class Counts:
     cut: int = 0  # chats without their oldest turns
     too_long: int = 0  # left out: even the last turn, or a pair, is longer than a row
     same: int = 0  # left out: both sides of a pair are the same
-    inside: int = 0  # left out: an answer begins inside a token (see `masks.masked`)
+    inside: int = 0  # left out: an answer begins inside a token (see `masked`)
     turns_cut: int = 0  # of the cut chats
     alone: int = 0  # answers that are rows of their own: the template writes them otherwise once more follows
     untold: int = 0  # answers of pairs that are not learnt from, for the same reason
@@ -166,7 +265,7 @@ class _Fit:
         """Returns a row of each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
         chats = [one for of in segments for one in of]
-        flat = masks.masked(self.tokenizer, chats, self.notes.ignore)
+        flat = masked(self.tokenizer, chats, self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]
@@ -174,7 +273,7 @@ class _Fit:
     def _closed(self, side: Side) -> Side:
         if isinstance(side, Unmasked):
             return side
-        ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(masks.GIVEN))
+        ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(GIVEN))
         return side._replace(ids=ids, kinds=kinds)
 
     def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
@@ -221,10 +320,10 @@ class _Fit:
             met.add(("same", id(row.of)))
         elif unmasked is None:
             return None if row.empty() else sum(len(side.ids) - 1 for side in row.sides) - self.seq_len
-        elif unmasked == masks.INSIDE:
+        elif unmasked == INSIDE:
             met.add(("inside", id(row.of)))
         else:
-            whys = {("refused", key): masks.UNWRITTEN for key in unmasked.keys} or {("unfit", ""): unmasked.why}
+            whys = {("refused", key): UNWRITTEN for key in unmasked.keys} or {("unfit", ""): unmasked.why}
             for (kind, name), why in whys.items():
                 self.notes.note(kind, name, row.one.place, why)
         return None

@@ -9,22 +9,144 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
+import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
-from jaxlm.data.batches import encoded as coded
-from jaxlm.data.batches import packing, rows
+from jaxlm.data.batches import encoded, rows
 from jaxlm.data.batches import replay as replays
 from jaxlm.data.batches.encoded import Coded, Counts
 from jaxlm.data.batches.order import Order
-from jaxlm.data.chats import examples, masks, records
+from jaxlm.data.chats import examples, records
 from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.coder import Coder
+
+_EPOCHS = 4  # whose orders are remembered
+
+
+class Item(typing.NamedTuple):
+    """The example of this number, or the `number`-th piece of pretraining text of the run (`replay`)."""
+
+    number: int
+    replay: bool = False
+
+
+class _At(typing.NamedTuple):
+    """Where a batch begins: how many examples and pieces came before, and how many targets of these examples count."""
+
+    examples: int = 0
+    pieces: int = 0
+    counted: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """How much pretraining text is between the examples."""
+
+    share: float  # of all targets that count, below 1
+    tokens: int  # of each piece; all its targets count
+
+
+class Plan:
+    """The map from steps to rows of examples.
+
+    `lengths`: tokens of a row that each takes; `counted`: its targets that count; `most`: examples in a row, 0 for any
+    number.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        counted: np.ndarray,
+        *,
+        seed: int,
+        seq_len: int,
+        batch_size: int,
+        most: int = 0,
+        replay: Replay | None = None,
+    ):
+        self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
+        self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        # Where a batch begins follows from all batches before it. The loader's threads ask for several at once.
+        self._begins, self._lock = [_At()], threading.Lock()
+        self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
+
+    def rows(self, batch: int) -> list[list[Item]]:
+        """Returns what is in each row of a batch, which counts from 0. The first time it plans all batches before it."""
+        return self._fill(self._begin(batch))[0]
+
+    def used(self, batches: int) -> tuple[int, int]:
+        """Returns (examples, pieces of pretraining text) in the first batches, those that came again counted again."""
+        return self._begin(batches)[:2]
+
+    def _begin(self, batch: int) -> _At:
+        with self._lock:
+            while len(self._begins) <= batch:
+                self._begins.append(self._fill(self._begins[-1])[1])
+            return self._begins[batch]
+
+    def _fill(self, at: _At) -> tuple[list[list[Item]], _At]:
+        """(the rows of the batch that begins at a place, where the next one begins)."""
+        examples, pieces, counted = at
+        rows: list[list[Item]] = [[] for _ in range(self.batch_size)]
+        room = [self._seq_len] * self.batch_size
+        slots = [self._most] * self.batch_size
+        while True:
+            item = self._next(examples, pieces, counted)
+            length = self._replay.tokens if item.replay else self._lengths[item.number]
+            row = _place(length, room, slots)
+            if (
+                row is None
+            ):  # what did not fit begins the next batch: nothing overtakes it, so no example waits for ever
+                return rows, _At(examples, pieces, counted)
+            rows[row].append(item)
+            if item.replay:
+                pieces += 1
+            else:
+                examples, counted = examples + 1, counted + self._counted[item.number]
+
+    def _next(self, examples: int, pieces: int, counted: int) -> Item:
+        """The next example or, as soon as too few targets are of replay, the next piece."""
+        replay = self._replay
+        # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
+        if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
+            return Item(pieces, replay=True)
+        epoch, position = divmod(examples, len(self._lengths))
+        return Item(int(self._order(epoch)[position]))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        n = len(self._lengths)
+        return rows.permute(np.arange(n, dtype=np.int64), n, f"{self._seed}/examples/{epoch}")
+
+
+def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -> list[list[list[Item]]]:
+    """Returns the rows of batches that hold each example once, in order; the last one may be in part empty."""
+    batches: list[list[list[Item]]] = []
+    room: list[int] = []
+    slots: list[int] = []
+    for number, length in enumerate(lengths.tolist()):
+        row = _place(length, room, slots)
+        if row is None:
+            batches.append([[] for _ in range(batch_size)])
+            room, slots = [seq_len] * batch_size, [most or seq_len] * batch_size
+            row = _place(length, room, slots)
+        batches[-1][row].append(Item(number))
+    return batches
+
+
+def _place(length: int, room: list[int], slots: list[int]) -> int | None:
+    """The first row with room for `length` tokens, which are taken from it; None if there is none."""
+    row = next((r for r, left in enumerate(room) if left >= length and slots[r]), None)
+    if row is not None:
+        room[row] -= length
+        slots[row] -= 1
+    return row
+
 
 Batch = dict[str, np.ndarray]
 _PLANNED = 256  # batches from which the number of passes is estimated
@@ -82,15 +204,15 @@ class Packed(Order):
         return self.train.sides == 2
 
     @functools.cached_property
-    def plan(self) -> packing.Plan:
+    def plan(self) -> Plan:
         """The map from batches to rows of examples."""
-        replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
+        replay = Replay(self.replay_share, self.replay.tokens) if self.replay else None
         options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
-        return packing.Plan(self.train.lengths(), self.train.counted(), **options)
+        return Plan(self.train.lengths(), self.train.counted(), **options)
 
     @property
     def _most(self) -> int:
-        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+        return rows.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
     def parts(self) -> dict[str, str]:
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
@@ -122,7 +244,7 @@ class Packed(Order):
         """Yields all pairs once, for a reference: (a batch, the number of each of its pairs, int64[B, P], or -1)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
-            numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            numbers_BxP = np.full((batch_size, rows.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
             for row, items in enumerate(planned):
                 numbers_BxP[row, : len(items)] = [item.number for item in items]
             yield self._stacked(planned, source), numbers_BxP
@@ -133,9 +255,9 @@ class Packed(Order):
         train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
         return dataclasses.replace(self, train=train, val=val)
 
-    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
+    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[Item]]]:
         sizes = {"seq_len": self.sizes.seq_len, "batch_size": batch_size, "most": self._most}
-        return packing.once(source.lengths()[:examples], **sizes)
+        return once(source.lengths()[:examples], **sizes)
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
@@ -150,7 +272,7 @@ class Packed(Order):
         planned = self.plan.rows(self.batch_number(step) - 1)
         return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
 
-    def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
+    def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
         """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
         groups = ([self._group(item, source, ends) for item in items] for items in planned)
         packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
@@ -159,9 +281,9 @@ class Packed(Order):
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | (self._of_pairs(planned, source) if self.pairs else {})
 
-    def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
+    def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
         """What a batch of pairs has beside its tokens."""
-        shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
+        shape = (len(planned), rows.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
             arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
@@ -172,10 +294,10 @@ class Packed(Order):
                 arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
         return arrays
 
-    def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
+    def _group(self, item: Item, source: Coded, ends: bool) -> list[rows.Segment]:
         if item.replay:
             return self.replay.segments(item.number)
-        weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
+        weigh = (encoded.SAID, encoded.ENDS) if ends else (encoded.SAID,)
         return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
 
 
@@ -190,7 +312,7 @@ def make(
     share: float = 0.0,
     closed: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    see: coded.See = lambda one, sides: None,
+    see: encoded.See = lambda one, sides: None,
 ) -> Packed:
     """Reads, checks and encodes the examples of `data.path`; `share` of the targets are those of `replay`.
 
@@ -199,13 +321,13 @@ def make(
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
     options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}
 
-    def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
+    def build(path: str, key: str, name: str, **seen: encoded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
         read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
-        encoded, counts = coded.build(read, tokenizer, **options, **seen)
+        split, counts = encoded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
-        return encoded, counts
+        return split, counts
 
     whole, counts = build(data.path, "data.path", what, see=see)
     if not len(whole):
@@ -214,7 +336,7 @@ def make(
     if settings.val_path:
         train, (val, _) = whole, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
-        out_E = coded.held_out(whole.keys_E, data.val_fraction)
+        out_E = encoded.held_out(whole.keys_E, data.val_fraction)
         train, val = whole.take(~out_E), whole.take(out_E)
         if not len(val):
             why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"

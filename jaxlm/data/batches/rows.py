@@ -35,6 +35,7 @@ from jaxlm.data.shards.verify import Entry
 # Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST_PASSES = 4
 _ROUNDS = 6
+_TOKENS_A_PAIR = 64
 _FIRST_ITEMS = 16  # whose shards are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
@@ -225,6 +226,10 @@ def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray
         "positions": (index_T - opened_BxT).astype(np.int32, copy=False),
         "weights": np.ones(tokens_BxT.shape, np.float32),
     }
+
+
+def pairs_in_row(seq_len: int) -> int:
+    return max(1, seq_len // _TOKENS_A_PAIR)
 
 
 class Segment(typing.NamedTuple):
