@@ -1,6 +1,7 @@
 """Prepared documents on disk: parquet files with columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
 import hashlib
+import itertools
 import json
 import pathlib
 import sys
@@ -69,20 +70,14 @@ class DocumentWriter:
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
     """Yields the documents of one file; holds one group at a time. Raises RunError if the file is damaged."""
-    row = 0
-    for rows in _groups(path):
-        for doc_id, text, meta in rows:
-            yield Document(text, doc_id, meta, row)
-            row += 1
-
-
-def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
+    row = itertools.count()
     try:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
-                ids, texts, metas = (table.column(name).to_pylist() for name in SCHEMA.names)
-                yield list(zip(ids, texts, map(files.json_of, metas), strict=True))
+                columns = (table.column(name).to_pylist() for name in SCHEMA.names)
+                for doc_id, text, meta in zip(*columns, strict=True):
+                    yield Document(text, doc_id, files.json_of(meta), next(row))
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
             raise

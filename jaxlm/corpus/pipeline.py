@@ -23,7 +23,7 @@ from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
 from jaxlm.corpus.sources.units import read_unit
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 from jaxlm.corpus.stages import registry
 from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
@@ -249,7 +249,7 @@ class _Copies(Stage):
         rows = _of_task(folder / f"{name}.parquet", task, "keeper", "keeper_id")
         self._keepers = {row: plan.name_of(keeper, keeper_id) for row, keeper, keeper_id in rows}
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         keeper = self._keepers.get(document.row)
         return keeper and Remove(self._reason, f"of {keeper}")
 
@@ -265,7 +265,7 @@ class _Lines(Stage):
         for row, key in _of_task(folder / "lines.parquet", task, "key"):
             self._going[row].add(key)
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         going = self._going.get(document.row)
         if not going:
             return None

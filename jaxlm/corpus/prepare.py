@@ -125,19 +125,19 @@ def _defaults() -> dict[str, typing.Any]:
     return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
-def _run(root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Plan, log: Say) -> Prepared:
+def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, log: Say) -> Prepared:
     """Runs all phases and returns the result. Tasks that an earlier call of the same recipe did are not done again."""
     recipe = make_recipe(settings, plan.sources, plan.units)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     if not (folder / "documents").exists() and _owner(root) != key:
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # what it wrote was replaced by another recipe's
-    from jaxlm.corpus import engine as engine_lib  # here, because a machine that only trains may lack datatrove
+    from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
     plan.save(folder)
     _build_stages(plan, folder, log)
-    options = _options(settings.engine_options)
-    engine = engine_lib.Engine(engine_name, settings.workers, settings.memory_gb + 1, options)
+    if wrong := [word for word in settings.engine_options if "=" not in word]:
+        raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
     uses_near = any("near" in source.global_stages for source in plan.sources.values())
     phases = [
         ("clean", "jaxlm.corpus.pipeline.clean", len(plan.units)),
@@ -150,12 +150,12 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Pl
         for phase, function, tasks in phases:
             if tasks:
                 began = time.perf_counter()
-                engine_lib.run(engine, folder, phase, function, tasks)
+                engines.run(engine, settings, folder, phase, function, tasks)
                 if phase == "clean":
                     _check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
-        engine_lib.close()
+        engines.close()
     with console.working("gathering the results"):
         _conclude(root, folder, plan, recipe)
     return open_prepared(root)
@@ -309,14 +309,6 @@ def open_prepared(root: pathlib.Path) -> Prepared:
 def _owner(root: pathlib.Path) -> str:
     path = root / "documents" / OWNER
     return path.read_text() if path.is_file() else ""
-
-
-def _options(words: tuple[str, ...]) -> dict[str, str | int]:
-    for word in words:
-        if "=" not in word:
-            raise ConfigError(f"config.prepare.engine_options: {word!r} is not of the form NAME=VALUE")
-    pairs = (word.split("=", 1) for word in words)
-    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
 def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:

@@ -6,6 +6,7 @@ import pathlib
 import typing
 
 Settings = typing.Any  # a dataclass of config/stages.py
+Edits = collections.Counter[str]  # kind of change -> how often it was made
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,7 +49,7 @@ class Stage:
         Raises ConfigError if a setting is wrong, such as a missing file or an empty folder.
         """
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         """Cleans a document in place and returns None, or returns why it must be removed.
 
         Its metadata has "source" and "format" (text, html, markdown or code), "from" ("html") if it was an HTML page,

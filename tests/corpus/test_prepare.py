@@ -350,11 +350,11 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
     calls = []
     original = engine.run
 
-    def until_joins(engine, folder, phase, function, tasks):
+    def until_joins(engine, settings, folder, phase, function, tasks):
         calls.append(phase)
         if phase == "joins" and calls.count("joins") == 1:
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
-        original(engine, folder, phase, function, tasks)
+        original(engine, settings, folder, phase, function, tasks)
 
     monkeypatch.setattr(engine, "run", until_joins)
     with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):

@@ -3,7 +3,6 @@
 Logistic regression on hashed words and pairs of words. Saved as arrays and JSON, never as a pickle.
 """
 
-import collections
 import collections.abc
 import functools
 import json
@@ -15,7 +14,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.units import iterate_documents
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.host import files
 
 N_FEATURES = 1 << 18
@@ -45,7 +44,7 @@ class Classifier(Stage):
                 f"{config_key}: set good and bad to folders of examples, or model to a trained classifier"
             )
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         score = self._score(document.text)
         document.metadata["quality"] = round(score, 4)
         if score < self.settings.min_score:

@@ -4,14 +4,13 @@ The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder
 """
 
 import ast
-import collections
 import json
 import re
 import string
 import tomllib
 import warnings
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 _HEAD_LINES = 40  # where a generator leaves its note; in the body the words may be the text of a generator's template
 _COMMENT = re.compile(r'\s*(?:#|//|/\*|\*|--|;|%|<!--|"""|\'\'\'|\(\*|\{-|dnl\b|rem\b|!)', re.I)
@@ -38,7 +37,7 @@ _BLOB_CHARS = 12  # different ones; a rule of dashes or a long name has fewer
 class Code(Stage):
     """Removes such source files. Documents of other formats than "code" pass."""
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") != "code":
             return None
         s, text = self.settings, document.text

@@ -5,11 +5,10 @@ The rules rather leave debris than harm text: a text about HTML keeps the tags t
 """
 # ruff: noqa: RUF001 - words of menus in other scripts
 
-import collections
 import html
 import re
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 _FENCED = re.compile(r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^[ \t]*(?P=fence)[`~]*[ \t]*$|.*)", re.M | re.S)
 _INLINE = re.compile(r"(`[^`\n]+`)")
@@ -155,7 +154,7 @@ _NOTICE_WORDS = frozenset(
 class Debris(Stage):
     """Removes debris of HTML from texts; of what the stage `html` made, menus and notices only. Code and pages pass."""
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") in ("code", "html"):
             return None
         # Even parts are text; odd ones are fenced blocks, which stay.
@@ -170,7 +169,7 @@ class Debris(Stage):
         document.text = "".join(parts)
         return None
 
-    def _lines(self, text: str, edits: collections.Counter[str]) -> str:
+    def _lines(self, text: str, edits: Edits) -> str:
         """Removes the lines that are menus, breadcrumbs or notices."""
         lines = text.split("\n")
         gone: set[int] = set()
@@ -186,7 +185,8 @@ class Debris(Stage):
                     bare = _BULLET.sub("", bare)
                 low = bare.lower()
                 first = low.split(None, 1)[0] if bare else ""
-                if self.settings.notices and first in _NOTICE_WORDS and self._is_notice(bare):
+                may_be_notice = first in _NOTICE_WORDS and len(bare) <= self.settings.max_notice_chars
+                if self.settings.notices and may_be_notice and _NOTICE.fullmatch(bare):
                     gone.add(i)
                     edits["notice"] += 1
                     continue
@@ -203,10 +203,7 @@ class Debris(Stage):
         self._end_run(run, gone, edits)
         return "\n".join(line for i, line in enumerate(lines) if i not in gone) if gone else text
 
-    def _is_notice(self, line: str) -> bool:
-        return len(line) <= self.settings.max_notice_chars and _NOTICE.fullmatch(line) is not None
-
-    def _end_run(self, run: list[tuple[int, bool]], gone: set[int], edits: collections.Counter[str]) -> None:
+    def _end_run(self, run: list[tuple[int, bool]], gone: set[int], edits: Edits) -> None:
         """Ends a run of short lines: from its first to its last word of a menu it is a menu, if half of these lines are."""
         hits = [k for k, (_, hit) in enumerate(run) if hit]
         if len(hits) >= self.settings.min_menu_lines and 2 * len(hits) >= hits[-1] - hits[0] + 1:
@@ -214,7 +211,7 @@ class Debris(Stage):
             edits["menu"] += hits[-1] - hits[0] + 1
         run.clear()
 
-    def _markup(self, text: str, edits: collections.Counter[str]) -> str:
+    def _markup(self, text: str, edits: Edits) -> str:
         """Removes tags, torn attributes, style sheets, scripts of trackers and entities."""
         if self.settings.tags and "<" in text:
             for name, (begin, end) in _HIDDEN.items():
@@ -241,7 +238,7 @@ class Debris(Stage):
             out.append(line)
         return "\n".join(out)
 
-    def _line(self, line: str, ended: set[str], entities: bool, edits: collections.Counter[str]) -> str | None:
+    def _line(self, line: str, ended: set[str], entities: bool, edits: Edits) -> str | None:
         """Returns a line without tags and entities; None if it held nothing else."""
         pieces = _INLINE.split(line) if "`" in line else [line]
         before = edits.total()
@@ -253,8 +250,7 @@ class Debris(Stage):
         line = "".join(pieces)
         if not changed:
             return line
-        kept = [part.strip() for part in line.split("\n") if part.strip()]
-        return "\n".join(kept) if kept else None
+        return "\n".join(part.strip() for part in line.split("\n") if part.strip()) or None
 
 
 def _may_have_markup(text: str) -> bool:
@@ -290,7 +286,7 @@ def _is_row(low: str) -> bool:
     return (len(parts) == 2 and here != low) or (len(low) <= 200 and _ROW.fullmatch(low) is not None)
 
 
-def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collections.Counter[str]) -> str:
+def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: Edits) -> str:
     """Removes what lies between `begin` and `end`, with both. What has no end stays. Linear in the text."""
     out, at = [], 0
     while (start := begin.search(text, at)) and (stop := end.search(text, start.end())):
@@ -300,7 +296,7 @@ def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collec
     return "".join([*out, text[at:]]) if out else text
 
 
-def _without_styles(text: str, edits: collections.Counter[str]) -> str:
+def _without_styles(text: str, edits: Edits) -> str:
     """Removes runs of lines that are a style sheet or that call a tracker."""
     out: list[str] = []
     run: list[str] = []
@@ -327,7 +323,7 @@ def _without_styles(text: str, edits: collections.Counter[str]) -> str:
     return "\n".join(out)
 
 
-def _without_tags(piece: str, ended: set[str], edits: collections.Counter[str]) -> str:
+def _without_tags(piece: str, ended: set[str], edits: Edits) -> str:
     if "<" in piece and _RAISED.search(piece):
         piece, raised = _RAISED.subn(lambda m: ("^" if m[1].lower() == "sup" else "_") + m[2], piece)
         edits["tag"] += raised
@@ -351,7 +347,7 @@ def _without_tags(piece: str, ended: set[str], edits: collections.Counter[str]) 
     return piece
 
 
-def _unescaped(piece: str, edits: collections.Counter[str]) -> str:
+def _unescaped(piece: str, edits: Edits) -> str:
     def character(match: re.Match) -> str:
         text = match[0] if match[0].endswith(";") else f"{match[0]};"
         for _ in range(text.count("amp;") + 1):

@@ -4,7 +4,6 @@ By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but
 document must hold a share of an item's question or answer.
 """
 
-import collections
 import collections.abc
 import html
 import itertools
@@ -20,10 +19,7 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import layouts, reading
 from jaxlm.corpus.benchmarks.layouts import Item
 from jaxlm.corpus.dedup.signatures import mix, ngram_hashes
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
-
-__all__ = ["Decontaminate", "normalise"]
-
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _KEY = "prepare.stages.decontaminate"
 
@@ -61,7 +57,7 @@ class Decontaminate(Stage):
         super().__init__(settings, folder)
         self._index = _Index(folder, _sizes(settings))
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         """See `Stage.apply`. The detail names the item and the words that it shares with the document."""
         leak = self._index.find(document.text)
         return leak and Remove(f"contains {leak[0]}", f"{leak[1]}: {leak[2]}")

@@ -13,14 +13,14 @@ import typing
 import numpy as np
 
 from jaxlm.corpus import words
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 
 class _Prose(Stage):
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         return None if document.metadata.get("format") == "code" else self._apply(document, edits)
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         raise NotImplementedError
 
 
@@ -34,7 +34,7 @@ class GopherQuality(_Prose):
         self._punctuation = PUNCTUATION_SET
         self._stop_words = frozenset(settings.stop_words)
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s, text = self.settings, document.text
         counts = collections.Counter(words.split(text))
         n_words = counts.total()
@@ -92,7 +92,7 @@ class GopherRepetition(_Prose):
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
         self._least = min((limit for _, limit in self._dup), default=0.0)
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s, text = self.settings, document.text
         if not text:
             return Remove("empty")
@@ -216,7 +216,7 @@ class C4(_Prose):
         super().__init__(settings, folder)
         self._rules = c4_filters
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s = self.settings
         kept, n_sentences, changed = [], 0, False
         for line in document.text.splitlines():
@@ -293,7 +293,7 @@ class FineWeb(_Prose):
             language=tokenizer(),
         )
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         verdict = self._filter.filter(document)
         if verdict is True:
             return None

@@ -13,7 +13,7 @@ import numpy as np
 from resiliparse.extract import html2text
 from resiliparse.parse.html import HTMLTree
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 # Where known generators put their text: Sphinx, Read the Docs, DocBook and Publican, MediaWiki, mkdocs, Docusaurus,
 # rustdoc, GitHub, Confluence exports, Doxygen.
@@ -85,7 +85,7 @@ _SIGNS = re.compile(r"[\W_]+")
 class Html(Stage):
     """Replaces HTML by its main text, and sets metadata "format" to text and "from" to html. Other formats pass."""
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") != "html":
             return None
         html = _well_formed(document.text)

@@ -1,13 +1,12 @@
 """Removes known junk and what the user's own patterns match, by match, by line or by document. `jaxlm audit` names patterns."""
 
-import collections
 import difflib
 import pathlib
 import re
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 
 _LEVELS = ("match", "line", "document")
@@ -28,7 +27,7 @@ class Junk(Stage):
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         cls(settings, folder)
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         for name in self.settings.patterns:
             matches = list(self._matches(name, document.text))
             if len(matches) < self.settings.min_hits:

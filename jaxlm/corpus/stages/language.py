@@ -3,7 +3,6 @@
 Both see a sample of a long text, since it may begin with a licence, and prose alone: code looks like other languages.
 """
 
-import collections
 import collections.abc
 import functools
 import pathlib
@@ -13,7 +12,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
 _NONE = ("zxx", "und")  # what the models call a text without a language
@@ -49,7 +48,7 @@ class Language(Stage):
                     f"prepare.stages.language.languages: no language {code!r}; {config_lib.nearest(code, known)}"
                 )
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") == "code":
             return None
         s = self.settings

@@ -4,7 +4,6 @@ A cheap regex finds candidates, and only these get the slow checks of libraries.
 their issuers publish, never by entropy. Versions, dates, ISBN, order numbers, private networks, section numbers stay.
 """
 
-import collections
 import collections.abc
 import functools
 import ipaddress
@@ -33,7 +32,7 @@ from stdnum import iban, luhn
 from stdnum.us import ssn
 
 from jaxlm.config import ConfigError, nearest
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 # Literals or regexes of which every match holds one, the regexes, and the group that is the secret.
 _FORMATS = (
@@ -129,7 +128,7 @@ class Pii(Stage):
             except re.error as e:
                 raise ConfigError(f"prepare.stages.pii.keep_emails: {pattern!r} is no regex: {e}") from e
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         """See `Stage.apply`; `edits` counts by placeholder, as in {"EMAIL": 2}."""
         for kind, find in _KINDS.items():
             if kind not in self.settings.kinds:
@@ -165,15 +164,15 @@ _DOMAIN = re.compile(rf" ?((?:[{_LETTER}](?:[{_LETTER}-]*[{_LETTER}])?{_DOT})+)(
 _SPOKEN = re.compile(r"(?i)\b\w+(?:(?:[.\d_]| dot )\w*)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b")
 _LABEL_MESSAGE = re.compile(r"(?i)(?:/m|\bmsg-?id|\bmessage-?id)[/=:\s]{1,3}<?\Z")
 # Of two letters any may be a country; of more, these. Else `icon@2x.png`, `getty@tty1.service` and `a@b.transpose` pass.
-_DOMAINS = (
-    "com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev "
-    "page blog cloud online site website web store shop shopping tech xyz club live life news media agency email "
-    "company digital design studio world today space group team global network systems software solutions services "
-    "academy center science institute university school college health care clinic law legal consulting finance bank "
-    "capital energy foundation international events community social support education photography photos art music "
-    "video games guru expert tips ninja rocks wiki zone works land city house london berlin paris nyc tokyo "
-    "amsterdam wien swiss gmbh ltd llc inc limited ventures partners marketing press productions church review link "
-    "click top win icu vip fun one plus bio eco green google apple amazon microsoft"
+_DOMAINS = frozenset(
+    """com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev
+    page blog cloud online site website web store shop shopping tech xyz club live life news media agency email
+    company digital design studio world today space group team global network systems software solutions services
+    academy center science institute university school college health care clinic law legal consulting finance bank
+    capital energy foundation international events community social support education photography photos art music
+    video games guru expert tips ninja rocks wiki zone works land city house london berlin paris nyc tokyo
+    amsterdam wien swiss gmbh ltd llc inc limited ventures partners marketing press productions church review link
+    click top win icu vip fun one plus bio eco green google apple amazon microsoft""".split()  # noqa: SIM905
 )
 
 
@@ -201,13 +200,8 @@ def _emails(text: str, settings: Settings) -> Spans:
 
 def _is_top(domain: str) -> bool:
     return (domain.islower() or domain.isupper() or domain.istitle()) and (
-        len(domain) == 2 or domain.lower() in _domains()
+        len(domain) == 2 or domain.lower() in _DOMAINS
     )
-
-
-@functools.cache
-def _domains() -> frozenset[str]:
-    return frozenset(_DOMAINS.split())
 
 
 @functools.cache

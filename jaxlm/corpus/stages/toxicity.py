@@ -4,18 +4,17 @@ A line is bad by alt-profanity-check (a linear SVM on words, for English), or if
 word.
 """
 
-import collections
-import dataclasses
 import functools
 import itertools
 import pathlib
 import re
+import types
 
 import ahocorasick
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
 _words = re.compile(r"\b\w\w+\b").findall  # as the model was trained
@@ -37,7 +36,7 @@ class Toxicity(Stage):
         if settings.min_score < 1:
             require("the stage toxicity", "give min_score=1 and words=FILE")
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         s, lines = self.settings, document.text.split("\n")
         filled = [i for i, line in enumerate(lines) if line.strip()]
         bad = set()
@@ -81,27 +80,21 @@ def profanity(lines: list[str]) -> np.ndarray:
     return (1 / (1 + np.exp(m.slopes[:, None] * margins_KxL + m.offsets[:, None]))).mean(axis=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Model:
-    """The weights of words, and K linear models with a sigmoid each."""
-
-    vocabulary: dict[str, int]
-    idf: np.ndarray
-    coefficients: np.ndarray
-    intercepts: np.ndarray
-    slopes: np.ndarray
-    offsets: np.ndarray
-
-
 @functools.cache
-def _model() -> _Model:
+def _model() -> types.SimpleNamespace:
+    """The weights of words, and K linear models with a sigmoid each."""
     from profanity_check.profanity_check import model, vectorizer
 
-    parts = [(c.estimator.coef_[0], c.estimator.intercept_[0], c.calibrators[0]) for c in model.calibrated_classifiers_]
-    coefficients, intercepts, sigmoids = zip(*parts, strict=True)
-    numbers = (coefficients, intercepts, [c.a_ for c in sigmoids], [c.b_ for c in sigmoids])
-    vocabulary = {word: int(i) for word, i in vectorizer.vocabulary_.items()}
-    return _Model(vocabulary, vectorizer.idf_, *map(np.array, numbers))
+    linear = [part.estimator for part in model.calibrated_classifiers_]
+    sigmoids = [part.calibrators[0] for part in model.calibrated_classifiers_]
+    return types.SimpleNamespace(
+        vocabulary={word: int(i) for word, i in vectorizer.vocabulary_.items()},
+        idf=vectorizer.idf_,
+        coefficients=np.array([part.coef_[0] for part in linear]),
+        intercepts=np.array([part.intercept_[0] for part in linear]),
+        slopes=np.array([part.a_ for part in sigmoids]),
+        offsets=np.array([part.b_ for part in sigmoids]),
+    )
 
 
 @functools.cache

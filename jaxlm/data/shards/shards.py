@@ -30,7 +30,6 @@ from jaxlm.data.shards.verify import Verifier, file_sha256
 from jaxlm.data.tokenizer import coder as coders
 from jaxlm.host import files
 
-TOKENIZER = coders.MODEL
 TOKEN_BYTES = "token_bytes.npy"
 DOCUMENTS = "documents.parquet"
 # zstd takes 38% off 16-bit tokens; random reads run at 138M tokens/s a core instead of 230M, far beyond any need.
