@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import passes, rows
+from jaxlm.data.batches import rows
 from jaxlm.data.shards import shards
 from jaxlm.run import metrics
 
@@ -242,7 +242,7 @@ def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[byt
 def about(data: shards.DataDir, weights: Mapping[str, float], seq_len: int, tokens: int) -> Fields:
     """Returns what is told of the data: its digest, tokens to train on and held out, and the epochs of a budget by source."""
     order = rows.Rows(data, weights, 0, seq_len, 1)
-    epochs = passes.passes(order, tokens // seq_len)
+    epochs = rows.passes(order, tokens // seq_len)
     return {
         "data": data.sha256[:12],
         "train_tokens": sum(data.token_counts("train").values()),

@@ -11,10 +11,10 @@ import tiny_mangled
 
 from jaxlm.cli import cli
 from jaxlm.config import ConfigError, branch, config_files
-from jaxlm.corpus import conclude, documents
+from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.corpus.sources import files as sources
-from jaxlm.corpus.sources import plain
+from jaxlm.corpus.sources import units
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import core, results
@@ -60,7 +60,7 @@ READERS = {
     "run.json": (lambda f: ledger.read(f)["starts"], []),
     "metrics.jsonl": (lambda f: metrics.read(f / "metrics.jsonl"), {}),
     "spikes.jsonl": (lambda f: files.json_lines(f / "spikes.jsonl"), []),
-    "examples.jsonl": (conclude.examples, []),
+    "examples.jsonl": (prepare.examples, []),
     "tokenizer_config.json": (lambda f: _tokenizer(f), ConfigError),
     "sealed": (lambda f: remote.unseal((f / "sealed").read_bytes()), None),
     "items.jsonl": (lambda f: [*reading.records(str(f / "items.jsonl"))], ConfigError),
@@ -217,8 +217,8 @@ def test_names_that_are_no_utf8_are_read_and_told(tmp_path):
         file.write(b"one two three")
     (found,) = sources.find(str(tmp_path), "text")
     assert found.name == "a\\udcff.txt"
-    assert plain.source_signature(str(tmp_path)).startswith("crc32 ")
-    assert list(plain.iterate_documents(str(tmp_path))) == [("a\\udcff.txt", "one two three")]
+    assert units.source_signature(str(tmp_path)).startswith("crc32 ")
+    assert list(units.iterate_documents(str(tmp_path))) == [("a\\udcff.txt", "one two three")]
 
 
 def test_a_command_or_a_folder_that_is_no_utf8_is_refused(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, nearest
 from jaxlm.corpus import documents
-from jaxlm.corpus.audit import audit, contrast
+from jaxlm.corpus.audit import audit
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.units import read_unit, split_source
 from jaxlm.data.shards import shards
@@ -37,7 +37,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         counts.append(audit.scan(name, read()))
         say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
     with working("reading text to compare with"):
-        like = contrast.counts(counts, config.prepare.target, config.prepare.stages["html"])
+        like = audit.contrast_of(counts, config.prepare.target, config.prepare.stages["html"])
     ranked = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]
     shown = ranked[: args.top or None]
     lost = max(counted.lost for each in counts for counted in each.tables)

@@ -6,8 +6,8 @@ import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, PrepareConfig
-from jaxlm.corpus import conclude, documents, engine, prepare
-from jaxlm.corpus.audit import audit, contrast
+from jaxlm.corpus import documents, engine, prepare
+from jaxlm.corpus.audit import audit
 from jaxlm.data.shards import shards
 from jaxlm.host import console, files
 from jaxlm.report import data as report
@@ -63,7 +63,7 @@ def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
 
 def _junk(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> list[dict]:
     counts = [audit.scan(name, sample(of_source, int(settings.report_mb * 1e6))) for name, of_source in paths.items()]
-    ranked = audit.rank(counts, contrast.counts(counts, settings.target, settings.stages["html"]))
+    ranked = audit.rank(counts, audit.contrast_of(counts, settings.target, settings.stages["html"]))
     return [finding.to_row() for finding in ranked[:_JUNK_ROWS]]
 
 
@@ -74,7 +74,7 @@ def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> 
 
     limit = int(settings.report_mb * 1e6)
     texts = {name: (text for _, text in sample(of_source, limit)) for name, of_source in paths.items()}
-    target = contrast.target_texts(settings.target, limit, settings.stages["html"]) if settings.target else None
+    target = audit.target_texts(settings.target, limit, settings.stages["html"]) if settings.target else None
     like = (text for _, text in target) if target else None
     weights = {name: source.weight for name, source in settings.sources.items() if name in paths}
     return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
@@ -89,7 +89,7 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
 def write_with(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
     """Writes DATA/report.html as `write` does, with `inspected` instead of what `inspect` finds, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
-    summary["examples"] = conclude.examples(root)
+    summary["examples"] = prepare.examples(root)
     summary["clusters"] = files.json_there(root / "clusters.json") or None
     if (files.json_there(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:
         summary["tokenizer_fit"] = files.json_there(root / FIT).get("sources")

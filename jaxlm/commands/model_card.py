@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import passes
+from jaxlm.data.batches import rows
 from jaxlm.data.batches.open import open_order
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import shards
@@ -50,7 +50,7 @@ def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
     with contextlib.suppress(ConfigError):  # of another program, which draws no rows from it
         order = open_order(config)
         mixture, switch = order.mixture, order.switch()
-        words = passes.words(order, step) if switch is not None and switch < step else ""
+        words = rows.mixture_words(order, step) if switch is not None and switch < step else ""
     whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
     sources = {}
     for name in data.sources:

@@ -6,7 +6,7 @@ import dataclasses
 from jaxlm.commands import data_report, folder
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, removals
-from jaxlm.corpus.audit import contrast
+from jaxlm.corpus.audit import audit
 from jaxlm.corpus.tally import stage_order
 from jaxlm.host.console import megabytes, print_table, say
 
@@ -19,7 +19,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(line)
     if config.prepare.target:
         # Refuses a path that is not there before all the work.
-        contrast.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
+        audit.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
     done = prepare.prepare(config.prepare, config.data, config.engine, say)
     weights = _weights(config, done, bool(args.preset))
     documents.write_mixture(done.path, weights)

@@ -7,7 +7,7 @@ import typing
 from jaxlm.commands import data_report
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare
-from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.data.batches import which_data
 from jaxlm.data.batches.open import make_data, open_mixture
 from jaxlm.data.shards import shards, tokenizer_fit, vocabulary

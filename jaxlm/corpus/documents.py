@@ -1,8 +1,10 @@
 """Prepared documents on disk: parquet files with columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
 import hashlib
+import itertools
 import json
 import pathlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
@@ -19,53 +21,63 @@ GROUP_BYTES = 8 << 20
 MIXTURE = "mixture.json"
 
 
+class TableWriter:
+    """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds one group."""
+
+    def __init__(self, path: pathlib.Path, schema: pa.Schema, most: int, **options: int):
+        self._schema, self._most, self._rows = schema, most, []
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", **options)
+
+    def add(self, row: tuple) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(self._schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+
+
 class DocumentWriter:
     """Writes documents to a file, which appears at `path` when `close` is called."""
 
     def __init__(self, path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._part = path, path.with_name(path.name + ".part")
-        self._writer = pq.ParquetWriter(self._part, SCHEMA, compression="zstd", compression_level=1)
-        self._rows: list[tuple[str, str, str]] = []
+        self._table = TableWriter(self._part, SCHEMA, sys.maxsize, compression_level=1)
         self._bytes = 0
 
     def add(self, document: Document) -> None:
         """Appends a document. Drops metadata that is not a string or a number."""
         meta = {k: v for k, v in sorted(document.metadata.items()) if isinstance(v, str | int | float)}
-        self._rows.append((document.id, document.text, json.dumps(meta, ensure_ascii=False)))
+        self._table.add((document.id, document.text, json.dumps(meta, ensure_ascii=False)))
         self._bytes += len(document.text)
         if self._bytes >= GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        columns = zip(*self._rows, strict=True) if self._rows else ((), (), ())
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
-        self._rows, self._bytes = [], 0
+            self._table.flush()
+            self._bytes = 0
 
     def close(self) -> None:
         """Finishes the file and gives it its name."""
-        self._flush()
-        self._writer.close()
+        self._table.close()
         files.settle(self._part, self._path)
 
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
     """Yields the documents of one file; holds one group at a time. Raises RunError if the file is damaged."""
-    row = 0
-    for rows in _groups(path):
-        for doc_id, text, meta in rows:
-            yield Document(text, doc_id, meta, row)
-            row += 1
-
-
-def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
+    row = itertools.count()
     try:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
-                ids, texts, metas = (table.column(name).to_pylist() for name in SCHEMA.names)
-                yield list(zip(ids, texts, map(files.json_of, metas), strict=True))
+                columns = (table.column(name).to_pylist() for name in SCHEMA.names)
+                for doc_id, text, meta in zip(*columns, strict=True):
+                    yield Document(text, doc_id, files.json_of(meta), next(row))
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
             raise
@@ -84,7 +96,6 @@ def _damaged(path: pathlib.Path, why: str) -> RunError:
 
 
 def read_texts(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of the documents of several files."""
     return ((document.id, document.text) for path in paths for document in read_documents(path))
 
 

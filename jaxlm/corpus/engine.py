@@ -1,13 +1,11 @@
 """Runs the tasks of a phase with datatrove's executors: on this machine, on a Ray cluster or under Slurm.
 
-A phase is a function of (folder, task). Tasks share only the folder, which every machine must see. A finished task leaves a
-mark in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
+A finished task leaves a mark in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
 """
 
 import concurrent.futures
 import contextlib
 import ctypes
-import dataclasses
 import importlib
 import multiprocessing
 import os
@@ -22,33 +20,13 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import ConfigError, PrepareConfig, RunError
 from jaxlm.corpus import tally
 from jaxlm.host import console, files
 
 
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """The engine that runs tasks.
-
-    Attributes:
-      name: the name: local, ray or slurm.
-      workers: the number of tasks that run at a time; 0 for one a core on this machine, and for no limit on Slurm.
-      memory_gb: the gigabytes of memory that a task may take; Ray and Slurm reserve them.
-      options: extra options of `sbatch` by name ("partition", "time", ...), or arguments of `ray.init` ("address").
-    """
-
-    name: str
-    workers: int
-    memory_gb: float
-    options: dict[str, str | int]
-
-
 class Task(PipelineStep):
-    """A datatrove step that calls `module.function(folder, task)`.
-
-    If the function raises an error, writes a note to the phase's folder.
-    """
+    """A datatrove step that calls `module.function(folder, task)`, and leaves a note if that raises an error."""
 
     type, name = "jaxlm", "task"
 
@@ -68,6 +46,7 @@ class Task(PipelineStep):
         yield from ()
 
 
+_WORKER_GB = 1  # beside prepare.memory_gb
 _LOOK_S = 0.5
 _FEW_TASKS = 100  # to look at more costs a shared disk too much, and changes little in a moment
 _LOOK_AT_MANY_S = 10.0
@@ -78,24 +57,13 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
-    """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done. Shows how many are done.
-
-    Args:
-      engine: the engine that runs the tasks.
-      folder: the first argument of the function; every machine must see this folder.
-      phase: the name of the phase.
-      function: "package.module.name".
-      tasks: the number of tasks.
-
-    Raises:
-      RunError: tasks failed. The message names them and gives the first one's error.
-    """
+def run(engine: str, settings: PrepareConfig, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
+    """Runs `function` ("package.module.name") for the tasks 0 .. tasks-1 that are not done. Raises RunError if some failed."""
     place = folder / "tasks" / phase
     place.mkdir(parents=True, exist_ok=True)
     logger.remove()  # datatrove talks to stderr; its files in tasks/PHASE/logs have it all
     step = Task(function, str(folder.resolve()), phase)
-    executor = _EXECUTORS[engine.name](engine, [step], tasks, str(place.resolve()))
+    executor = _EXECUTORS[engine](settings, [step], tasks, str(place.resolve()))
     problem = ""
     try:
         with _shown(place, phase, tasks):
@@ -144,9 +112,9 @@ def _done(place: pathlib.Path) -> int:
 class _LocalExecutor(PipelineExecutor):
     """datatrove's local executor, on a pool that notices when a worker is killed (multiprocess.Pool waits for ever)."""
 
-    def __init__(self, engine: Engine, pipeline: list, tasks: int, logging_dir: str):
+    def __init__(self, settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str):
         super().__init__(pipeline, logging_dir)
-        self.tasks, self.workers = tasks, engine.workers or files.cores()
+        self.tasks, self.workers = tasks, settings.workers or files.cores()
 
     @property
     def world_size(self) -> int:
@@ -205,10 +173,7 @@ def close() -> None:
 
 
 def _begin(parent: int) -> None:
-    """Runs in each worker first.
-
-    Silences datatrove, leaves ctrl-C to the parent, and ends the worker if its parent dies.
-    """
+    """Silences datatrove in a worker, leaves ctrl-C to the parent, and ends the worker if its parent dies."""
     sys.stderr = open(os.devnull, "w")  # its task logger would print there what the task's log has
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # Linux only
@@ -217,23 +182,27 @@ def _begin(parent: int) -> None:
         os._exit(1)
 
 
-def _ray(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
+def _ray(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
     try:
         import ray
         from datatrove.executor.ray import RayPipelineExecutor
     except ImportError:
         raise ConfigError("engine=ray needs Ray: pip install 'jaxlm[ray]'") from None
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, logging_level="ERROR", **engine.options)
+        ray.init(log_to_driver=False, logging_level="ERROR", **_options(settings))
     return RayPipelineExecutor(
-        pipeline, tasks=tasks, workers=engine.workers or -1, mem_per_cpu_gb=engine.memory_gb, logging_dir=logging_dir
+        pipeline,
+        tasks=tasks,
+        workers=settings.workers or -1,
+        mem_per_cpu_gb=settings.memory_gb + _WORKER_GB,
+        logging_dir=logging_dir,
     )
 
 
-def _slurm(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
+def _slurm(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
-    options = dict(engine.options)
+    options = _options(settings)
     try:
         subprocess.run(["sbatch", "--version"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
@@ -243,8 +212,8 @@ def _slurm(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> Pipe
         tasks=tasks,
         time=options.pop("time", "24:00:00"),
         partition=options.pop("partition", ""),
-        workers=engine.workers or -1,
-        mem_per_cpu_gb=max(1, round(engine.memory_gb)),
+        workers=settings.workers or -1,
+        mem_per_cpu_gb=max(1, round(settings.memory_gb + _WORKER_GB)),
         job_name="jaxlm-prepare",
         qos=options.pop("qos", ""),
         logging_dir=logging_dir,
@@ -253,6 +222,12 @@ def _slurm(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> Pipe
     )
     executor.launch_merge_stats = _nothing  # our own books are merged when all tasks are done
     return executor
+
+
+def _options(settings: PrepareConfig) -> dict[str, str | int]:
+    """Returns extra options of `sbatch`, or arguments of `ray.init`, by name."""
+    pairs = (word.split("=", 1) for word in settings.engine_options)
+    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
 def _nothing() -> None:

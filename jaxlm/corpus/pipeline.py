@@ -1,7 +1,6 @@
 """The two tasks that touch text: `clean` reads a unit and applies its source's stages, `finish` removes duplicates.
 
-Each is a function of (folder, task), for `jaxlm.corpus.engine`. The files that it writes in `folder` depend only on the
-plan and the task. A task that was killed is done again from its beginning.
+The files that a task writes depend only on the plan and the task. One that was killed is done again from its beginning.
 """
 
 import collections
@@ -20,11 +19,11 @@ import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines
-from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
+from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
 from jaxlm.corpus.sources.units import read_unit
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 from jaxlm.corpus.stages import registry
 from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
@@ -37,10 +36,7 @@ _MARGIN = 2000  # characters beyond an excerpt that are looked at, so that perso
 
 @dataclasses.dataclass(frozen=True)
 class SourcePlan:
-    """How to read and clean a source.
-
-    The source's document stages in order, the global stages that it takes part in, and its priority.
-    """
+    """How to read and clean a source: its document stages in order, the global stages that it takes part in."""
 
     spec: SourceSpec
     stages: tuple[registry.StageSpec, ...]
@@ -50,36 +46,24 @@ class SourcePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that a task must know.
-
-    Attributes:
-      sources: name -> how to read and clean it.
-      units: (source, unit) of each task.
-      global_settings: the settings of each stage in `GLOBAL_STAGES`.
-      memory_gb, threads: the gigabytes and threads for the joins of deduplication.
-    """
+    """Everything that a task must know."""
 
     sources: dict[str, SourcePlan]
-    units: tuple[tuple[str, Unit], ...]
+    units: tuple[tuple[str, Unit], ...]  # (source, unit) of each task
     global_settings: dict[str, dict[str, typing.Any]]
-    memory_gb: float
+    memory_gb: float  # for the joins of deduplication
     threads: int
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes the plan to the folder that the tasks get."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Plan":
-        """Reads the plan that `save` wrote."""
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
-        """Returns the file that a task writes its finished documents to.
-
-        It is documents/SOURCE/NNNNN.parquet, numbered within the source.
-        """
+        """Returns where a task writes its finished documents: documents/SOURCE/NNNNN.parquet, numbered within the source."""
         name = self.units[task][0]
         return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
 
@@ -89,15 +73,13 @@ class Plan:
 
     @functools.cached_property
     def _first(self) -> dict[str, int]:
-        """Returns the first task of each source."""
         return {name: task for task, (name, _) in reversed(list(enumerate(self.units)))}
 
 
 class Books:
-    """Counts and records the documents that a task removes and changes.
+    """Counts and records what a task removes and changes.
 
-    Writes three files: the counts to `tally/PHASE-TASK.pickle`, a record of each removed document to
-    `removed/STAGE/PHASE-TASK.jsonl.gz` (with some changed ones), and the first records of each kind to
+    Writes `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz` and the first records of each kind to
     `examples/PHASE-TASK.jsonl`.
     """
 
@@ -116,7 +98,6 @@ class Books:
         self._changes: collections.Counter[str] = collections.Counter()
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
-        """Records a document that is removed."""
         excerpt = self._hidden(document.text[: _EXCERPT + _MARGIN])[:_EXCERPT]
         self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
@@ -163,7 +144,6 @@ class Books:
 
 
 def size(text: str) -> int:
-    """Returns the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
@@ -269,7 +249,7 @@ class _Copies(Stage):
         rows = _of_task(folder / f"{name}.parquet", task, "keeper", "keeper_id")
         self._keepers = {row: plan.name_of(keeper, keeper_id) for row, keeper, keeper_id in rows}
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         keeper = self._keepers.get(document.row)
         return keeper and Remove(self._reason, f"of {keeper}")
 
@@ -285,7 +265,7 @@ class _Lines(Stage):
         for row, key in _of_task(folder / "lines.parquet", task, "key"):
             self._going[row].add(key)
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         going = self._going.get(document.row)
         if not going:
             return None

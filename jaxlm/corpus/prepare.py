@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import sys
 import time
@@ -24,16 +25,17 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm.config import ConfigError, DataConfig, PrepareConfig, config_files, older
-from jaxlm.corpus import conclude, recipes
-from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
+from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
+from jaxlm.corpus import recipes
 from jaxlm.corpus.dedup import lines, near
-from jaxlm.corpus.dedup.sql import connect
-from jaxlm.corpus.pipeline import Plan, SourcePlan
+from jaxlm.corpus.dedup.sql import connect, quoted
+from jaxlm.corpus.pipeline import SHOWN, Plan, SourcePlan
+from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import split_source
 from jaxlm.corpus.stages import registry
+from jaxlm.corpus.tally import Tally
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
 
@@ -47,10 +49,7 @@ _LEAST_GB = 0.25  # for a task that joins
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A finished preparation.
-
-    It has the folder, the content of prepared.json, and the sha256 of that file, which is equal for equal results.
-    """
+    """A finished preparation. The sha256 of prepared.json is equal for equal results."""
 
     path: pathlib.Path
     manifest: dict[str, typing.Any]
@@ -58,17 +57,9 @@ class Prepared:
 
 
 def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Prepared:
-    """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already finished.
+    """Runs all phases that are not done yet and returns the result.
 
-    Args:
-      settings: `config.prepare`.
-      data: `config.data`, of which `dir`, `tfds_dir` and `hub_dir` are read.
-      engine: the value of `config.engine`: local, ray or slurm.
-      log: called with each line of progress.
-
-    Raises:
-      ConfigError: the settings are wrong, or another recipe made the folder (the message names what differs).
-      RunError: tasks failed; the message names them.
+    Raises ConfigError if the settings are wrong, or another recipe made the folder; RunError if tasks failed.
     """
     root = pathlib.Path(data.dir)
     if done := _finished(root, settings, data, log):
@@ -98,10 +89,7 @@ def _check_owner(root: pathlib.Path) -> None:
 
 
 def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log: Say) -> Prepared | None:
-    """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it.
-
-    What can't be compared counts as the same: sources and stages' files that are gone, other versions of libraries.
-    """
+    """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it."""
     if not (root / MANIFEST).is_file():
         return None
     done = open_prepared(root)
@@ -137,19 +125,19 @@ def _defaults() -> dict[str, typing.Any]:
     return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
-def _run(root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Plan, log: Say) -> Prepared:
+def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, log: Say) -> Prepared:
     """Runs all phases and returns the result. Tasks that an earlier call of the same recipe did are not done again."""
     recipe = make_recipe(settings, plan.sources, plan.units)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     if not (folder / "documents").exists() and _owner(root) != key:
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # what it wrote was replaced by another recipe's
-    from jaxlm.corpus import engine as engine_lib  # here, because a machine that only trains may lack datatrove
+    from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
     plan.save(folder)
     _build_stages(plan, folder, log)
-    options = _options(settings.engine_options)
-    engine = engine_lib.Engine(engine_name, settings.workers, settings.memory_gb + 1, options)
+    if wrong := [word for word in settings.engine_options if "=" not in word]:
+        raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
     uses_near = any("near" in source.global_stages for source in plan.sources.values())
     phases = [
         ("clean", "jaxlm.corpus.pipeline.clean", len(plan.units)),
@@ -162,22 +150,19 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Pl
         for phase, function, tasks in phases:
             if tasks:
                 began = time.perf_counter()
-                engine_lib.run(engine, folder, phase, function, tasks)
+                engines.run(engine, settings, folder, phase, function, tasks)
                 if phase == "clean":
-                    conclude.check_read(folder, plan)
+                    _check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
-        engine_lib.close()
+        engines.close()
     with console.working("gathering the results"):
-        conclude.conclude(root, folder, plan, recipe)
+        _conclude(root, folder, plan, recipe)
     return open_prepared(root)
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
-    """Returns source -> how to read and clean it.
-
-    Reads only files that stages name. Raises ConfigError if a setting is wrong.
-    """
+    """Returns source -> how to read and clean it. Raises ConfigError if a setting is wrong."""
     if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
     for name in registry.GLOBAL_STAGES:
@@ -239,13 +224,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
 def make_recipe(
     settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
 ) -> dict[str, typing.Any]:
-    """Returns all that decides the result: settings, files by name and size, jaxlm's code, versions of cleaning libraries.
-
-    Args:
-      settings: `config.prepare`.
-      planned: the dict that `source_plans` returned.
-      units: the (source, unit) of all tasks in order; () to leave the files out.
-    """
+    """Returns all that decides the result: settings, files by name and size (of `units`), code, versions of libraries."""
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
@@ -330,14 +309,6 @@ def _owner(root: pathlib.Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _options(words: tuple[str, ...]) -> dict[str, str | int]:
-    for word in words:
-        if "=" not in word:
-            raise ConfigError(f"config.prepare.engine_options: {word!r} is not of the form NAME=VALUE")
-    pairs = (word.split("=", 1) for word in words)
-    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
-
-
 def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
     """Runs `Stage.build` of each stage, once for all tasks. A folder that is there is complete."""
     for spec in {spec.key: spec for source in plan.sources.values() for spec in source.stages}.values():
@@ -382,3 +353,122 @@ def find_joins(folder: pathlib.Path, task: int) -> None:
             pq.write_table(pa.schema(names).empty_table(), folder / "near.parquet")
         settings = plan.global_settings["lines"]
         lines.find(connection, plain, settings["min_documents"], settings["min_share"])
+
+
+EXAMPLES = "examples.jsonl"
+FORMAT = 1
+OWNER = ".recipe"  # in documents/: the key of the recipe that they were made by
+_CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
+
+
+def _check_read(folder: pathlib.Path, plan: Plan) -> None:
+    """Raises ConfigError if a source gave no document at all."""
+    for name, tally in _tallies(folder, plan, ("clean",)).items():
+        if any(stage.documents_in for stage in tally.stages) or tally.documents != tally.failed.total():
+            continue
+        why = tally.no_field or (tally.failures[0] if tally.failures else "check its path and format")
+        raise ConfigError(f"source '{name}' gave no document; {why}")
+
+
+def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[str, Tally]:
+    tallies = {name: Tally() for name in plan.sources}
+    for task, (name, _) in enumerate(plan.units):
+        for phase in phases:
+            tallies[name].add(pickle.loads((folder / "tally" / f"{phase}-{task:06d}.pickle").read_bytes()))
+    return tallies
+
+
+def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
+    """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
+    tallies = _tallies(folder, plan, ("clean", "finish"))
+    written: dict[str, list[dict]] = {name: [] for name in plan.sources}
+    for task, (name, _) in enumerate(plan.units):
+        path = plan.document_file(folder, task)
+        if not path.exists():  # moved by a conclusion that was cut short
+            path = root / path.relative_to(folder)
+        with path.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        entry = {"file": str(plan.document_file(pathlib.Path(), task)), "size": path.stat().st_size, "sha256": sha256}
+        written[name].append(entry | {"documents": pq.read_metadata(path).num_rows})
+    for name, tally in tallies.items():
+        tally.check(name)
+        if tally.kept != sum(entry["documents"] for entry in written[name]):
+            raise RunError(
+                f"{root / 'documents' / name} does not hold the {tally.kept} documents that the books tell of"
+            )
+    _merge_removed(root, folder)
+    _write_examples(root, folder)
+    _write_clusters(root, folder, plan)
+    if (folder / "documents").exists():
+        shutil.rmtree(root / "documents", ignore_errors=True)
+        (folder / "documents" / OWNER).write_text(folder.name)
+        (folder / "documents").rename(root / "documents")
+    manifest = {
+        "format": FORMAT,
+        "recipe": recipe,
+        "sources": {
+            name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
+            for name, tally in tallies.items()
+        },
+    }
+    seconds = {name: {stage.name: round(stage.seconds, 3) for stage in tally.stages} for name, tally in tallies.items()}
+    (root / "timings.json").write_text(json.dumps(seconds, indent=1) + "\n")
+    content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+    files.write_atomically(root / MANIFEST, content)
+    shutil.rmtree(root / "work")
+
+
+def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes removed/STAGE.jsonl.gz: what the tasks wrote, one gzip member after another, in the order of tasks."""
+    place = root / "removed"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for stage in sorted((folder / "removed").glob("*")):
+        with (place / f"{stage.name}.jsonl.gz").open("wb") as out:
+            for part in sorted(stage.iterdir()):
+                with part.open("rb") as records:
+                    shutil.copyfileobj(records, out)
+
+
+def _write_examples(root: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes examples.jsonl: up to 20 records for each source, stage and reason."""
+    counts: collections.Counter[tuple] = collections.Counter()
+    with (root / EXAMPLES).open("wb") as out:
+        for part in sorted((folder / "examples").iterdir()):
+            for line in part.read_bytes().splitlines(keepends=True):
+                record = json.loads(line)
+                key = record["source"], record["stage"], record["reason"]
+                counts[key] += 1
+                if counts[key] <= SHOWN:
+                    out.write(line)
+
+
+def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
+    """Writes clusters.json: the sizes of groups of duplicates, and the largest groups with some of their members."""
+    with files.plain_path(folder) as folder, connect(folder, plan.memory_gb, plan.threads) as connection:
+        connection.execute(f"""
+            CREATE TEMP TABLE gone AS SELECT * FROM (
+                SELECT * FROM read_parquet({quoted(folder / "exact.parquet")})
+                UNION ALL SELECT * FROM read_parquet({quoted(folder / "near.parquet")}));
+            CREATE TEMP TABLE clusters AS
+            SELECT keeper, any_value(keeper_id) AS keeper_id, count(*) + 1 AS size FROM gone GROUP BY keeper""")
+        sizes = connection.execute("SELECT size, count(*) FROM clusters GROUP BY size ORDER BY size").fetchall()
+        largest = connection.execute(f"""
+            SELECT c.keeper, c.keeper_id, c.size, list((s.doc, s.id) ORDER BY s.doc)[:{_MEMBERS}]
+            FROM (SELECT * FROM clusters ORDER BY size DESC, keeper LIMIT {_CLUSTERS}) c JOIN gone g USING (keeper)
+            JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s USING (doc)
+            GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
+    clusters = {
+        "sizes": {str(size): count for size, count in sizes},
+        "largest": [
+            {"kept": plan.name_of(doc, doc_id), "size": size, "members": [plan.name_of(*member) for member in members]}
+            for doc, doc_id, size, members in largest
+        ],
+    }
+    (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def examples(root: pathlib.Path) -> list[dict[str, str]]:
+    """Returns some removed documents of each source, stage and reason, and some changed ones (with the reason "")."""
+    keys = ("source", "stage", "reason", "detail", "id", "excerpt")
+    return [line for line in files.json_lines(root / EXAMPLES) if all(isinstance(line.get(key), str) for key in keys)]

@@ -12,14 +12,9 @@ MANIFEST = "prepared.json"  # here, where it costs the command line no library
 def check_same(
     built: Mapping[str, object], wanted: Mapping[str, object], *, made: str, manifest: pathlib.Path, again: str
 ) -> None:
-    """Raises ConfigError if two recipes differ. The message names the first key that differs, and how to go on.
+    """Raises ConfigError if two recipes differ: names the first key that does, and the file to delete.
 
-    Args:
-      built: the recipe in the folder's manifest.
-      wanted: the recipe of this run. Its keys are compared first, then those that only `built` has.
-      made: the beginning of the message: "DATA was prepared".
-      manifest: the file to delete if the new recipe is wanted.
-      again: what happens after that: "prepare it again".
+    `made` and `again` are words of the message: "DATA was prepared", "prepare it again".
     """
     for key in [*wanted, *(key for key in built if key not in wanted)]:
         was, now = built.get(key), wanted.get(key)
@@ -37,12 +32,6 @@ def with_newer_settings(
     """Returns the recipe `built` with the settings that it lacks and that `wanted` has at their defaults.
 
     A setting may be newer than finished data, and at its default it asks for what there was before it.
-
-    Args:
-      built: the recipe in `prepared.json`.
-      wanted: the recipe of this run.
-      source: the defaults of a source's keys.
-      stages: stage -> the defaults of its keys.
     """
 
     def filled(was: object, now: object, defaults: Mapping) -> object:

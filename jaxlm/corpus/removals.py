@@ -8,7 +8,7 @@ import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.corpus import conclude
+from jaxlm.corpus import prepare
 
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of what a stage took: a reason from here on is worth a setting
@@ -64,26 +64,17 @@ _LANGUAGE = re.compile(r"\w+")
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What a stage took of a source.
-
-    Attributes:
-      source, stage: their names.
-      documents, of: the number of documents that it removed, and that were read of the source.
-      text: the share of the text that it got that did not leave it; 0 if that is little, and for `html`.
-      reason, count: the reason that removed most documents, and how many; "" and 0 if it only changed documents.
-      examples: the ids of some that went for this reason, the first with the facts.
-      keep: flags that would keep most of them.
-    """
+    """What a stage took of a source."""
 
     source: str
     stage: str
-    documents: int
-    of: int
-    text: float
-    reason: str
+    documents: int  # that it removed
+    of: int  # that were read of the source
+    text: float  # the share of its text that did not leave it; 0 if that is little, and for `html`
+    reason: str  # that removed most documents; "" if it only changed some
     count: int
     examples: tuple[str, ...]
-    keep: tuple[str, ...]
+    keep: tuple[str, ...]  # flags that would keep most of them
 
     def lines(self) -> list[str]:
         """Returns the lines for users."""
@@ -100,15 +91,9 @@ class Taken:
 
 
 def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
-    """Returns what took more than `MUCH` of a source's documents or of its text.
-
-    Args:
-      manifest: the content of prepared.json.
-      root: the data directory.
-      stages: source -> its stages as the config has them.
-    """
+    """Returns what took more than `MUCH` of a source's documents or of its text. `stages` are those of each source."""
     shown = collections.defaultdict(list)
-    for example in conclude.examples(root):
+    for example in prepare.examples(root):
         shown[example["source"], example["stage"], example["reason"]].append(example)
     taken = []
     for name, source in manifest["sources"].items():

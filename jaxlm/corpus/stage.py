@@ -6,44 +6,32 @@ import pathlib
 import typing
 
 Settings = typing.Any  # a dataclass of config/stages.py
+Edits = collections.Counter[str]  # kind of change -> how often it was made
 
 
 @dataclasses.dataclass(slots=True)
 class Document:
-    """A text on its way through the stages. datatrove's filters take it too: they read its `text`.
-
-    Attributes:
-      text: the text that the stages clean.
-      id: the id, which leads back to the place that the text was read from (see `jaxlm.corpus.sources`).
-      metadata: what the source knows about the document; `Stage.apply` lists the keys.
-      row: its number in the file of prepared documents that it was read from.
-    """
+    """A text on its way through the stages. datatrove's filters take it too: they read its `text`."""
 
     text: str
-    id: str
+    id: str  # leads back to the place that it was read from (see `jaxlm.corpus.sources`)
     metadata: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
-    row: int = 0
+    row: int = 0  # in its file of prepared documents
 
 
 @dataclasses.dataclass(frozen=True)
 class Remove:
-    """Why a document is removed.
+    """Why a document is removed."""
 
-    Attributes:
-      reason: the name of a counter, one of the few that the stage has ("too few words", "duplicate"). It holds no numbers.
-      detail: the facts about this document behind the reason ("words=12, min_words=50"), shown with the examples.
-    """
-
-    reason: str
-    detail: str = ""
+    reason: str  # a counter of the stage, such as "too few words"; holds no numbers
+    detail: str = ""  # the facts behind it ("words=12, min_words=50"), shown with the examples
 
 
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
-    A subclass defines `apply`; the keys of its settings stand in `config/stages.py`. The
-    effect of `apply` must depend only on the document and the settings, so that the order of documents and the number of
-    workers don't matter.
+    The effect of `apply` must depend only on the document and the settings (`config/stages.py`), never on other
+    documents.
     """
 
     inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
@@ -56,21 +44,16 @@ class Stage:
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str] | None:
-        """Makes files that all workers read, such as an index or a trained classifier. Runs once, before the tasks.
+        """Makes files that all workers read, such as an index, once; they must be deterministic. Returns lines to show.
 
-        The files must be deterministic. By default it does nothing. Returns lines to show, if there are any.
-
-        Raises:
-          ConfigError: a setting is wrong, such as a missing file or an empty folder.
+        Raises ConfigError if a setting is wrong, such as a missing file or an empty folder.
         """
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
-        """Cleans a document in place and returns None, or returns a `Remove`, which says why the document must be removed.
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
+        """Cleans a document in place and returns None, or returns why it must be removed.
 
-        Args:
-          document: the document. Its metadata has the keys "source" (the source's name in the config) and "format"
-            (text, html, markdown or code). It has "from" ("html") if it was an HTML page, and "url", "site", "path",
-            "licence" and "language" (of code) if the source knows them.
-          edits: kind of change -> count. Add the changes that you make: `edits["EMAIL"] += 2`.
+        Its metadata has "source" and "format" (text, html, markdown or code), "from" ("html") if it was an HTML page,
+        and "url", "site", "path", "licence" and "language" (of code) if the source knows them. `edits["EMAIL"] += 2`
+        counts changes.
         """
         raise NotImplementedError

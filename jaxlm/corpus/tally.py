@@ -30,16 +30,7 @@ def stage_order(sources: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclasses.dataclass
 class StageTally:
-    """Counts of what one stage did to one source's documents.
-
-    Attributes:
-      name: the name of the stage.
-      documents_in, documents_out, bytes_in, bytes_out: documents and bytes of text before and after the stage.
-      changed: the number of documents that it changed.
-      removed: reason -> the number of documents removed.
-      edits: kind of change -> how often it was made.
-      seconds: the time that the stage took; no part of any digest.
-    """
+    """Counts of what one stage did to one source's documents."""
 
     name: str
     documents_in: int = 0
@@ -47,37 +38,26 @@ class StageTally:
     bytes_in: int = 0
     bytes_out: int = 0
     changed: int = 0
-    removed: Counts = dataclasses.field(default_factory=Counts)
-    edits: Counts = dataclasses.field(default_factory=Counts)
-    seconds: float = 0.0
+    removed: Counts = dataclasses.field(default_factory=Counts)  # reason -> documents
+    edits: Counts = dataclasses.field(default_factory=Counts)  # kind of change -> how often
+    seconds: float = 0.0  # no part of any digest
 
     def add(self, other: "StageTally") -> None:
-        """Adds the counts of another task."""
         _add(self, other, [field.name for field in dataclasses.fields(self)[1:]])
 
 
 @dataclasses.dataclass
 class Tally:
-    """The counts of one source. Bytes are those of texts in UTF-8.
+    """The counts of one source. Bytes are those of texts in UTF-8."""
 
-    Attributes:
-      documents, bytes: the documents and bytes that were read, before the first stage.
-      failed: reason -> the number of records that could not be read or that made a stage fail.
-      failures: the ids and reasons of the first failed records.
-      repaired: reason -> the number of records that were repaired on reading.
-      no_field: the message in `sources.base.SourceStats.no_field`.
-      stages: the tallies of the stages, in order.
-      kept, kept_bytes: the documents and bytes that are left after the last stage.
-    """
-
-    documents: int = 0
+    documents: int = 0  # read, before the first stage
     bytes: int = 0
-    failed: Counts = dataclasses.field(default_factory=Counts)
-    failures: list[str] = dataclasses.field(default_factory=list)
-    repaired: Counts = dataclasses.field(default_factory=Counts)
+    failed: Counts = dataclasses.field(default_factory=Counts)  # could not be read, or made a stage fail
+    failures: list[str] = dataclasses.field(default_factory=list)  # ids and reasons of the first
+    repaired: Counts = dataclasses.field(default_factory=Counts)  # on reading
     no_field: str = ""  # see `sources.base.SourceStats`
     stages: list[StageTally] = dataclasses.field(default_factory=list)
-    kept: int = 0
+    kept: int = 0  # after the last stage
     kept_bytes: int = 0
 
     def add(self, other: "Tally") -> None:

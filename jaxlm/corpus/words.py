@@ -1,8 +1,7 @@
 """Splits text into words and sentences by regular expressions, for our stages and (by `stages.heuristics`) datatrove's.
 
-datatrove's tokenizer of English is spaCy. These expressions follow its rules where the filters' verdicts depend on them
-(numbers, contractions, dots, dashes; every other mark alone), at about 100 times its speed. Every Chinese or Japanese
-character counts as a word, because these scripts have no spaces.
+They follow spaCy's rules where verdicts depend on them, at 100 times its speed. A Chinese or Japanese character is a
+word.
 """
 
 import functools
@@ -15,18 +14,12 @@ _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s)|[。！？]+[」�
 
 @functools.lru_cache(maxsize=2)
 def split(text: str) -> list[str]:
-    """Returns the words and marks of a text, without white space.
-
-    The stages of a document share this list: do not change it.
-    """
+    """Returns the words and marks of a text. The stages of a document share this list: do not change it."""
     return _WORD.findall(text)
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Returns the positions in the text at which sentences end.
-
-    The last is the end of the text without trailing white space.
-    """
+    """Returns the positions at which sentences end; the last is the end without trailing white space."""
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())
     return ends if ends and ends[-1] >= end else [*ends, end]

@@ -10,8 +10,7 @@ from jaxlm.config import SampleConfig
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.coder import Coder, Encoded
-from jaxlm.data.tokenizer.ids import document
-from jaxlm.data.tokenizer.text import Text
+from jaxlm.data.tokenizer.ids import Text, document
 from jaxlm.devices.processes import together, working
 from jaxlm.host import files
 from jaxlm.models.decode import engine, generate

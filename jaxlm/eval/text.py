@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.data.shards import manifest
 from jaxlm.data.tokenizer import ids
 from jaxlm.eval.likelihood import Scorer

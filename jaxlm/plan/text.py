@@ -4,7 +4,7 @@ import datetime
 import textwrap
 import typing
 
-from jaxlm.data.batches import passes
+from jaxlm.data.batches.rows import MOST_PASSES
 from jaxlm.host.console import dollars, gigabytes, hours, human, size, spent, table
 
 WIDTH = 100  # columns
@@ -112,7 +112,7 @@ def _data(plan: dict) -> str:
     lines = [block(tokens)]
     if data.get("mixture"):
         lines.append(wrapped(f"Mixture: {data['mixture']}."))
-    if max(data["epochs"].values(), default=0) > passes.MOST:
+    if max(data["epochs"].values(), default=0) > MOST_PASSES:
         beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
         lines.append(wrapped(f"{beyond}: get more, or take fewer steps."))
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from jaxlm.config import AdapterConfig, Config
-from jaxlm.data.batches.passes import MOST as MOST_PASSES
+from jaxlm.data.batches.rows import MOST_PASSES
 from jaxlm.data.tokenizer.coder import Encoded
 from jaxlm.devices import tree
 from jaxlm.devices.processes import say

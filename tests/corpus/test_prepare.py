@@ -19,7 +19,7 @@ import pytest
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, RunError, config_files, older
 from jaxlm.configs import base
-from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
+from jaxlm.corpus import documents, engine, pipeline, prepare
 from jaxlm.corpus.stage import Document, Remove
 from jaxlm.corpus.stages import decontaminate, registry
 from jaxlm.host import console, files, screen
@@ -125,7 +125,7 @@ def test_what_went_is_told_with_its_reason(done):
     assert record["reason"] == "near duplicate"
     assert record["detail"].endswith(".jsonl:1 (books)")
     assert record["excerpt"]
-    reasons = {(example["stage"], example["reason"]) for example in conclude.examples(done.path)}
+    reasons = {(example["stage"], example["reason"]) for example in prepare.examples(done.path)}
     assert ("exact", "duplicate") in reasons
     assert ("pii", "") in reasons  # a change, shown before and after
     clusters = json.loads((done.path / "clusters.json").read_text())
@@ -348,11 +348,11 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
     calls = []
     original = engine.run
 
-    def until_joins(engine, folder, phase, function, tasks):
+    def until_joins(engine, settings, folder, phase, function, tasks):
         calls.append(phase)
         if phase == "joins" and calls.count("joins") == 1:
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
-        original(engine, folder, phase, function, tasks)
+        original(engine, settings, folder, phase, function, tasks)
 
     monkeypatch.setattr(engine, "run", until_joins)
     with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):
@@ -365,7 +365,7 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
     broken = next(path for path in (work / "pairs").glob("*.parquet") if path.read_bytes() == b"garbage")
     (work / "tasks" / "pairs" / "completions" / f"{int(broken.stem):05d}").unlink()
     seen = []
-    monkeypatch.setattr(conclude, "conclude", lambda *rest: seen.append([p.stat().st_mtime_ns for p in cleaned]))
+    monkeypatch.setattr(prepare, "_conclude", lambda *rest: seen.append([p.stat().st_mtime_ns for p in cleaned]))
     with pytest.raises(ConfigError, match=r"no prepared\.json"):
         run(corpus, tmp_path)
     assert seen == [times]
@@ -470,13 +470,13 @@ def test_workers_end_with_a_killed_driver_and_the_next_run_gives_the_same(corpus
 
 @pytest.mark.parametrize("name", ["_merge_removed", "_write_clusters"])
 def test_stopped_while_it_concludes_and_run_again_it_gives_the_same(corpus, done, tmp_path, monkeypatch, name):
-    original = getattr(conclude, name)
+    original = getattr(prepare, name)
 
     def half(*args):
         original(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conclude, name, half)
+    monkeypatch.setattr(prepare, name, half)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, tmp_path)
     monkeypatch.undo()

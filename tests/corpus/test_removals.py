@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxlm.configs import base
-from jaxlm.corpus import conclude, removals
+from jaxlm.corpus import prepare, removals
 from jaxlm.corpus.stages import registry
 
 QUALITY = "--config.prepare.stages.gopher_quality"
@@ -25,7 +25,7 @@ def much(folder, *stages, lines=STAGES):
         for reason in [*s["removed"], ""]
         for i in range(5)
     ]
-    (folder / conclude.EXAMPLES).write_text("".join(json.dumps(example) + "\n" for example in examples))
+    (folder / prepare.EXAMPLES).write_text("".join(json.dumps(example) + "\n" for example in examples))
     return removals.much(manifest, folder, {"web": lines})
 
 

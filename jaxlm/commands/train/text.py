@@ -8,7 +8,7 @@ import jax
 from jaxlm.commands.train import run as training
 from jaxlm.commands.train.kind import Kind, Ready
 from jaxlm.config import Config, ConfigError
-from jaxlm.data.batches import passes, rows, trace
+from jaxlm.data.batches import rows
 from jaxlm.data.batches.open import make_data, open_order
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import say, together
@@ -49,9 +49,9 @@ class Text(Kind):
         return origin.begin(config, peft.READERS)
 
     def batches(self, ready: Ready, done: int) -> LoaderBatches:
-        if line := passes.words(ready.data, ready.config.train.steps):
+        if line := rows.mixture_words(ready.data, ready.config.train.steps):
             say(f"mixture: {line}")
-        for line in passes.rounded(ready.data):
+        for line in rows.rounded(ready.data):
             say(line)
         first = jax.process_index() == 0
         batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
@@ -67,10 +67,10 @@ class Text(Kind):
         return loss.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
 
     def passes(self, data: rows.Rows, steps: int) -> dict[str, float]:
-        return passes.passes(data, steps)
+        return rows.passes(data, steps)
 
     def documents(self, data: rows.Rows, step: int) -> list[str]:
-        return trace.documents(data, step)
+        return rows.documents_of(data, step)
 
     def switch(self, data: rows.Rows) -> int | None:
         return data.switch()

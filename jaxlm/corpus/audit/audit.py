@@ -1,31 +1,24 @@
-"""The junk audit: finds repeated strings that no person would write, before a tokenizer or a model sees them.
+"""Finds repeated strings that no person would write, before a tokenizer or a model sees them.
 
-`scan` counts known junk, words, lines and clauses of each source in one pass; `rank` compares the sources. A word
-belongs to a source if its log-odds ratio against the other sources, with an informative Dirichlet prior, is high
-(Monroe, Colaresi and Quinn 2008, "Fightin' Words"). Such a word is conspicuous if its shape is unnatural (`PersonX`,
-`foo_bar`, `<name>`) and it dominates the source's words of that shape: one of a thousand identifiers is code.
-
-What is conspicuous may be what the source is about: PostgreSQL's manuals say PostgreSQL. So only this is called junk, and
-has a pattern that removes it:
-
-- known junk in plain text; in code, in quotes or in tables it is talked about;
-- a dominant word of unnatural shape in a fixed frame: nearly always the same two words around it. Words that people
-  write stand in many sentences. Placeholders have siblings instead: PersonX and PersonY;
-- lines of menus, footers and notices.
-
-Nothing is junk that the text to compare with has too: the target, or general prose.
+`scan` counts known junk, words, lines and clauses of each source; `rank` compares the sources by log-odds ratios with
+an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). What is conspicuous may be the
+subject, so only known junk, words of unnatural shape in a fixed frame, and lines of menus are called junk, unless the
+target has them.
 """
 
 import collections
 import dataclasses
 import math
+import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from jaxlm.corpus.audit.counts import MAX_ENTRIES, Counts, Entry, Table, scan
+from jaxlm.corpus.audit.counts import Counts, Entry, Table, scan
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats
+from jaxlm.corpus.sources.embedded import iterate_embedded
+from jaxlm.corpus.sources.units import read_unit, split_source
+from jaxlm.corpus.stages import registry
 from jaxlm.corpus.stages.junk_patterns import FURNITURE, GROUPS
-
-__all__ = ["Finding", "audit", "rank", "scan"]
 
 _PRIOR_WORDS = 10_000.0  # the weight of the Dirichlet prior
 _MIN_Z = 3.0
@@ -53,66 +46,31 @@ _SURNAME = re.compile(r"(?:Mc|Mac|De|Di|Du|La|Le|Van|[OD]['\u2019])[A-Z][a-z]+")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A string that a source repeats.
+    """A string that a source repeats."""
 
-    Attributes:
-      kind: a group of `audit_patterns`, or "token" (a word of unnatural shape), "word", "line", "clause".
-      text: the repeated string, with every digit as 0, except in words.
-      pattern: the group's name or a regular expression that makes the stage `junk` remove it; "" if it is no junk, only
-        characteristic of the source.
-      why: what it is, in a few words.
-      source: the name of the source that repeats it. The same junk in two sources makes two findings.
-      count, documents: how often it occurs, and in how many documents; too low if memory was short (see `scan`).
-      share_of_documents: `documents` as a share of the source's documents.
-      concentration: its rate per byte in this source, divided by the sum of this rate and its rate in the other sources
-        together. 1: only here (or there is only one source); 0.5: as often as elsewhere.
-      score: the harm, 0 to 100: how surely it is junk, times the square root of its share of the source's documents, or
-        of its bytes if that share is larger.
-      examples: up to three (document id, text around it).
-    """
-
-    kind: str
-    text: str
-    pattern: str
+    kind: str  # of `GROUPS`, or "token" (a word of unnatural shape), "word", "line", "clause"
+    text: str  # every digit as 0, except in words
+    pattern: str  # makes the stage `junk` remove it; "" if it is only characteristic of the source
     why: str
     source: str
-    count: int
+    count: int  # too low if memory was short (see `scan`)
     documents: int
     share_of_documents: float
-    concentration: float
-    score: float
-    examples: tuple[tuple[str, str], ...]
+    concentration: float  # 1: only in this source; 0.5: as often as elsewhere
+    score: float  # the harm, 0 to 100
+    examples: tuple[tuple[str, str], ...]  # (document id, text around it)
 
     @property
     def is_junk(self) -> bool:
-        """True if it is surely junk."""
         return bool(self.pattern)
 
     def to_row(self) -> dict[str, object]:
-        """Returns the finding as a plain dict, for tables and JSON."""
         examples = [{"document": doc_id, "text": text} for doc_id, text in self.examples]
         return dataclasses.asdict(self) | {"junk": self.is_junk, "examples": examples}
 
 
-def audit(
-    documents_by_source: Mapping[str, Iterable[tuple[str, str]]], max_entries: int = MAX_ENTRIES
-) -> list[Finding]:
-    """Returns what is conspicuous in the documents of each source: junk first, the worst first. Deterministic.
-
-    Args:
-      documents_by_source: source -> its (doc_id, text) pairs.
-      max_entries: the bound on memory; see `scan`.
-    """
-    return rank([scan(name, documents, max_entries) for name, documents in documents_by_source.items()])
-
-
 def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Finding]:
-    """Returns all findings in the sources, junk first, the worst first, and at most 20 of a kind for each source.
-
-    Args:
-      sources: the counts of each.
-      contrast: counts of text whose words and lines are wanted: the target, or general prose.
-    """
+    """Returns all findings, junk first, the worst first, at most 20 of a kind and source. What `contrast` has is wanted."""
     findings = []
     for counts in sources:
         others = [other for other in (*sources, contrast) if other is not None and other is not counts]
@@ -234,10 +192,7 @@ def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -
 
 
 def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
-    """Yields lines, and clauses that belong to the source, that occur in many documents.
-
-    Each text in its longest form only.
-    """
+    """Yields lines, and clauses that belong to the source, that occur in many documents."""
     shown: list[tuple[str, int]] = []
     for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
@@ -273,7 +228,6 @@ def _furniture(text: str, entry: Entry, counts: Counts) -> str:
 
 
 def _is_known(text: str) -> bool:
-    """True if the text holds known junk, which has a finding of its own."""
     return any(next(group.matches(text), None) for group in GROUPS.values())
 
 
@@ -300,3 +254,32 @@ def _finding(
     harm = math.sqrt(max(share * evidence, min(1.0, entry.chars / counts.bytes)))
     numbers = (entry.count, entry.documents, share, concentration, 100 * severity * harm)
     return Finding(kind, text, pattern, why, counts.source, *numbers, entry.examples)
+
+
+_TARGET_BYTES = 8_000_000
+_GENERAL_BYTES = 1_000_000
+_FEW_BYTES = 100_000  # of a source tell nothing about its words
+
+
+def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None:
+    """Returns the counts of the target, or of general prose for a single source; None if the sources have each other."""
+    if target:
+        return scan("target", target_texts(target, _TARGET_BYTES, html))
+    if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:
+        return None
+    return scan("general prose", iterate_embedded("prose", min(_GENERAL_BYTES, sources[0].bytes)))
+
+
+def target_texts(path: str, limit: int, html: dict) -> Iterator[tuple[str, str]]:
+    """Yields (id, text) of about `limit` bytes of `prepare.target`. Raises ConfigError if there is nothing at `path`."""
+    spec = SourceSpec("target", path, max_bytes=limit)
+    units = split_source(spec, max(1 << 20, limit))
+    stage = registry.make(registry.StageSpec("html", html), pathlib.Path())
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for unit in units:
+            for document in read_unit(unit, spec, SourceStats()):
+                if stage.apply(document, collections.Counter()) is None:
+                    yield document.id, document.text
+
+    return texts()

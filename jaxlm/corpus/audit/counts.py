@@ -59,10 +59,7 @@ class _Document:
 
 
 class Frame:
-    """What stands around a string, from some of its places: the word that a majority has at each of several positions.
-
-    A majority is found in one pass and constant memory by votes for and against (Boyer and Moore 1991).
-    """
+    """The word that a majority of a string's places has at each position around it, by votes (Boyer and Moore 1991)."""
 
     __slots__ = ("_votes", "_words", "seen", "shown")
 
@@ -175,11 +172,7 @@ class Entry:
 
 
 class Table:
-    """Counts strings in bounded memory, after the lossy counting of Manku and Motwani (2002).
-
-    If there are more than `2 * limit` strings, the `limit` most frequent stay. A count may be too low by `lost` at
-    most. At the end, strings seen fewer than `min_count` times are dropped.
-    """
+    """Counts strings in bounded memory, after the lossy counting of Manku and Motwani (2002): too low by `lost` at most."""
 
     def __init__(self, limit: int, min_count: int, around: Surroundings | None = None):
         self.limit, self.min_count, self.lost = limit, min_count, 0
@@ -212,10 +205,7 @@ class Table:
         return len(self.entries) + len(self._once)
 
     def prune(self) -> None:
-        """Keeps the `limit` most frequent strings.
-
-        If strings tie at the limit, none of them stays, so that their order does not matter.
-        """
+        """Keeps the `limit` most frequent strings; none of those that tie at the limit, so that their order does not matter."""
         cut = 0
         if len(self) > self.limit:
             cut = 1
@@ -236,11 +226,7 @@ class Table:
 
 @dataclasses.dataclass
 class Counts:
-    """How often a source has each junk pattern, word, line and clause, as counted by `scan`.
-
-    The keys of `junk` are "GROUP:label". The keys of the other tables are the words, lines and clauses themselves (in
-    lines every digit is 0).
-    """
+    """How often a source has each junk pattern ("GROUP:label"), word, line and clause (in lines every digit is 0)."""
 
     source: str
     junk: Table
@@ -259,10 +245,8 @@ class Counts:
 def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = MAX_ENTRIES) -> Counts:
     """Counts a source's (doc_id, text) pairs in one pass.
 
-    Memory does not grow with the corpus. While reading, memory holds one document and at most `2 * max_entries` strings
-    of each of four kinds; afterwards at most `max_entries` strings that occur five times or more. If a source has more
-    different strings, the rare ones are dropped, and counts may be too low by `Table.lost`. With the default, scanning
-    takes at most about 150 MB, and each finished source a few megabytes.
+    Memory holds one document and at most `2 * max_entries` strings of each of four kinds, about 150 MB by default; if a
+    source has more, the rare ones are dropped, and counts may be too low by `Table.lost`.
     """
     words, lines = (Table(max_entries, _MIN_COUNT, around) for around in (_words_around, _lines_around))
     counts = Counts(source, Table(max_entries, 1), words, lines, Table(max_entries, _MIN_COUNT))
@@ -296,10 +280,7 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
 def _count_words(
     words: Table, runs: collections.Counter[str], splits: dict[str, tuple[Entry, ...]], document: _Document
 ) -> int:
-    """Counts the words in a document's runs of characters without spaces; returns how many words there are.
-
-    `splits` remembers which words a run holds.
-    """
+    """Counts the words in a document's runs of characters without spaces; returns how many words there are."""
     total, number = 0, document.number
     for run, n in runs.items():
         entries = splits.get(run)
@@ -317,10 +298,7 @@ def _count_words(
 
 
 def _split(run: str) -> list[str]:
-    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b.
-
-    Marks alone (`@-@`, `====`) are a word of at most four.
-    """
+    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b. Marks alone (`====`) are a word of at most four."""
     words = [part[:-2] if part.endswith(_POSSESSIVES) else part for part in _PARTS.findall(run)]
     if not words and len(run) > 1:
         words = [run[:4]]

@@ -1,17 +1,18 @@
-"""Makes the mismatch report: how far the sources are from one another, and from a sample of the style that is wanted.
+"""Measures how far sources are from one another, and from a sample of the style that is wanted.
 
-For each source: length, readability, format. For each pair: the Jensen-Shannon divergence of words and of pairs of
-words; the same between two halves of one source, which is what chance gives (the floor); how well a classifier tells
-passages of the two apart (area under the ROC curve, 0.5 by chance), with the words that tell. Then the mixture of
-sources nearest to the target (least KL divergence of words, by EM; the unigram mixture of Jelinek and Mercer 1980), and
-advice in words.
-
-All of it is measured on samples of a few megabytes, and words do not show truth or quality: try the advice in a pilot.
+All on samples of a few megabytes: words do not show truth or quality, so try the advice in a pilot. Divergence is told
+with its floor, that of two halves of one source; the nearest mixture is the unigram mixture of Jelinek and Mercer
+(1980).
 """
 
+import array
+import collections
 import dataclasses
+import hashlib
+import heapq
 import itertools
 import operator
+import re
 import statistics
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,192 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.audit import textstats
+from jaxlm.corpus import words as words_lib
+
+PASSAGE_CHARS = 4000
+_FEW_DOCUMENTS = 10
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_VOWELS = re.compile(r"[aeiouy]+")
+_SILENT = re.compile(r"\w\w(?:[^\Waeiouyl]e|[^\Waeiouytd]ed)\b")
+_SENTENCE = re.compile(r"[.!?\u2026]+[\"'\u201d\u2019)\]\u00bb]*(?=\s|$)|[\u3002\uff01\uff1f]+|\n[ \t]*\n")
+_LINE_FORMATS = {
+    "list": re.compile(r"\s*(?:[-*+\u2022\u2023\u25e6]|\(?(?:\d{1,3}|[a-z])[.)])\s+\S"),
+    "table": re.compile(r"\s*\|.*\|\s*$|[^\t]+\t[^\t]*\t|\s*\+[-=]{2,}\+|\s*[-=]{3,}(?:\s+[-=]{3,})+\s*$"),
+    "heading": re.compile(r"\s{0,3}#{1,6} +.*[^\W\d]|\s*(={1,6}) ?[^=]+ ?\1\s*$|[=~^*-]{4,}\s*$"),
+    "code": re.compile(
+        r"\s*(?:def \w+\(|class \w+.*[:{]\s*$|import [\w.]+(?: as \w+)?(?:, [\w.]+)*;?\s*$"
+        r"|from [\w.]+ import |@\w[\w.]*(?:\(|\s*$)"
+        r"|#(?:include|define|ifdef|!)|>>> |\$ \w|//|/\*|</?\w+[^>]*>\s*$"
+        r"|(?:self\.)?[A-Za-z_][\w.\[\]'\"]* ?(?:[-+*/|&:]?=|->) ?\S.*[^.?!]$|[\w.]+\([^()]*\);?\s*$"
+        r"|(?:else|try|finally)\s*:\s*$|except\b[\w ,.()]*:\s*$|for\b.+\bin\b.+:\s*$|with\b.+\(.*:\s*$"
+        r"|(?:if|elif|while)\b.*[()=<>\[\]_.].*:\s*$|(?:if|elif|while) (?:not )?\w+:\s*$"
+        r"|\w+;\s*$)"
+        r"|(?: {2,}|\t+)(?:return|raise|yield|assert)\b.*[\w)\]}'\"]\s*$|.*[=()\[\]<>].*;\s*$|.*[{}]\s*$|.*\):\s*$"
+    ),
+}
+FORMATS = tuple(_LINE_FORMATS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Passages of a source, sorted by their hashes."""
+
+    passages: list[str]
+    groups: np.ndarray  # int[passages]: the number of the passage's document; of few documents each has its own
+    lengths: np.ndarray  # int[documents], in characters, of all that were read
+    n_bytes: int
+
+
+def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
+    """Reads up to `read_bytes` of the texts, and keeps about `sample_chars` of passages, those with the lowest hashes."""
+    heap: list[tuple[int, int, str]] = []  # of (-hash, document, passage), the highest hash on top
+    lengths, total, read = array.array("Q"), 0, 0
+    for document, text in enumerate(texts):
+        raw = text.encode("utf-8", "replace")
+        key = hashlib.blake2b(raw, digest_size=8).digest()
+        lengths.append(len(text))
+        read += len(raw)
+        for start in range(0, len(text), PASSAGE_CHARS):
+            digest = hashlib.blake2b(start.to_bytes(8, "little"), digest_size=8, key=key).digest()
+            passage = text[start : start + PASSAGE_CHARS]
+            heapq.heappush(heap, (-int.from_bytes(digest, "little"), document, passage))
+            total += len(passage)
+            while total - len(heap[0][2]) >= sample_chars:
+                total -= len(heapq.heappop(heap)[2])
+        if read >= read_bytes:
+            break
+    heap.sort(key=lambda item: (-item[0], item[2]))
+    number: dict[int, int] = {}
+    groups = np.asarray([number.setdefault(document, len(number)) for _, document, _ in heap], np.int64)
+    if len(number) < _FEW_DOCUMENTS:
+        groups = np.arange(len(heap))
+    return Sample([passage for _, _, passage in heap], groups, np.frombuffer(lengths, np.uint64).astype(np.int64), read)
+
+
+class Vocabulary:
+    """Numbers lower-case words, for all the samples that are compared."""
+
+    def __init__(self) -> None:
+        self._ids: collections.defaultdict[str, int] = collections.defaultdict()
+        self._ids.default_factory = self._ids.__len__
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def ids(self, text: str) -> np.ndarray:
+        """Returns the numbers of a text's words, int64[words]. A new word gets a new number."""
+        return np.asarray([self._ids[word] for word in words_lib.split(text.lower())], np.int64)
+
+    def names(self) -> list[str]:
+        return list(self._ids)
+
+
+def bigrams(ids: np.ndarray) -> np.ndarray:
+    """Returns each pair of neighbours as one number, `first << 32 | second`: int64[words - 1]."""
+    return ids[:-1] << 32 | ids[1:]
+
+
+def js_divergence(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns the Jensen-Shannon divergence (Lin 1991) in bits between the values of two int arrays; 0 if one is empty."""
+    if not len(a) or not len(b):
+        return 0.0
+    values, places = np.unique(np.concatenate([a, b]), return_inverse=True)
+    p = np.bincount(places[: len(a)], minlength=len(values)) / len(a)
+    q = np.bincount(places[len(a) :], minlength=len(values)) / len(b)
+    return js_of_shares(p, q)
+
+
+def js_of_shares(p: np.ndarray, q: np.ndarray) -> float:
+    """Returns the Jensen-Shannon divergence in bits of two distributions, float[V] each."""
+    m = (p + q) / 2
+
+    def kl(x: np.ndarray) -> float:
+        some = x > 0
+        return float(np.sum(x[some] * np.log2(x[some] / m[some])))
+
+    return max(0.0, (kl(p) + kl(q)) / 2)
+
+
+def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 1000) -> np.ndarray:
+    """Returns the weights float[S] of the mixture of `components` float[S, V] nearest to `target` float[V].
+
+    Least KL(target || mixture), by EM; convex, so that the start does not matter.
+    """
+    some = target > 0
+    components, target = components[:, some], target[some]
+    weights = np.full(len(components), 1 / len(components))
+    for _ in range(steps):
+        joint = weights[:, None] * components
+        new = (joint / joint.sum(0)) @ target
+        new /= new.sum()
+        done = np.abs(new - weights).max() < 1e-6
+        weights = new
+        if done:
+            break
+    return weights
+
+
+def quantiles(lengths: np.ndarray) -> dict[str, int]:
+    """Returns "p5", "p25", "p50", "p75", "p95" and "mean" of the documents' lengths in characters."""
+    if not len(lengths):
+        return {}
+    values = np.quantile(lengths, _QUANTILES)
+    values_at = {f"p{round(100 * q)}": round(float(v)) for q, v in zip(_QUANTILES, values, strict=True)}
+    return {**values_at, "mean": round(float(lengths.mean()))}
+
+
+def readability(passages: Sequence[str]) -> dict[str, float]:
+    """Returns words a sentence, characters a word, and Flesch's reading ease of English (1948: 60 = plain, 30 = papers)."""
+    n_words = n_chars = n_sentences = n_syllables = 0
+    for text in passages:
+        plain = [word for word in words_lib.split(text) if word[0].isalpha()]
+        n_words += len(plain)
+        joined = " ".join(plain).lower()
+        n_chars += len(joined) - max(0, len(plain) - 1)
+        n_syllables += len(_VOWELS.findall(joined)) - len(_SILENT.findall(joined))
+        n_sentences += max(1, len(_SENTENCE.findall(text.rstrip()))) if plain else 0
+    if not n_words:
+        return {"words_per_sentence": 0.0, "chars_per_word": 0.0, "flesch": 0.0}
+    per_sentence = n_words / n_sentences
+    ease = 206.835 - 1.015 * per_sentence - 84.6 * max(n_syllables, 1) / n_words
+    return {"words_per_sentence": per_sentence, "chars_per_word": n_chars / n_words, "flesch": ease}
+
+
+def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Returns two shares for each of list, table, heading and code: {"lines": share, "passages": share}.
+
+    A passage contains a format if two of its lines look like it, or one like a heading. Where over a fifth of the lines
+    are code, headings count as code (they are comments).
+    """
+    lines_of, passages_of = collections.Counter(), collections.Counter()
+    n_lines = 0
+    for text in passages:
+        here: typing.Counter[str] = collections.Counter()
+        fenced, lines = False, [line for line in text.splitlines() if line and not line.isspace()]
+        n_lines += len(lines)
+        for line in lines:
+            fence = line.lstrip().startswith("```")
+            fenced ^= fence
+            if kind := "code" if fenced or fence else _line_format(line):
+                here[kind] += 1
+        if here["code"] > len(lines) / 5:
+            here["code"] += here.pop("heading", 0)
+        lines_of += here
+        passages_of.update(kind for kind, count in here.items() if count >= (1 if kind == "heading" else 2))
+    return {
+        kind: {"lines": lines_of[kind] / max(n_lines, 1), "passages": passages_of[kind] / max(len(passages), 1)}
+        for kind in FORMATS
+    }
+
+
+def _line_format(line: str) -> str | None:
+    if len(line) > 300:  # the patterns' time grows with the square of the length
+        line = f"{line[:200]} {line[-100:]}"
+    for kind in ("list", "table", "heading", "code"):
+        if _LINE_FORMATS[kind].match(line):
+            return kind
+    return None
+
 
 TARGET = "target"  # its name among the sources
 _FEATURES = 30_000  # words and pairs of words that the classifier sees: the most frequent
@@ -45,25 +231,16 @@ _NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "co
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two sources `a` and `b`, or a source and the target (then `b` is "target").
-
-    Attributes:
-      js_words, js_bigrams: Jensen-Shannon divergence in bits, from 0 (the same) to 1 (nothing in common).
-      floor_words, floor_bigrams: the divergence that chance alone causes: that between two halves of one source, on
-        samples of the same size, as a mean over both sources.
-      auc: the area under the ROC curve of a classifier that tells passages of `a` from those of `b`, cross-validated by
-        document; None if there are too few documents.
-      telling_a, telling_b: the words and pairs of words by which the classifier recognises `a` and `b`.
-    """
+    """Two sources `a` and `b`, or a source and the target (then `b` is "target")."""
 
     a: str
     b: str
-    js_words: float
-    floor_words: float
+    js_words: float  # bits, from 0 (the same) to 1
+    floor_words: float  # bits that chance alone causes: between halves of one source
     js_bigrams: float
     floor_bigrams: float
-    auc: float | None
-    telling_a: list[str]
+    auc: float | None  # of a classifier, cross-validated by document; None: too few documents
+    telling_a: list[str]  # words by which the classifier knows `a`
     telling_b: list[str]
 
     @property
@@ -74,51 +251,32 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Two mixtures of the sources: the one in use, and the one nearest to the target.
-
-    Attributes:
-      now, nearest: source -> its share of the words.
-      js_now, js_nearest: the divergence in bits of each mixture from the target.
-    """
+    """Two mixtures of the sources: the one in use, and the one nearest to the target."""
 
     now: dict[str, float]
     nearest: dict[str, float]
-    js_now: float
+    js_now: float  # bits from the target
     js_nearest: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What to do with a source in a pilot.
+    """What to do with a source in a pilot."""
 
-    Attributes:
-      action: keep, raise, lower or drop; try if there is no target.
-      sentence: the reason, for users.
-    """
-
-    action: str
+    action: str  # keep, raise, lower or drop; try if there is no target
     sentence: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The results of `compare`.
-
-    Attributes:
-      sources: source's name (or "target") -> documents, bytes, sampled_words, length, readability, formats; see
-        `textstats`.
-      pairs: every pair of sources, then every source with the target.
-      mixture: the mixtures compared with the target; None if there is no target.
-      advice: source -> what to do with it.
-    """
+    """The results of `compare`."""
 
     sources: dict[str, dict[str, typing.Any]]
     pairs: list[Pair]
-    mixture: Mixture | None
+    mixture: Mixture | None  # None without a target
     advice: dict[str, Advice]
 
     def to_dict(self) -> dict[str, typing.Any]:
-        """Returns the report as JSON values, with the `distance` of each pair."""
         pairs = [dataclasses.asdict(pair) | {"distance": pair.distance} for pair in self.pairs]
         return dataclasses.asdict(self) | {"pairs": pairs}
 
@@ -131,27 +289,19 @@ def compare(
     sample_mb: float = 2.0,
     read_mb: float = 64.0,
 ) -> Report:
-    """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not matter.
+    """Compares sources with one another and with a target, on samples; the order of texts does not matter.
 
-    Args:
-      sources: name -> texts of documents.
-      target: texts like those that the model should write.
-      weights: source -> its weight in the mixture in use; default: all equal.
-      sample_mb: the megabytes of passages to keep from each source.
-      read_mb: the most megabytes to read of each source.
-
-    Raises:
-      ConfigError: a source or the target has no text, or a source is named "target".
+    Raises ConfigError if a source or the target has no text, or a source is named "target".
     """
     if target is not None and TARGET in sources:
         raise ConfigError('no source may be named "target" in a mismatch report: rename it')
-    vocabulary, profiles = textstats.Vocabulary(), {}
+    vocabulary, profiles = Vocabulary(), {}
     everything = dict(sources) | ({TARGET: target} if target is not None else {})
     for name, texts in everything.items():
-        sample = textstats.sample(texts, round(sample_mb * 1e6), round(read_mb * 1e6))
-        if not any(passage.strip() for passage in sample.passages):
+        passages = sample(texts, round(sample_mb * 1e6), round(read_mb * 1e6))
+        if not any(passage.strip() for passage in passages.passages):
             raise ConfigError(f"{'the target' if name == TARGET else f'source {name}'} has no text to compare")
-        profiles[name] = _Profile(sample, vocabulary)
+        profiles[name] = _Profile(passages, vocabulary)
     features = _features(profiles)
     names = [(a, b) for a, b in itertools.combinations(sources, 2)]
     names += [(a, TARGET) for a in sources] if target is not None else []
@@ -167,11 +317,11 @@ def compare(
 class _Profile:
     """A sample as numbers: the words of each passage, and of two halves that share no document."""
 
-    def __init__(self, sample: textstats.Sample, vocabulary: textstats.Vocabulary):
+    def __init__(self, sample: Sample, vocabulary: Vocabulary):
         self.sample = sample
         self.passages = [vocabulary.ids(passage) for passage in sample.passages]
         self.words = np.concatenate(self.passages)
-        self.bigrams = [textstats.bigrams(ids) for ids in self.passages]
+        self.bigrams = [bigrams(ids) for ids in self.passages]
         # By turns in the order of the hashes of each document's first passage here.
         turn = {group: i % 2 for i, group in enumerate(dict.fromkeys(sample.groups.tolist()))}
         side = [turn[group] for group in sample.groups.tolist()]
@@ -188,9 +338,9 @@ class _Profile:
             "documents": len(self.sample.lengths),
             "bytes": self.sample.n_bytes,
             "sampled_words": len(self.words),
-            "length": textstats.quantiles(self.sample.lengths),
-            "readability": textstats.readability(self.sample.passages),
-            "formats": textstats.formats(self.sample.passages),
+            "length": quantiles(self.sample.lengths),
+            "readability": readability(self.sample.passages),
+            "formats": formats(self.sample.passages),
         }
 
 
@@ -199,7 +349,7 @@ def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
     size = min(len(half[kind]) for half in a.halves + b.halves)
 
     def js(x: tuple[np.ndarray, ...], y: tuple[np.ndarray, ...]) -> float:
-        return textstats.js_divergence(x[kind][:size], y[kind][:size])
+        return js_divergence(x[kind][:size], y[kind][:size])
 
     across = [js(x, y) for x, y in zip(a.halves, b.halves, strict=True)]
     within = [js(*a.halves), js(*b.halves)]
@@ -208,7 +358,7 @@ def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class _Features:
-    """TF-IDF of passages (CSR float[passages, F]) by source, and each column's word or bigram as `textstats` numbers them."""
+    """TF-IDF of passages (CSR float[passages, F]) by source, and each column's word or bigram as `Vocabulary` numbers them."""
 
     rows: dict[str, scipy.sparse.csr_matrix]
     columns: np.ndarray
@@ -293,9 +443,9 @@ def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: i
     target = counts[TARGET][best] / counts[TARGET][best].sum()
     everywhere = components.mean(0) + 1e-9
     smooth = (1 - _SMOOTHING) * components + _SMOOTHING * everywhere / everywhere.sum()
-    weights = textstats.nearest_mixture(smooth, target)
+    weights = nearest_mixture(smooth, target)
     mixed = {"now": np.asarray([now[name] for name in names]) @ components, "nearest": weights @ components}
-    js = {key: textstats.js_of_shares(shares / shares.sum(), target) for key, shares in mixed.items()}
+    js = {key: js_of_shares(shares / shares.sum(), target) for key, shares in mixed.items()}
     nearest = dict(zip(names, weights.tolist(), strict=True))
     return Mixture(dict(now), nearest, js["now"], js["nearest"])
 

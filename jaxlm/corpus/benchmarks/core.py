@@ -49,7 +49,7 @@ def kind(record: dict) -> type[Row] | None:
 
 
 def row(record: dict) -> Row:
-    """Returns a record as a row. Raises ValueError: a field is missing or has another type, in words."""
+    """Returns a record as a row. Raises ValueError if a field is missing or has another type, in words."""
     row_type = kind(record)
     if row_type is None:
         raise ValueError(f"it has the fields {', '.join(record)}, which are no row of CORE")
@@ -68,11 +68,7 @@ def row(record: dict) -> Row:
 
 
 def rows(path: str) -> list[Row]:
-    """Returns the rows of a file, all of one type.
-
-    Raises:
-      ConfigError: the file can't be read, holds no row, or a row is none of CORE or not of the first one's type.
-    """
+    """Returns a file's rows, all of one type. Raises ConfigError if it can't be read, or holds none or other rows."""
     checked: list[Row] = []
     for number, record in reading.records(path):
         try:

@@ -21,37 +21,22 @@ Texts = tuple[tuple[str, ...], tuple[str, ...]]  # (the ways to write the questi
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One task of a benchmark. A document that holds the question, or a long answer, has leaked it.
-
-    Attributes:
-      benchmark: the benchmark's name.
-      id: the item's name in it.
-      questions: the ways in which the question may be written; mostly one.
-      answers: the answers, right and wrong.
-    """
+    """One task of a benchmark. A document that holds the question, or a long answer, has leaked it."""
 
     benchmark: str
     id: str
-    questions: tuple[str, ...]
-    answers: tuple[str, ...]
+    questions: tuple[str, ...]  # the ways in which it may be written; mostly one
+    answers: tuple[str, ...]  # right and wrong
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a record holds its texts. A field is a name, or names with dots between: `choices.text` of dicts or lists of dicts.
-
-    Attributes:
-      name: the benchmarks that have the layout.
-      needs: the fields that a record of the layout has.
-      question: the fields that make the question, one after the other.
-      answers: the fields of answers, solutions, tests; each may be missing.
-      several: instead of both, a function that yields the texts of each of the record's items.
-    """
+    """Where a record holds its texts. A field is a name, or names with dots between: `choices.text`."""
 
     name: str
-    needs: tuple[str, ...]
-    question: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
+    needs: tuple[str, ...]  # fields that a record of the layout has
+    question: tuple[str, ...] = ()  # fields that make it, one after the other
+    answers: tuple[str, ...] = ()  # fields, each of which may be missing
     several: collections.abc.Callable[[dict], collections.abc.Iterable[Texts]] | None = None
 
     def texts(self, record: dict) -> list[Texts]:
@@ -103,7 +88,6 @@ def _dialogue(record: dict) -> collections.abc.Iterator[Texts]:
 
 
 def _exam(record: dict) -> collections.abc.Iterator[Texts]:
-    """Of an article with questions and a list of options for each."""
     for question, options in zip(record["questions"], record["options"], strict=False):
         yield (question,), tuple(_strings(options, ""))
 
@@ -187,11 +171,7 @@ LAYOUTS = (
 
 
 def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
-    """Returns pattern of file names -> layout, of the lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER` of a setting.
-
-    Raises:
-      ConfigError: a line is not of that form; `key` is the config's key.
-    """
+    """Returns pattern of file names -> layout, of lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Raises ConfigError."""
     layouts = {}
     for line in lines:
         form = re.fullmatch(r"([^:>]+):([^:>]+)(?:>([^:>]+))?", line)
@@ -205,15 +185,7 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
 
 
 def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
-    """Returns (the items of a file, the names of their layouts).
-
-    Args:
-      path: the file.
-      fields: from `named`: layouts that the user gives to files by their names.
-
-    Raises:
-      ConfigError: the file can't be read, a record fits no layout, or there is no item.
-    """
+    """Returns (the items of a file, the names of their layouts). Raises ConfigError if a record fits no layout."""
     own = next((fields[p] for p in fields if fnmatch.fnmatch(pathlib.PurePath(path).name, p)), None)
     items_of_file, layouts = [], {}
     for number, record in reading.records(path):

@@ -22,15 +22,7 @@ _SPLIT = re.compile(r"(?:train|test|val|valid|validation|dev)(?:-\d+-of-\d+)?")
 
 
 def files(paths: tuple[str, ...], key: str) -> list[str]:
-    """Returns the files of paths, folders, globs and URLs, each once.
-
-    Args:
-      paths: the paths.
-      key: the config's key that lists them, for the message.
-
-    Raises:
-      ConfigError: a path has no files.
-    """
+    """Returns the files of paths, folders, globs and URLs, each once. Raises ConfigError if a path has none."""
     listed: list[str] = []
     for path in paths:
         pattern = path if not os.path.exists(path) else glob.escape(path) + "/**" * os.path.isdir(path)
@@ -56,14 +48,8 @@ def records(
 ) -> collections.abc.Iterator[tuple[int, dict]]:
     """Yields (number from 1: the line of a jsonl, record).
 
-    A json file holds a list of records, or an object whose `data` is that list (as SQuAD's and CoQA's own), or one record
-    a line.
-
-    Args:
-      unfit: called with the number of each record that is no JSON object, which is then left out; None to raise.
-
-    Raises:
-      ConfigError: the file can't be read, or a record is no JSON object.
+    A json file holds a list of records, or an object whose `data` is that list, or one record a line. `unfit` gets the
+    number of what is no JSON object; without it that raises ConfigError, as what can't be read does.
     """
     try:
         if path.endswith(".parquet"):

@@ -1,4 +1,1 @@
-"""Stages that compare all documents: exact and near duplicates, repeated lines and paragraphs.
-
-The tables of hashes are on disk, and DuckDB joins them within `prepare.memory_gb`.
-"""
+"""Finds exact and near duplicates, and repeated lines, by tables of hashes on disk that DuckDB joins."""

@@ -1,10 +1,7 @@
-"""Finds and removes lines and paragraphs that many documents have: boilerplate of a site, and copied passages.
+"""Finds and removes lines that most documents of a site have, and paragraphs that several documents have.
 
-A line is removed from all documents of a site (menus, notices, footers) if at least `min_documents` of them, and at
-least a share `min_share`, have it. A paragraph of `min_paragraph_chars` or more that occurs in several documents stays
-only in the best-ranked one (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). A paragraph is one line
-here, so that text wrapped at 80 columns has none. Code (fenced or indented) and table rows stay; documents of source
-code (metadata "format") are left out.
+A paragraph stays in the best-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). It
+is one line here, so that text wrapped at 80 columns has none. Code and table rows stay.
 """
 
 import pathlib
@@ -52,11 +49,7 @@ _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
-    """Finds lines that many documents repeat, and paragraphs too; writes to `lines.parquet` which to remove from which.
-
-    Reads `lines/*.parquet`. `lines.parquet` has the columns (doc, key), sorted by doc; documents that are removed as a
-    whole are not in it.
-    """
+    """Writes to `lines.parquet` which lines and paragraphs to remove: (doc, key), sorted, of documents that stay."""
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
         FROM read_parquet({quoted(folder / "sign/*.parquet")}) s
@@ -80,10 +73,7 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
 
 
 def remove(text: str, source: str, site: str, settings: dict, going: set[int], *, headings: bool) -> tuple[str, int]:
-    """Removes the lines and paragraphs whose keys are in `going`. Returns the text, and how many were removed.
-
-    Also removes the blank lines around them, and if `headings`, each heading ("#") that has no text left under it.
-    """
+    """Removes what is in `going`, and if `headings` those with no text left under them. Returns (text, how many went)."""
     kept: list[str] = []
     count, cut = 0, False  # cut: something has gone since the last line that stayed
     for line, prose in _marked(text):

@@ -1,38 +1,90 @@
-"""Finds exact duplicates, and near ones: MinHash-LSH finds candidate pairs, sketches decide, chains are resolved from the best.
+"""Finds exact duplicates, and near ones: MinHash-LSH finds candidate pairs, sketches decide, the best-ranked stays.
 
-Among similar documents the best-ranked stays, and only documents similar to *it* are removed: if A ~ B ~ C but not A ~
-C, A stays, B is removed and C stays. This is the lexicographically first maximal independent set of the graph of
-similar pairs, found in rounds of joins.
+Only documents similar to one that stays go: if A ~ B ~ C but not A ~ C, B is removed (a maximal independent set of the
+graph). `doc` is a document's place: task << 32 | row. Its rank depends on itself alone, so the order of shards does not
+matter.
 """
 
 import collections
 import os
 import pathlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxlm.corpus.dedup import lines as repeats
 from jaxlm.corpus.dedup import signatures
 from jaxlm.corpus.dedup.sql import quoted
-from jaxlm.corpus.dedup.tables import ROW_BITS, Columns
+from jaxlm.corpus.documents import TableWriter
+from jaxlm.corpus.stage import Document
 
+ROW_BITS = 32
+_GROUP_ROWS = 1 << 15  # small groups, so that a reader holds kilobytes for each
 _SORTED_ROWS = 1 << 16  # read at a time
+
+
+class Signer:
+    """Writes a task's tables for deduplication: `sign/TASK.parquet`, `sketch/TASK.u32` and `lines/TASK.parquet`.
+
+    `stages`: those of `exact`, `near` and `lines` that the source takes part in -> their settings.
+    """
+
+    def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping[str, typing.Any]]):
+        self._task, self._priority = task, priority
+        self._exact, self._near, self._lines = "exact" in stages, stages.get("near"), stages.get("lines")
+        for name in ("sign", "sketch", "lines"):
+            (folder / name).mkdir(exist_ok=True)
+        self._bands = self._near["bands"] if self._near else 0
+        fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "site", "h0", "h1", "sketch_start")]
+        fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())]
+        fields += [(f"b{i}", pa.uint64()) for i in range(self._bands)]
+        self._sign = TableWriter(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields), _GROUP_ROWS)
+        schema = pa.schema([("doc", pa.uint64()), ("key", pa.uint64()), ("paragraph", pa.bool_())])
+        self._repeats = TableWriter(folder / "lines" / f"{task:06d}.parquet", schema, _GROUP_ROWS)
+        self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
+        self._row = self._place = 0
+
+    def add(self, document: Document) -> None:
+        """Takes the next document; rows count from 0. No line of source code counts as boilerplate."""
+        text, source, site = document.text, document.metadata["source"], document.metadata.get("site", "")
+        doc = self._task << ROW_BITS | self._row
+        self._row += 1
+        h0, h1 = signatures.normalised_hash(text)
+        words = signatures.word_hashes(text)
+        # Higher priority first, then the longer text, then by content.
+        rank = (127 - self._priority) << 56 | (0xFFFFFF - min(len(words), 0xFFFFFF)) << 32 | h0 >> 32
+        bands, sketch = [None] * self._bands, np.empty(0, np.uint32)
+        if self._near and len(shingles := signatures.shingles(words, self._near["ngram"])):
+            bands = signatures.band_hashes(shingles, self._bands, self._near["rows"]).tolist()
+            sketch = signatures.sketch(shingles)
+            self._sketches.write(sketch.tobytes())
+        tie, site_hash = signatures.hash64(f"{source}\0{document.id}"), signatures.hash64(f"{source}\0{site}")
+        self._sign.add((doc, rank, tie, site_hash, h0, h1, self._place, len(sketch), self._exact, document.id, *bands))
+        self._place += len(sketch)
+        if self._lines and document.metadata.get("format") != "code":
+            for key, paragraph in repeats.keys(text, source, site, self._lines):
+                self._repeats.add((doc, key, paragraph))
+
+    def finish(self) -> None:
+        self._sign.close()
+        self._repeats.close()
+        self._sketches.close()
+
+
 ALL_PAIRS = 32  # a bucket up to this size has all its pairs compared
 LEADERS = 32  # of a larger one, documents unlike those before them that all others are compared with,
 NEIGHBOURS = 4  # and so many next in rank
+_OPEN_FILES = 256
 
 
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Finds exact duplicates (texts that differ only in spacing and case): the best-ranked copy stays.
+    """Writes exact duplicates (but for spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
 
-    Reads `sign/*.parquet`, sorted on disk, because grouping would hold every distinct text in memory. Writes one row to
-    `exact.parquet` for each document to remove.
-
-    The columns are doc (the removed document), keeper (the copy that stays) and keeper_id (the id of that copy).
+    Reads `sign/*.parquet` sorted on disk, because grouping would hold every distinct text in memory.
     """
     sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")
@@ -60,10 +112,7 @@ def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> 
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
-    """Writes the similar pairs among documents that share the hash of `band` to `pairs/BAND.parquet`: (better, worse).
-
-    `threshold` is the least Jaccard similarity.
-    """
+    """Writes the pairs of equal hash of `band`, and of Jaccard similarity from `threshold` on, to `pairs/BAND.parquet`."""
     documents = f"""
         SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
         ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
@@ -74,7 +123,7 @@ def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band
     sketches = Sketches(folder)
     (folder / "pairs").mkdir(exist_ok=True)
     schema = pa.schema([("better", pa.uint64()), ("worse", pa.uint64())])
-    pairs = Columns(folder / "pairs" / f"{band:03d}.parquet", schema)
+    pairs = TableWriter(folder / "pairs" / f"{band:03d}.parquet", schema, _GROUP_ROWS)
     for bucket in _buckets(rows):
         for pair in _similar_pairs(bucket, threshold, sketches):
             pairs.add(pair)
@@ -112,15 +161,15 @@ def _similar_pairs(bucket: np.ndarray, threshold: float, sketches: "Sketches") -
 class Sketches:
     """Reads sketches by document, with a bounded number of open files. Does not map files, which would count as memory."""
 
-    def __init__(self, folder: pathlib.Path, open_files: int = 256):
-        self._folder, self._limit = folder / "sketch", open_files
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder / "sketch"
         self._open: collections.OrderedDict[int, typing.BinaryIO] = collections.OrderedDict()
 
     def read(self, doc: int, start: int, length: int) -> np.ndarray:
         """Returns the sketch of a document, uint32[length]; see `signatures.sketch`."""
         task = doc >> ROW_BITS
         if task not in self._open:
-            if len(self._open) >= self._limit:
+            if len(self._open) >= _OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
             self._open[task] = (self._folder / f"{task:06d}.u32").open("rb", buffering=0)
         self._open.move_to_end(task)
@@ -128,11 +177,7 @@ class Sketches:
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Decides from `pairs/*.parquet` which documents are removed as near duplicates.
-
-    Writes one row to `near.parquet` for each: doc (the removed document), keeper (the similar document that stays),
-    keeper_id (the id of that document).
-    """
+    """Decides from `pairs/*.parquet` which near duplicates go: (doc, keeper, keeper_id) in `near.parquet`."""
     connection.execute(f"""
         CREATE TEMP TABLE pairs AS SELECT DISTINCT better, worse FROM read_parquet({quoted(folder / "pairs/*.parquet")});
         CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);

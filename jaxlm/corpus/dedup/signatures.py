@@ -1,7 +1,6 @@
-"""Hashes of a text: its words, its shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
+"""Hashes of a text: its words, shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
 
-Vectorised over the code points of the text: no Python loop runs over them. Legend: W words, S distinct shingles, P
-permutations, B bands.
+Legend: W words, S distinct shingles, P permutations, B bands.
 """
 
 import functools
@@ -80,10 +79,7 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def shingles(words: np.ndarray, n: int) -> np.ndarray:
-    """Returns the distinct hashes of all runs of `n` words, sorted: uint64[S].
-
-    If there are fewer than `n` words, returns one hash of all of them.
-    """
+    """Returns the distinct hashes of all runs of `n` words, or of all words if they are fewer, sorted: uint64[S]."""
     if not len(words):
         return np.empty(0, np.uint64)
     n = min(n, len(words))
@@ -99,6 +95,28 @@ def _distinct(ordered: np.ndarray) -> np.ndarray:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
+_POWERS = {k: np.uint64(pow(int(_P), k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
+
+
+def ngram_hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    """Returns for each size n the hashes of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
+    doubled = {1: x_W}
+    while 2 * max(doubled) <= min(max(sizes), len(x_W)):
+        k = max(doubled)
+        doubled[2 * k] = _joined(doubled[k], doubled[k], k)
+    return [_sized(doubled, n) if n <= len(x_W) else x_W[:0] for n in sizes]
+
+
+def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
+    size = max(k for k in doubled if k <= n)
+    return doubled[size] if size == n else _joined(doubled[size], _sized(doubled, n - size), size)
+
+
+def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
+    right = right[k:]
+    return left[: len(right)] + right * _POWERS[k]
+
+
 @functools.cache
 def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.PCG64(1))
@@ -106,10 +124,9 @@ def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """Returns a hash for each band, uint64[B].
+    """Returns a hash for each band, uint64[B]: equal with probability J**rows for documents of similarity J.
 
-    In a given band, two documents of similarity J have the same hash with probability J**rows. Each of the band's
-    `rows` values is the smallest multiply-shift hash (Dietzfelbinger et al. 1997) over the shingles.
+    Of multiply-shift hashes (Dietzfelbinger et al. 1997) over the shingles.
     """
     a, b = _permutations(bands * rows)
     lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)
@@ -123,10 +140,7 @@ def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
 
 
 def sketch(shingles_S: np.ndarray) -> np.ndarray:
-    """Returns a uniform sample of the document's shingles: the SKETCH smallest hashes, or all if there are fewer.
-
-    The hashes are cut to their high 32 bits: uint32[<= SKETCH], sorted, distinct.
-    """
+    """Returns the SKETCH smallest shingles, cut to their high 32 bits: uint32[<= SKETCH], sorted, distinct."""
     return _distinct((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
 
 

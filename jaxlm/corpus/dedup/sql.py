@@ -12,10 +12,7 @@ _INTERRUPTED = "Query interrupted"
 
 @contextlib.contextmanager
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yields a connection to a DuckDB that spills to `folder` if it needs more than `memory_gb`.
-
-    Raises KeyboardInterrupt for ctrl-C in a query, which DuckDB tells as an error of its own.
-    """
+    """Yields a connection that spills to `folder` beyond `memory_gb`. Raises KeyboardInterrupt for ctrl-C in a query."""
     (folder / "spill").mkdir(parents=True, exist_ok=True)
     # A place of its own: DuckDB names files by process, and machines share the disk.
     with tempfile.TemporaryDirectory(dir=folder / "spill", ignore_cleanup_errors=True) as spill:
@@ -37,7 +34,6 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
 
 
 def quoted(path: pathlib.Path | str) -> str:
-    """Returns a path or glob as an SQL string."""
     return "'" + str(path).replace("'", "''") + "'"
 
 

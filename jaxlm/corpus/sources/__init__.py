@@ -13,6 +13,5 @@ A document's id leads back to the source: `a/b.jsonl:LINE` (from 1), `b.parquet:
 `numpy.linalg.norm`. Its metadata has "source", "format" and "site", and, if the source tells them, "url", "path",
 "licence", "language", "title" and "date".
 
-`units.py` splits a source into units of work and reads them, for `jaxlm prepare`. `plain.py` reads sources whose text
-can be trained on as it is.
+`units.py` splits a source into units of work and reads them.
 """

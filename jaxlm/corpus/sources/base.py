@@ -5,10 +5,10 @@ import re
 import typing
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from jaxlm.config import DataConfig, PrepareSourceConfig
-from jaxlm.corpus.sources import languages
+from jaxlm.corpus.sources import registry
 from jaxlm.corpus.stage import Document
 
 # A line, page or WARC record beyond this is left out, so that memory has a bound.
@@ -22,60 +22,36 @@ _EXAMPLES = 5  # of each reason
 
 @dataclasses.dataclass(frozen=True)
 class SourceSpec:
-    """A source as the config describes it.
-
-    Attributes:
-      name: the source's name in the config, and metadata["source"] of its documents.
-      path: a file, folder, glob or URL that fsspec knows, or `tfds:NAME`, `hub:REPO`, `embedded:NAME`.
-      format: a key of `registry.FORMATS`, or "auto" for the format that each file's name tells.
-      text_key: the field that holds the text, in jsonl, parquet and datasets.
-      max_bytes: the most bytes of text to read; 0 for all.
-      exclude: names of files and folders below the path that are left out, with wildcards.
-      licences: the SPDX ids of the licences whose code is kept; () for all.
-      tfds_dir: the `data_dir` of TFDS; "" for TFDS's own default.
-      hub_dir: a folder that holds hub datasets as REPO/**; "" to read from the hub.
-    """
+    """A source as the config describes it."""
 
     name: str
-    path: str
-    format: str = "auto"
+    path: str  # file, folder, glob, URL that fsspec knows, or tfds:NAME, hub:REPO, embedded:NAME
+    format: str = "auto"  # a key of `registry.FORMATS`, or "auto": by each file's name
     text_key: str = "text"
-    max_bytes: int = 0
-    exclude: tuple[str, ...] = ()
-    licences: tuple[str, ...] = ()
-    tfds_dir: str = ""
-    hub_dir: str = ""
+    max_bytes: int = 0  # of text; 0 for all
+    exclude: tuple[str, ...] = ()  # names below the path, with wildcards
+    licences: tuple[str, ...] = ()  # SPDX ids; () for all
+    tfds_dir: str = ""  # "": TFDS's own
+    hub_dir: str = ""  # holds datasets as REPO/**; "": the hub
 
     @classmethod
     def of(cls, name: str, source: PrepareSourceConfig, data: DataConfig) -> "SourceSpec":
-        """Returns a source of `prepare.sources`."""
         own = (source.path, source.format, source.text_key, source.max_bytes, source.exclude, source.licences)
         return cls(name, *own, data.tfds_dir, data.hub_dir)
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A file, or a piece of one.
+    """A file, or a piece of one."""
 
-    Attributes:
-      format: a key of `registry.FORMATS` or `registry.SCHEMES`.
-      name: the file's path relative to the source's folder; the ids of its documents begin with it.
-      url: the local path or URL to open.
-      start, stop: a range of bytes (of examples, for datasets). The part holds the records that begin in it. stop -1 =
-        to the end.
-      size: the bytes of input in the part, roughly.
-      file_size: the bytes of the whole file as stored, compressed or not; 0 if unknown.
-      licence_files: for code, the licence files nearest to it.
-    """
-
-    format: str
-    name: str
+    format: str  # a key of `registry.FORMATS` or `SCHEMES`
+    name: str  # relative to the source's folder; the ids begin with it
     url: str
-    start: int = 0
-    stop: int = -1
-    size: int = 0
-    file_size: int = 0
-    licence_files: tuple[str, ...] = ()
+    start: int = 0  # bytes (examples, of datasets): the part has the records that begin from here on
+    stop: int = -1  # -1: the end
+    size: int = 0  # bytes of input, roughly
+    file_size: int = 0  # as stored; 0 if unknown
+    licence_files: tuple[str, ...] = ()  # those nearest to code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,30 +64,19 @@ class Unit:
 
 @dataclasses.dataclass
 class SourceStats:
-    """Counts documents read from a source, and records skipped or repaired.
-
-    Attributes:
-      documents, bytes: the number of documents read, and of the bytes of their texts.
-      skipped: reason -> how many records were left out.
-      repaired: reason -> how many records were kept in a changed form.
-      examples: the first few records of each reason, as `ID: REASON`.
-      no_field: a message that lists the fields of the first part without a field `text_key`; "" if there is no such
-        part.
-    """
+    """Counts documents read from a source, and records skipped or repaired."""
 
     documents: int = 0
     bytes: int = 0
-    skipped: Counter[str] = dataclasses.field(default_factory=Counter)
-    repaired: Counter[str] = dataclasses.field(default_factory=Counter)
-    examples: list[str] = dataclasses.field(default_factory=list)
-    no_field: str = ""
+    skipped: Counter[str] = dataclasses.field(default_factory=Counter)  # reason -> records
+    repaired: Counter[str] = dataclasses.field(default_factory=Counter)  # kept in a changed form
+    examples: list[str] = dataclasses.field(default_factory=list)  # the first of each reason, as `ID: REASON`
+    no_field: str = ""  # lists the fields of the first part without a field `text_key`
 
     def skip(self, reason: str, doc_id: str, count: int = 1) -> None:
-        """Counts records that are left out."""
         self._note(self.skipped, reason, doc_id, count)
 
     def repair(self, reason: str, doc_id: str) -> None:
-        """Counts a record that is kept in a changed form."""
         self._note(self.repaired, reason, doc_id, 1)
 
     def _note(self, counts: Counter[str], reason: str, doc_id: str, count: int) -> None:
@@ -128,18 +93,6 @@ class SourceStats:
         return line + (f" (first: {self.examples[0]})" if self.examples else "")
 
 
-class Reader(typing.Protocol):
-    """What a module that reads a format must define.
-
-    `GRAIN`: the files may be cut into parts at multiples of this many bytes; 0 if they must not be cut.
-    """
-
-    GRAIN: int
-
-    def read(self, part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-        """Yields the documents of a part in order. Skips a broken record, counts it in `stats` and goes on."""
-
-
 _TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")
 _FOREIGN_WORD = re.compile(rb"[\xc0-\xff]{3}|(?<![A-Za-z])[\xc0-\xff]{2}(?![A-Za-z])")  # as another alphabet looks
 _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian, Portuguese, Scandinavian and Spanish
@@ -150,10 +103,9 @@ _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian,
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """Returns bytes as text, decoded by the byte order mark if there is one, else as UTF-8.
+    """Returns bytes as text: by the byte order mark, as UTF-8, or as windows-1252 if they look like it.
 
-    Bytes that are not UTF-8 are read as windows-1252 if they look like it; else each bad byte becomes U+FFFD. Both are
-    counted in `stats` as repaired.
+    Else each bad byte becomes U+FFFD. Both are counted in `stats` as repaired.
     """
     for mark, charset in BYTE_ORDER_MARKS:
         if raw.startswith(mark):
@@ -169,10 +121,7 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
 
 
 def _western(raw: bytes) -> str | None:
-    """Returns the text in windows-1252.
-
-    None if it holds UTF-8 beyond ASCII, or many or uncommon characters beyond ASCII.
-    """
+    """Returns the text in windows-1252; None if it holds UTF-8, or many or uncommon characters, beyond ASCII."""
     beyond = raw.translate(None, bytes(range(128)))
     if (
         8 * len(beyond) > len(raw)
@@ -225,14 +174,10 @@ def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
 
 
 def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
-    """Returns a row as a document.
-
-    Its format is the row's own field `format`; else html if `text_key` holds "html", code if the row's path is a source
-    file's, and text otherwise.
-    """
+    """Returns a row as a document. Its format is the row's own, or told by `text_key` ("html") or by the row's path."""
     metadata = known_metadata(row)
     if "format" not in metadata:
-        language = languages.of_file(metadata["path"]) if "path" in metadata else ""
+        language = registry.language_of(metadata["path"]) if "path" in metadata else ""
         if language:
             metadata["language"] = language
         metadata["format"] = "html" if "html" in text_key.lower() else "code" if language else "text"
@@ -240,5 +185,4 @@ def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_
 
 
 def no_text(key: str) -> str:
-    """Returns the reason for which a row without text is skipped."""
     return f"no text in field '{key}'"

@@ -11,7 +11,7 @@ import fsspec
 import pathspec
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import base, files, languages, streams
+from jaxlm.corpus.sources import base, files, registry, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -63,10 +63,7 @@ _LICENCE_BYTES = 1 << 16
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields the part's file as a document.
-
-    Its id is the path. Its licence comes from an SPDX header, or if there is none, from the nearest licence files.
-    """
+    """Yields the file as a document. Its licence is in an SPDX header, or in the nearest licence files."""
     raw = streams.read_whole(part)
     if isinstance(raw, streams.Damage) or _BINARY in raw[:_SNIFF_BYTES]:
         stats.skip(raw.reason if isinstance(raw, streams.Damage) else "binary file", part.name)
@@ -76,7 +73,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     if spec.licences and not allowed(licence, spec.licences):
         stats.skip(f"licence {licence or 'not found'}", part.name)
         return
-    metadata = {"format": "code", "path": part.name, "language": languages.of_file(part.name)}
+    metadata = {"format": "code", "path": part.name, "language": registry.language_of(part.name)}
     metadata["site"] = part.name.partition("/")[0] if "/" in part.name else spec.name
     if licence:
         metadata["licence"] = licence
@@ -103,10 +100,10 @@ def licence_of_text(text: str) -> str:
 
 
 def allowed(expression: str, wanted: tuple[str, ...]) -> bool:
-    """True if the licences in `wanted` satisfy an SPDX expression: all licences of an AND, at least one side of an OR.
+    """True if the licences in `wanted` satisfy an SPDX expression: all of an AND, at least one side of an OR.
 
-    An expression that mixes AND and OR in parentheses passes only if every licence in it is wanted. Case, `-only` and
-    exceptions (WITH) are ignored.
+    One that mixes AND and OR in parentheses passes only if every licence is wanted. Case, `-only` and exceptions don't
+    count.
     """
 
     def plain(spdx: str) -> str:
@@ -136,10 +133,7 @@ class _Folder:
 
 
 def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[str] | None = None) -> list[files.Found]:
-    """Returns the source files under a folder, sorted, or the file itself. Raises ConfigError if there is none.
-
-    Leaves out files and folders whose names fit a pattern of `exclude`. Counts files that are no source in `others`, by suffix.
-    """
+    """Returns the source files under a folder, sorted; counts others by suffix. Raises ConfigError if there is none."""
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")
@@ -156,9 +150,9 @@ def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[s
         for name, info in names.items():
             if files.excluded(name, exclude):
                 continue
-            if not languages.of_file(name) and others is not None:
+            if not registry.language_of(name) and others is not None:
                 others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
-            elif languages.of_file(name) and not at.ignored(prefix + name):
+            elif registry.language_of(name) and not at.ignored(prefix + name):
                 url = files.url_of(fs, info["name"])
                 sources.append(files.Found(prefix + name, url, info["size"], at.licence_files))
         del folders[here]
@@ -173,6 +167,6 @@ def _enter(fs: fsspec.AbstractFileSystem, above: _Folder, prefix: str, names: di
         lines = fs.cat_file(names[".gitignore"]["name"]).decode("utf-8", "replace").splitlines()
         ignores = ((prefix, pathspec.GitIgnoreSpec.from_lines(lines)), *ignores)
     for name in sorted(names):
-        if _LICENCE_NAME.fullmatch(name) and not languages.of_file(name):
+        if _LICENCE_NAME.fullmatch(name) and not registry.language_of(name):
             urls.append(files.url_of(fs, names[name]["name"]))
     return _Folder(ignores, tuple(urls) or above.licence_files)

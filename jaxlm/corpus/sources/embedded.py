@@ -1,14 +1,7 @@
-"""The embedded corpus: text that every installation of jaxlm has on its disk, so that a first run needs no network.
+"""The embedded corpus: text that every installation has on its disk, so that a first run needs no network.
 
-It has three sources. They are read by parsing files (no scanned module is imported), without tests and exact
-duplicates. The hash of each file's name fixes the order, so that a limit on bytes takes a sample of everything:
-
-- prose: the language reference's help topics, and the docstrings of the standard library and of jaxlm's own
-  dependencies;
-- math: docstrings of NumPy, SciPy and JAX that speak of mathematics;
-- code: the standard library's sources.
-
-The text varies a little with the versions of Python and of the packages.
+It is read by parsing files, without importing them. A hash of names is the order: a limit on bytes takes a sample of
+everything.
 """
 
 import ast
@@ -55,10 +48,7 @@ _MATHEMATICAL = re.compile(
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns one part for the whole source, because duplicates and `max_bytes` concern all of it.
-
-    Raises ConfigError if the name is unknown.
-    """
+    """Returns one part for the whole source: duplicates and `max_bytes` concern all of it. Raises ConfigError."""
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
 
@@ -77,20 +67,13 @@ def _known(name: str) -> str:
 
 
 def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yields the (doc_id, text) of each document of the embedded source `name`, until about `max_bytes` of text in all.
-
-    `max_bytes` of None stands for `DEFAULT_MAX_BYTES[name]`. The doc_id is the dotted name of a documented object,
-    `python-topic.NAME` for a help topic, or the path of a source file. Raises ConfigError if `name` is unknown.
-    """
+    """Yields (doc_id, text) of an embedded source, about `max_bytes` (None: DEFAULT_MAX_BYTES). Raises ConfigError."""
     documents = {"prose": _prose, "math": _math, "code": _code}[_known(name)]()
     yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)
 
 
 def _without_copies(documents: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
-    """Yields documents until `max_bytes` are full.
-
-    A text that differs in spacing alone comes once (JAX copies NumPy's docstrings).
-    """
+    """Yields documents until `max_bytes` are full; each text once, whatever its spacing (JAX copies NumPy's docstrings)."""
     seen: set[bytes] = set()
     left = max_bytes
     for doc_id, text in documents:

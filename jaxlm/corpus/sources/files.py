@@ -18,18 +18,11 @@ from jaxlm.host.files import printable
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A file of a source.
+    """A file of a source."""
 
-    Attributes:
-      name: the file's path relative to the source's folder, as UTF-8 can hold it.
-      url: the local path or URL to open.
-      size: the file's bytes; None if unknown.
-      licence_files: for code, the nearest licence files.
-    """
-
-    name: str
+    name: str  # relative to the source's folder
     url: str
-    size: int | None
+    size: int | None  # None if unknown
     licence_files: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -37,10 +30,7 @@ class Found:
 
 
 def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Returns the file system of a local path or URL, and the path on it.
-
-    Raises ConfigError if a library for it is not installed.
-    """
+    """Returns (the file system of a local path or URL, the path on it). Raises ConfigError if its library is missing."""
     if "://" not in path:
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     if "::" in path:
@@ -74,9 +64,8 @@ def find(
 ) -> list[Found]:
     """Returns the files of a path, a folder or a glob, sorted by name. Raises ConfigError if there is none.
 
-    In a folder, takes the files whose names tell one of `formats`, and counts the others in `others` by suffix. If only one
-    format is given, a single file, or the files of a glob, are taken to be of that format whatever their names. Files and
-    folders below the path whose names fit a pattern of `exclude` are left out.
+    In a folder, takes those whose names tell one of `formats`, and counts the rest in `others`. A single file, or those
+    of a glob, are of the only format whatever their names. `exclude` leaves out names below the path.
     """
     suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
     fs, root = filesystem(path)
@@ -111,10 +100,7 @@ def find(
 
 
 def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
-    """Returns the file as one part, or as parts of about `task_bytes` if its format allows.
-
-    A file of unknown size stays whole.
-    """
+    """Returns the file as one part, or as parts of about `task_bytes` if its format allows and its size is known."""
     size = task_bytes if file.size is None else file.size
     whole = Part(format_name, file.name, file.url, 0, -1, size, file.size or 0, file.licence_files)
     grain = registry.reader(format_name).GRAIN
@@ -139,6 +125,5 @@ def _matching(fs: fsspec.AbstractFileSystem, path: str, root: str) -> tuple[str,
 
 
 def _fixed_part(pattern: str) -> str:
-    """Returns the folders before the first wildcard."""
     parts = pattern.split("/")
     return "/".join(parts[: next(i for i, part in enumerate(parts) if glob.has_magic(part))])

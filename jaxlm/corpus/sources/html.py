@@ -25,10 +25,7 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields each page as a document.
-
-    Its id is the file's name, its site the canonical URL's host, else the first folder.
-    """
+    """Yields a page as a document. Its site is the canonical URL's host, else the first folder."""
     raw = streams.read_whole(part)
     if isinstance(raw, streams.Damage):
         stats.skip(raw.reason, part.name)
@@ -50,10 +47,10 @@ def head_metadata(text: str) -> dict[str, str]:
 
 
 def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> str:
-    """Decodes a page. Tries the byte order mark, then UTF-8, then the charset that HTTP or the page declares, then a guess.
+    """Decodes a page by its byte order mark, as UTF-8, by what HTTP or the page declares, or by a guess.
 
-    Valid UTF-8 goes before the declaration, because text is hardly ever valid UTF-8 by chance and servers often declare
-    a wrong charset. A bad byte among good ones becomes U+FFFD and is counted as repaired.
+    UTF-8 goes before the declaration: text is hardly ever valid UTF-8 by chance, and servers often declare a wrong
+    charset.
     """
     for bom, name in base.BYTE_ORDER_MARKS:
         if raw.startswith(bom):

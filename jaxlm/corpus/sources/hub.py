@@ -1,8 +1,7 @@
-"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same layout.
+"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same layout (`hub_dir`).
 
-The `datasets` library tells which files a configuration has, at which commit. Parquet and jsonl files are read like any
-other remote file: in pieces, without a cache on disk. Other formats are streamed through `datasets`, one shard at a time; a
-task that was stopped reads its shard again. With `hub_dir` the files are those in HUB_DIR/REPO, and no network is used.
+Parquet and jsonl files are read in pieces, like any remote file; other formats are streamed by `datasets`, a shard at a
+time.
 """
 
 import posixpath
@@ -25,10 +24,7 @@ _REVISION = re.compile(r"hf://datasets/[^@]+@[^/]+/")
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns pieces of files of about `task_bytes`, or shards.
-
-    Raises ConfigError if there is no such dataset, configuration or split.
-    """
+    """Returns pieces of files of about `task_bytes`, or shards. Raises ConfigError if there is no such dataset or split."""
     repo, config, split = _parse(spec.path)
     listed = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)
     if all(files.format_of(file.name, _FORMATS) for file in listed):
@@ -63,10 +59,7 @@ def _parse(path: str) -> tuple[str, str, str]:
 
 
 def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
-    """Returns the files of the split under HUB_DIR/REPO.
-
-    Those whose names hold the split's, else those that name no split.
-    """
+    """Returns the files under HUB_DIR/REPO whose names hold the split's, else those that name no split."""
     fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
     if not fs.isdir(root):
         raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")

@@ -16,10 +16,7 @@ NUMBERED_BYTES = 64 << 20  # in files up to here lines have numbers (a task in t
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document a line.
-
-    Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`. Blank lines don't count as records.
-    """
+    """Yields a document a line. Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`."""
     key, has_field, fields = spec.text_key, False, set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
     number = _lines_before(part) if numbered and part.start else 0
@@ -48,10 +45,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
-    """Returns the line's value.
-
-    None if it is not JSON. Lines that orjson refuses (lone surrogates, NaN, bad bytes) get a second try.
-    """
+    """Returns the line's value, None if it is no JSON. What orjson refuses (lone surrogates, NaN) gets a second try."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""MediaWiki's XML export (Special:Export, dumps.wikimedia.org): reads articles, leaves redirects and other pages out.
+"""MediaWiki's XML export: articles as Markdown, without redirects, templates, references and other pages.
 
-Finds each page in the stream by its tags (text is escaped, so that they can't occur inside a page), and parses one page
-at a time: memory is bounded by a page, and a broken page is skipped alone.
+Pages are found by their tags (text is escaped) and parsed one at a time: memory is bounded, and a broken page is
+skipped alone.
 """
 
 import dataclasses
@@ -9,9 +9,13 @@ import html
 import re
 import urllib.parse
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from jaxlm.corpus.sources import base, streams, wikitext
+import mwparserfromhell
+from mwparserfromhell import nodes
+from mwparserfromhell.parser import ParserError
+
+from jaxlm.corpus.sources import base, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -107,8 +111,8 @@ def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats)
         return streams.Damage("not an article")
     title, number = page.findtext("title", "").strip(), page.findtext("id", "").strip()
     try:
-        text = wikitext.to_markdown(revision.findtext("text") or "", wiki.dropped_namespaces)
-    except (RecursionError, wikitext.ParserError):
+        text = to_markdown(revision.findtext("text") or "", wiki.dropped_namespaces)
+    except (RecursionError, ParserError):
         return streams.Damage("wikitext that can't be parsed")
     metadata = {"format": "markdown", "path": part.name, "site": wiki.site, "title": title}
     if wiki.root:
@@ -117,3 +121,193 @@ def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats)
         metadata["date"] = date
     text = f"# {title}\n\n{text}\n" if title and text else text
     return Document(text=text, id=f"{part.name}:{number}" if number else doc_id, metadata=metadata)
+
+
+_DROPPED_TAGS = frozenset(
+    """ref references gallery timeline imagemap score graph mapframe maplink templatedata templatestyles categorytree
+    inputbox indicator section hr style script noinclude""".split()  # noqa: SIM905
+)
+_LIST_MARKS = {"*": "- ", "#": "1. ", ":": "", ";": ""}
+_BLOCKS = ("div", "p", "center", "blockquote", "poem", "ul", "ol", "dl")
+_FENCED = ("pre", "source", "syntaxhighlight")
+_VERBATIM = {"math": "$", "chem": "$", "ce": "$", "code": "`", "tt": "`", "kbd": "`", "samp": "`"}
+# Templates that stand for words of the sentence: name -> which of their positional parameters are said.
+_SPOKEN: dict[str, Callable[[list[str]], str]] = {
+    **dict.fromkeys(("lang", "transl", "transliteration"), lambda words: words[-1] if len(words) > 1 else ""),
+    **dict.fromkeys(
+        ("nowrap", "nobr", "mvar", "math", "em", "strong", "small", "big", "abbr", "code", "tt", "mono"),
+        lambda words: words[0],
+    ),
+    **dict.fromkeys(("convert", "cvt"), lambda words: " ".join(words[:2])),
+    **dict.fromkeys(("ndash", "spnd", "snd", "spaced ndash"), lambda words: " \u2013 "),
+    **dict.fromkeys(("mdash", "spaced mdash"), lambda words: " \u2014 "),
+    **dict.fromkeys(("nbsp", "spaces"), lambda words: " "),
+    "frac": lambda words: "/".join(words),
+    "=": lambda words: "=",
+    "!": lambda words: "|",
+}
+_LITERAL_TAG = re.compile(r"<(nowiki|pre|source|syntaxhighlight|math|chem|ce|code|templatedata)\b", re.IGNORECASE)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_REFERENCE = re.compile(r"<ref\b[^>]*/>|<ref\b[^>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE)
+_FLAT_TEMPLATE = re.compile(r"(?<!\{)\{\{([^{}|]*)(?:\|[^{}]*)?\}\}")
+_STYLE = re.compile(r"'{2,5}")
+_MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
+_EMPTY_PARENTHESES = re.compile(r" ?\((?:[\s,;:]|&nbsp;)*\)")
+_HEADING = re.compile(r"(#+) ")
+
+
+def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
+    """Returns the page as a reader sees it, without links of `dropped_namespaces` (File and Category, lower case).
+
+    Raises ParserError, and RecursionError for what is nested too deep.
+    """
+    code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)
+    rendered = _Renderer(dropped_namespaces).render(code.nodes)
+    fences = rendered.split("```")
+    fences[::2] = map(_tidy, fences[::2])
+    return _without_empty_sections("```".join(fences)).strip()
+
+
+def _without_silent(text: str) -> str:
+    """Removes comments, references and templates that show nothing: they are half of what is slow to parse."""
+    if _LITERAL_TAG.search(text):
+        return text
+    text, changed = _REFERENCE.sub("", _COMMENT.sub("", text)), True
+    while changed:
+        before = text
+        text = _FLAT_TEMPLATE.sub(lambda match: match[0] if match[1].strip().lower() in _SPOKEN else "", text)
+        changed = text != before
+    return text
+
+
+class _Renderer:
+    """Renders the nodes of one page as text."""
+
+    def __init__(self, dropped_namespaces: frozenset[str]):
+        self._dropped = dropped_namespaces
+        self._depth = 0  # of list marks that follow one another
+
+    def render(self, children: Iterable[nodes.Node]) -> str:
+        out = []
+        for node in children:
+            if isinstance(node, nodes.Tag) and node.wiki_markup in _LIST_MARKS:
+                self._depth += 1
+                indent = "  " * (self._depth - 1)
+                if self._depth > 1:
+                    out.pop()
+                out.append(indent + _LIST_MARKS[node.wiki_markup])
+                continue
+            depth, self._depth = self._depth, 0
+            shown = self._node(node)
+            out.append(shown.lstrip(" ") if depth else shown)
+        return "".join(out)
+
+    def _node(self, node: nodes.Node) -> str:
+        if isinstance(node, nodes.Text):
+            return _STYLE.sub("", node.value)
+        if isinstance(node, nodes.Wikilink):
+            return self._link(node)
+        if isinstance(node, nodes.Tag):
+            return self._tag(node)
+        if isinstance(node, nodes.Heading):
+            return f"\n\n{'#' * max(2, node.level)} {self.render(node.title.nodes).strip()}\n\n"
+        if isinstance(node, nodes.ExternalLink):
+            if node.title is not None:
+                return self.render(node.title.nodes)
+            return "" if node.brackets else str(node.url)
+        if isinstance(node, nodes.HTMLEntity):
+            return node.normalize().replace("\xa0", " ")
+        if isinstance(node, nodes.Template):
+            return self._template(node)
+        return ""  # comments, arguments of templates
+
+    def _template(self, node: nodes.Template) -> str:
+        say = _SPOKEN.get(str(node.name).strip().lower())
+        words = [self.render(param.value.nodes).strip() for param in node.params if not param.showkey] if say else []
+        return say(words or [""]) if say else ""
+
+    def _link(self, node: nodes.Wikilink) -> str:
+        title = str(node.title).strip()
+        prefix = title.partition(":")[0].strip().lower() if ":" in title[1:] else ""
+        if prefix in self._dropped:
+            return ""
+        if node.text is not None:
+            return self.render(node.text.nodes)
+        return title.removeprefix(":")
+
+    def _tag(self, node: nodes.Tag) -> str:
+        name = str(node.tag).strip().lower()
+        if name in _DROPPED_TAGS:
+            return ""
+        if name == "br":
+            return "\n"
+        if name == "table":
+            return self._table(node)
+        contents = node.contents
+        if name in _FENCED:
+            lang = next((str(a.value) for a in node.attributes if str(a.name).strip() == "lang"), "")
+            return f"\n```{lang}\n{str(contents).strip(chr(10))}\n```\n"
+        if name == "nowiki":
+            return str(contents)
+        if name in _VERBATIM:
+            inner = str(contents).strip() if name in ("math", "chem", "ce") else self.render(contents.nodes).strip()
+            return f"{_VERBATIM[name]}{inner}{_VERBATIM[name]}" if inner else ""
+        inner = self.render(contents.nodes) if contents is not None else ""
+        if name == "li":
+            return f"\n- {inner.strip()}"
+        return f"\n\n{inner}\n\n" if name in _BLOCKS else inner
+
+    def _table(self, table: nodes.Tag) -> str:
+        """Returns rows as Markdown under the caption, with a rule under a first row of headers."""
+        cells = _children(table, "th", "td")  # of the first row, which needs no tag
+        captions = [cell for cell in cells if str(cell).startswith("|+")]
+        rows, header = [], False
+        for row in ([cell for cell in cells if cell not in captions], *map(_cells, _children(table, "tr"))):
+            shown = [" ".join(self.render(cell.contents.nodes).split()).replace("|", "\\|") for cell in row]
+            if any(shown):
+                header = header or (not rows and all(str(cell.tag).strip() == "th" for cell in row))
+                rows.append(shown)
+        width = max(map(len, rows), default=0)
+        lines = ["| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows]
+        if header:
+            lines.insert(1, "|" + " --- |" * width)
+        above = [self.render(cell.contents.nodes).strip().removeprefix("+").strip() for cell in captions]
+        body = "\n".join(lines) if width > 1 else "\n\n".join(cell for row in rows for cell in row)
+        return "\n\n" + "\n\n".join([*above, body]) + "\n\n"
+
+
+def _cells(row: nodes.Tag) -> list[nodes.Tag]:
+    return _children(row, "th", "td")
+
+
+def _children(tag: nodes.Tag, *names: str) -> list[nodes.Tag]:
+    return [n for n in tag.contents.nodes if isinstance(n, nodes.Tag) and str(n.tag).strip().lower() in names]
+
+
+def _tidy(text: str) -> str:
+    """Removes what templates leave behind: empty parentheses, runs of spaces and of blank lines."""
+    text = _EMPTY_PARENTHESES.sub("", _MAGIC_WORD.sub("", text))
+    text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text)
+    text = re.sub(r"(?<=\S) +([,.;:)])(?=\s)", r"\1", text)
+    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+    return re.sub(r"^(?:-|1\.)$\n?", "", text, flags=re.MULTILINE)  # items that only held a template
+
+
+def _without_empty_sections(text: str) -> str:
+    """Removes headings with no text before the next heading of their level or above, and runs of blank lines."""
+    kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
+    for line in reversed(text.split("\n")):
+        if line.startswith("```"):
+            fenced = not fenced
+        if fenced or line.startswith("```"):
+            below = 0
+        elif match := _HEADING.match(line):
+            if below and below <= len(match[1]):
+                continue
+            below = len(match[1])
+        elif line:
+            below = 0
+        elif kept and not kept[-1]:
+            continue
+        kept.append(line)
+    return "\n".join(reversed(kept))

@@ -14,10 +14,7 @@ _BATCH_ROWS = 256
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document a row.
-
-    Ids: `NAME:ROW` (from 0). If the file has no column of strings named `text_key`, skips all its rows.
-    """
+    """Yields a document a row. Ids: `NAME:ROW` (from 0). Without a column of strings named `text_key` skips all."""
     with streams.open_file(part.url) as f:
         try:
             table = pq.ParquetFile(f)

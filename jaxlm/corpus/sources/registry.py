@@ -1,12 +1,10 @@
-"""Which module reads which format. To add a format, add a module and one line here.
+"""Names the module that reads each format; one is imported when first used, for its libraries. Add a format here."""
 
-A module is imported when it is first used, so that a run imports the libraries of its own sources only.
-"""
-
+import functools
 import importlib
+import posixpath
+import types
 from collections.abc import Mapping
-
-from jaxlm.corpus.sources.base import Reader
 
 # Format -> module in this folder, suffixes of its files. Any may be compressed (see `streams.COMPRESSIONS`).
 FORMATS = {
@@ -41,8 +39,8 @@ PLAIN = ("text", "jsonl", "parquet")
 _SHOWN = 5  # suffixes, in one line
 
 
-def reader(format_name: str) -> Reader:
-    """Returns the module that reads a format or a scheme."""
+def reader(format_name: str) -> types.ModuleType:
+    """Returns the module of a format or scheme, with `read` and `GRAIN` (bytes at whose multiples files may be cut, or 0)."""
     module = FORMATS[format_name][0] if format_name in FORMATS else SCHEMES[format_name]
     return importlib.import_module(f"jaxlm.corpus.sources.{module}")
 
@@ -59,3 +57,50 @@ def in_words(counts: Mapping[str, int]) -> str:
     named = ", ".join(f"{count:,} {name}" for name, count in most[:_SHOWN])
     others = sum(count for _, count in most[_SHOWN:])
     return f"{named} and {others:,} other" if others else named
+
+
+# Language: suffixes. Formats of data and of prose (json, yaml, csv, md, rst, svg) are none; notebooks neither.
+_SUFFIXES = """
+ada: adb ads | assembly: asm s | awk: awk | c: c h | c#: cs | c++: cc cpp cxx c++ hh hpp hxx h++ ipp tpp inl
+clojure: clj cljc cljs | cmake: cmake | coffeescript: coffee | common lisp: lisp lsp cl | coq: v | crystal: cr
+css: css | cuda: cu cuh | cython: pyx pxd pxi | d: d di | dart: dart | elixir: ex exs | elm: elm | emacs lisp: el
+erlang: erl hrl | f#: fs fsi fsx | fortran: f f03 f08 f77 f90 f95 for | gdscript: gd | glsl: frag glsl vert comp geom
+go: go | graphql: gql graphql | groovy: groovy gradle | haskell: hs lhs | haxe: hx | hcl: hcl tf | java: java
+javascript: js cjs mjs jsx | julia: jl | kotlin: kt kts | less: less | lean: lean | lua: lua | makefile: mk mak
+matlab: matlab | metal: metal | nim: nim nims | nix: nix | objective-c: m | objective-c++: mm | ocaml: ml mli mll mly
+pascal: pas pp | perl: pl pm t | php: php phtml | powershell: ps1 psm1 psd1 | prolog: prolog pro
+protocol buffer: proto | purescript: purs | python: py pyi pyw | qml: qml | r: r | racket: rkt | raku: raku rakumod
+ruby: rb rake gemspec | rust: rs | sass: sass | scala: scala sc sbt | scheme: scm ss sld | scss: scss
+shell: sh bash zsh ksh fish | smalltalk: st | solidity: sol | sql: sql | standard ml: sml fun sig | starlark: bzl star
+svelte: svelte | swift: swift | systemverilog: sv svh | tcl: tcl | tex: tex sty cls | typescript: ts tsx mts cts
+vala: vala vapi | vhdl: vhd vhdl | vim script: vim | visual basic .net: vb | vue: vue | webassembly: wat wast
+zig: zig
+"""
+_LANGUAGE_NAMES = {
+    "makefile": "makefile",
+    "gnumakefile": "makefile",
+    "cmakelists.txt": "cmake",
+    "dockerfile": "dockerfile",
+    "containerfile": "dockerfile",
+    "gemfile": "ruby",
+    "rakefile": "ruby",
+    "build.bazel": "starlark",
+    "workspace.bazel": "starlark",
+    "jenkinsfile": "groovy",
+    "meson.build": "meson",
+}
+_BY_SUFFIX = {
+    suffix: entry.partition(":")[0].strip()
+    for entry in _SUFFIXES.replace("\n", "|").split("|")
+    for suffix in entry.partition(":")[2].split()
+}
+
+
+def language_of(path: str) -> str:
+    """Returns the language of a source file; "" if its name tells none."""
+    return _language_of_name(posixpath.basename(path).lower())
+
+
+@functools.lru_cache(1 << 12)
+def _language_of_name(name: str) -> str:
+    return _LANGUAGE_NAMES.get(name) or _BY_SUFFIX.get(name.rpartition(".")[2] if "." in name else "", "")

@@ -1,8 +1,4 @@
-"""Reads local and remote files as bytes, decompressed, and finds lines and records in them.
-
-A stream is an iterator of chunks of bytes, with a `Damage` in place of lost bytes, so that a damaged part of a
-compressed file does not end the stream.
-"""
+"""Reads files as bytes, decompressed, and finds records in them: chunks of bytes, and a `Damage` in place of lost bytes."""
 
 import bz2
 import dataclasses
@@ -36,13 +32,8 @@ class _Gzip:
         self.needs_input = not self._member.unconsumed_tail and len(out) < max_length
         return out
 
-    @property
-    def eof(self) -> bool:
-        return self._member.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._member.unused_data
+    def __getattr__(self, name: str) -> typing.Any:
+        return getattr(self._member, name)
 
 
 Decompressor = _Gzip | zstd.ZstdDecompressor | bz2.BZ2Decompressor | lzma.LZMADecompressor
@@ -73,10 +64,7 @@ def compression(name: str) -> str:
 
 
 def open_file(url: str) -> typing.BinaryIO:
-    """Opens a local path or a URL of fsspec for reading.
-
-    Errors of the file system are not caught, since no record caused them.
-    """
+    """Opens a local path or a URL of fsspec. Errors of the file system are not caught: no record caused them."""
     if "://" not in url:
         return open(url, "rb")
     fs, path = fsspec.core.url_to_fs(url)
@@ -84,7 +72,6 @@ def open_file(url: str) -> typing.BinaryIO:
 
 
 def read_bytes(url: str, limit: int) -> bytes:
-    """Returns the first `limit` bytes of an uncompressed file."""
     with open_file(url) as f:
         return f.read(limit)
 
@@ -156,10 +143,7 @@ def read_whole(part: Part) -> bytes | Damage:
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
-    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed bytes.
-
-    If bytes are lost, their whole line is lost too; a Damage takes its place.
-    """
+    """Yields (offset, line with its end) for the lines that begin in the part's bytes; a Damage for one that lost some."""
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
     stream, rest, drop = chunks(part, offset), [], bool(part.start)
     held = 0  # bytes in `rest`; beyond the limit they are dropped and the line is marked
@@ -197,10 +181,7 @@ class Cursor:
         self.window = bytearray()
 
     def fill(self) -> bool | Damage:
-        """Lengthens the window by a chunk and returns True; False at the end of the stream.
-
-        If bytes are lost, returns the Damage and leaves the window unchanged.
-        """
+        """Lengthens the window by a chunk: True; False at the end of the stream; the Damage if bytes are lost."""
         chunk, self._unread = self._unread or next(self._stream, None), None
         if isinstance(chunk, Damage):
             return chunk
@@ -208,7 +189,6 @@ class Cursor:
         return chunk is not None
 
     def unread(self, damage: Damage) -> None:
-        """Makes the next `fill` return this damage again."""
         self._unread = damage
 
     def drop(self, count: int) -> None:

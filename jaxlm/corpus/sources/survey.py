@@ -7,35 +7,26 @@ import posixpath
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources import code, files, languages, registry, streams
+from jaxlm.corpus.sources import code, files, registry, streams
 
 _SNIFF_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-      files, sizes: format -> its number of files and their bytes, the format with most bytes first.
-      unread: suffix -> the number of files that are of no format.
-    """
-
-    files: dict[str, int]
+    files: dict[str, int]  # format -> its number, most bytes first
     sizes: dict[str, int]
-    unread: dict[str, int]
+    unread: dict[str, int]  # suffix -> files of no format
 
 
 def survey(path: str, exclude: tuple[str, ...]) -> Survey:
-    """Lists the files of a path, a folder or a glob by format, without what `exclude` leaves out (see `files.find`).
-
-    Source code is what `sources.code` would read. Reads nothing but the beginnings of XML files, because wikis are all that
-    is read of them.
-    """
+    """Lists the files of a path, folder or glob by format. Of XML it reads the beginnings: only wikis are read of it."""
     formats = tuple(name for name in registry.FORMATS if name != "code")
     fs, root = files.filesystem(path)
     if fs.isfile(root):
-        name, size = files.format_of(root, formats) or ("code" if languages.of_file(root) else ""), fs.size(root)
+        name, size = files.format_of(root, formats) or ("code" if registry.language_of(root) else ""), fs.size(root)
         return Survey({name: 1}, {name: size}, {}) if name else Survey({}, {}, {_suffix(root): 1})
     by_format: dict[str, list[files.Found]] = collections.defaultdict(list)
     unread, no_code = collections.Counter(), collections.Counter()

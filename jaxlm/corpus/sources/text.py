@@ -20,10 +20,7 @@ _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n(.*?)^\1[ \t]*(?:\r?\n|\Z)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a file's text.
-
-    The id is the file's name, with `@BYTE` behind it if the file is cut. Markdown's front matter becomes metadata.
-    """
+    """Yields a file's text, or its pieces (`@BYTE` behind the id). Markdown's front matter becomes metadata."""
     lines = _sound_lines(part, stats)
     held, size = [], 0
     if not part.start:

@@ -10,10 +10,7 @@ from jaxlm.corpus.stage import Document
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns ranges of examples of about `task_bytes` each, by their mean size.
-
-    Raises ConfigError if there is no such dataset or feature.
-    """
+    """Returns ranges of examples of about `task_bytes` each. Raises ConfigError if there is no such dataset or feature."""
     name, split, _ = _parse(spec.path)
     records, all_bytes, all_examples = _open(spec)
     size = round(all_bytes * len(records) / max(all_examples, 1))

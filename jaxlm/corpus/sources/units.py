@@ -1,9 +1,8 @@
-"""Splits a source into units of work, and reads the documents of a unit.
-
-Every record is counted once: as a document that is yielded, or in `SourceStats.skipped`.
-"""
+"""Splits a source into units of work, and reads them. Every record is yielded, or counted in `SourceStats.skipped`."""
 
 import collections
+import sys
+import zlib
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError, nearest
@@ -16,18 +15,9 @@ _SAMPLED_PART = 16
 
 
 def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
-    """Splits a source into units of work of about `task_bytes` of input each, in a fixed order.
+    """Splits a source into units of about `task_bytes`, in a fixed order. Raises ConfigError if there is none.
 
-    Lists the files and does not read them. If `spec.max_bytes` is set, returns units spread evenly over the source,
-    each with its share of these bytes.
-
-    Args:
-      spec: the source. The result depends only on it, `task_bytes` and the names and sizes of the files.
-      task_bytes: the bytes of input of one task.
-      others: suffix -> count, to which files of a folder without a known format are added.
-
-    Raises:
-      ConfigError: there is no such source.
+    With `spec.max_bytes` these are spread evenly over the source. Counts files without a known format in `others`.
     """
     parts = find_parts(spec, task_bytes, others)
     grouped, size = [[]], 0
@@ -42,14 +32,10 @@ def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[
 
 
 def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a unit's documents in a fixed order. No text is empty, and each can be encoded as UTF-8.
+    """Yields a unit's documents in a fixed order; none is empty, each can be encoded as UTF-8.
 
-    A broken record is skipped and counted in `stats`; so are the records of a file that lacks the field `text_key` (see
-    `stats.no_field`).
-
-    Raises:
-      ConfigError: a dataset lacks the field.
-      OSError: the file system failed.
+    Broken records are counted in `stats`. Raises ConfigError if a dataset lacks the field; OSError if the file system
+    failed.
     """
     read_bytes = 0
     for part in unit.parts:
@@ -115,3 +101,30 @@ def _checked_size(document: Document, stats: SourceStats) -> int | None:
         raw = text.encode("utf-8", "replace")
         document.text = raw.decode()
         return len(raw)
+
+
+def iterate_documents(
+    spec: str,
+    *,
+    text_key: str = "text",
+    tfds_dir: str | None = None,
+    max_bytes: int | None = None,
+    stats: SourceStats | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Yields (doc_id, text) of a source (see `jaxlm.corpus.sources`); fills `stats`. Raises ConfigError if it gave none."""
+    stats = SourceStats() if stats is None else stats
+    wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, tfds_dir=tfds_dir or "")
+    whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)
+    yield from ((document.id, document.text) for document in read_unit(whole, wanted, stats))
+    if not stats.documents:
+        raise ConfigError(
+            f"source '{spec}' gave no document ({stats.summary()}); {stats.no_field or 'check the path and text_key'}"
+        )
+
+
+def source_signature(spec: str) -> str:
+    """Returns a line that changes with the names or sizes of a source's files; "" if it is not files."""
+    if registry.scheme(spec):
+        return ""
+    listing = [f"{file.name}={file.size}" for file in files.find(spec, *registry.PLAIN)]
+    return f"crc32 {zlib.crc32(';'.join(listing).encode()):08x} of {len(listing)} file names and sizes"

@@ -1,7 +1,6 @@
 """WARC and WET: pages as crawlers store them (WARC 1.1, ISO 28500).
 
-Finds the records' ends by their Content-Length, so that a damaged record is skipped alone (the iterators of FastWARC and
-warcio stop there or misread what follows). FastWARC parses each record.
+Records end by their Content-Length, so that a damaged one is skipped alone: FastWARC's own iterator stops there.
 """
 
 import re
@@ -28,10 +27,7 @@ _SNIFF_BYTES = 4096
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields responses that are HTML, and the plain text of WET.
-
-    Ids: `NAME@BYTE`, the record's decompressed offset. Site: the host.
-    """
+    """Yields responses that are HTML, and the plain text of WET. Ids: `NAME@BYTE`, the record's decompressed offset."""
     for offset, raw in _records(streams.Cursor(streams.chunks(part))):
         doc_id = f"{part.name}@{offset}"
         page = raw if isinstance(raw, streams.Damage) else _page(raw, doc_id, stats)
@@ -62,10 +58,7 @@ def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Dam
 
 
 def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
-    """Returns the record and its body, decoded as its HTTP headers say, or unchanged if it turns out to be decoded already.
-
-    A body that decodes to more bytes than the limit is cut one byte behind the limit.
-    """
+    """Returns the record and its body, decoded as its HTTP headers say, or unchanged if it turns out to be decoded already."""
     record, limit = WarcRecord.from_bytes(raw), base.MAX_RECORD_BYTES + 1
     if record.record_type != WarcRecordType.response:
         return record, record.reader.read(limit)
@@ -82,10 +75,7 @@ def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
 
 
 def _is_html(record: WarcRecord, body: bytes) -> bool:
-    """True if the record's type is HTML.
-
-    If the type is absent or another (XHTML is often text/xml), if the body begins like HTML.
-    """
+    """True if the record's type is HTML, or is another (XHTML is often text/xml) and the body begins like HTML."""
     kind = record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type or ""
     return kind.strip().lower() in _HTML_TYPES or bool(_HTML_BEGINS.match(body[:_SNIFF_BYTES]))
 
@@ -115,10 +105,7 @@ def _records(cursor: streams.Cursor) -> Iterator[tuple[int, bytes | streams.Dama
 
 
 def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
-    """Returns (size, state) of the record at the window's beginning.
-
-    State: True if it is all there and sound, else False or damage.
-    """
+    """Returns (size, True if it is all there and sound, else False or damage) of the record that the window begins with."""
     while (end := cursor.window.find(_BLANK_LINE)) < 0:
         if len(cursor.window) > _HEADER_BYTES or not (more := cursor.fill()):
             return 0, False

@@ -1,10 +1,8 @@
-"""A quality classifier, trained from two sets of examples.
+"""A quality classifier, trained from two sets of examples, as "educational" filters are (FineWeb-Edu, arXiv:2406.17557).
 
-This is how "educational" filters are made (FineWeb-Edu, arXiv:2406.17557; GPT-3's filter, arXiv:2005.14165, appendix A).
-Logistic regression (scikit-learn) on hashed words and pairs of words. Saved as arrays and JSON, never as a pickle.
+Logistic regression on hashed words and pairs of words. Saved as arrays and JSON, never as a pickle.
 """
 
-import collections
 import collections.abc
 import functools
 import json
@@ -15,8 +13,8 @@ import zipfile
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.sources.units import iterate_documents
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.host import files
 
 N_FEATURES = 1 << 18
@@ -46,7 +44,7 @@ class Classifier(Stage):
                 f"{config_key}: set good and bad to folders of examples, or model to a trained classifier"
             )
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         score = self._score(document.text)
         document.metadata["quality"] = round(score, 4)
         if score < self.settings.min_score:
@@ -67,18 +65,9 @@ def _examples(spec: str, config_key: str) -> list[str]:
 
 
 def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> dict:
-    """Trains a classifier and writes weights.npz and classifier.json to `folder`.
+    """Trains a classifier on `chars` characters of each text, and writes it to `folder`.
 
-    Args:
-      good, bad: the texts of good and of bad examples.
-      chars: the number of characters to read of each text.
-      folder: an existing folder.
-
-    Returns:
-      The content of classifier.json, which includes the cross-validated AUC. The same examples give the same files.
-
-    Raises:
-      ConfigError: the AUC is below MIN_AUC.
+    Returns the content of classifier.json, with the cross-validated AUC. Raises ConfigError if that is below MIN_AUC.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
@@ -107,10 +96,7 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
 
 
 def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
-    """Returns the scorer that `train` saved.
-
-    The scorer is a function from a text to the probability that it is good. Raises ConfigError if it can't be loaded.
-    """
+    """Returns what `train` saved: text -> the probability that it is good. Raises ConfigError if it can't be loaded."""
     folder = pathlib.Path(folder).expanduser()
     try:
         report = files.json_of((folder / "classifier.json").read_bytes())

@@ -1,18 +1,16 @@
 """Removes source files that nobody wrote or reads: generated, minified, mostly data, or with syntax errors.
 
-The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder2 (arXiv:2402.19173, section 3.1). Syntax is
-checked for Python, JSON and TOML only, whose parsers come with Python.
+The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder2 (arXiv:2402.19173, section 3.1).
 """
 
 import ast
-import collections
 import json
 import re
 import string
 import tomllib
 import warnings
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 _HEAD_LINES = 40  # where a generator leaves its note; in the body the words may be the text of a generator's template
 _COMMENT = re.compile(r'\s*(?:#|//|/\*|\*|--|;|%|<!--|"""|\'\'\'|\(\*|\{-|dnl\b|rem\b|!)', re.I)
@@ -39,7 +37,7 @@ _BLOB_CHARS = 12  # different ones; a rule of dashes or a long name has fewer
 class Code(Stage):
     """Removes such source files. Documents of other formats than "code" pass."""
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") != "code":
             return None
         s, text = self.settings, document.text
@@ -95,10 +93,7 @@ def data(text: str) -> list[str]:
 
 
 def syntax_error(text: str, language: str) -> str:
-    """Returns what the language's parser says against the text; "" if nothing, or if there is no parser for the language.
-
-    Nesting too deep for the parser is no error: how deep it gets depends on the depth of the caller.
-    """
+    """Returns what the language's parser says against the text; "" if nothing, or if there is no parser."""
     parse = {"python": ast.parse, "json": json.loads, "toml": tomllib.loads}.get(language)
     if parse is None:
         return ""

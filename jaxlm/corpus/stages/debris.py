@@ -1,17 +1,14 @@
 """Removes what careless HTML stripping leaves in plain text: entities, tags, attributes, styles, scripts, menus, notices.
 
-The rules rather leave debris than harm text. Fenced code and `inline code` are not touched. A text about HTML keeps the
-tags that it shows, and so does the line after a colon. Only names of HTML's own elements count as tags (`List<String>`
-and `a < b` stay), and only words that menus are made of count as a menu. After reports on stripped corpora: C4 (Raffel
-et al. 2020), and the line-wise corrections of RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
+The rules rather leave debris than harm text: a text about HTML keeps the tags that it shows, and code stays. After C4
+(Raffel et al. 2020), RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
 """
 # ruff: noqa: RUF001 - words of menus in other scripts
 
-import collections
 import html
 import re
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 _MENTIONS = 1  # of HTML, CSS ...: a text with more is about them, and keeps its tags and entities
 _MENU_LINES = 3  # of menus' words, in a run of short lines
@@ -160,13 +157,9 @@ _NOTICE_WORDS = frozenset(
 
 
 class Debris(Stage):
-    """Removes debris of HTML from texts; never removes a document. Code and HTML pages pass.
+    """Removes debris of HTML from texts; of what the stage `html` made, menus and notices only. Code and pages pass."""
 
-    From what the stage `html` made it removes menus and notices only: tags and entities in there are text that the page
-    shows.
-    """
-
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") in ("code", "html"):
             return None
         # Even parts are text; odd ones are fenced blocks, which stay.
@@ -181,7 +174,7 @@ class Debris(Stage):
         return None
 
 
-def _without_lines(text: str, edits: collections.Counter[str]) -> str:
+def _without_lines(text: str, edits: Edits) -> str:
     """Removes the lines that are menus, breadcrumbs or notices."""
     lines = text.split("\n")
     gone: set[int] = set()
@@ -213,7 +206,7 @@ def _without_lines(text: str, edits: collections.Counter[str]) -> str:
     return "\n".join(line for i, line in enumerate(lines) if i not in gone) if gone else text
 
 
-def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: collections.Counter[str]) -> None:
+def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: Edits) -> None:
     """Ends a run of short lines: from its first to its last word of a menu it is a menu, if half of these lines are."""
     hits = [k for k, (_, hit) in enumerate(run) if hit]
     if len(hits) >= _MENU_LINES and 2 * len(hits) >= hits[-1] - hits[0] + 1:
@@ -222,7 +215,7 @@ def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: collections.Cou
     run.clear()
 
 
-def _without_markup(text: str, edits: collections.Counter[str]) -> str:
+def _without_markup(text: str, edits: Edits) -> str:
     """Removes tags, torn attributes, style sheets, scripts of trackers and entities."""
     if "<" in text:
         for name, (begin, end) in _HIDDEN.items():
@@ -248,7 +241,7 @@ def _without_markup(text: str, edits: collections.Counter[str]) -> str:
     return "\n".join(out)
 
 
-def _without_markup_in(line: str, ended: set[str], entities: bool, edits: collections.Counter[str]) -> str | None:
+def _without_markup_in(line: str, ended: set[str], entities: bool, edits: Edits) -> str | None:
     """Returns a line without tags and entities; None if it held nothing else."""
     pieces = _INLINE.split(line) if "`" in line else [line]
     before = edits.total()
@@ -259,8 +252,7 @@ def _without_markup_in(line: str, ended: set[str], entities: bool, edits: collec
     line = "".join(pieces)
     if not changed:
         return line
-    kept = [part.strip() for part in line.split("\n") if part.strip()]
-    return "\n".join(kept) if kept else None
+    return "\n".join(part.strip() for part in line.split("\n") if part.strip()) or None
 
 
 def _may_have_markup(text: str) -> bool:
@@ -296,7 +288,7 @@ def _is_row(low: str) -> bool:
     return (len(parts) == 2 and here != low) or (len(low) <= 200 and _ROW.fullmatch(low) is not None)
 
 
-def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collections.Counter[str]) -> str:
+def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: Edits) -> str:
     """Removes what lies between `begin` and `end`, with both. What has no end stays. Linear in the text."""
     out, at = [], 0
     while (start := begin.search(text, at)) and (stop := end.search(text, start.end())):
@@ -306,7 +298,7 @@ def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collec
     return "".join([*out, text[at:]]) if out else text
 
 
-def _without_styles(text: str, edits: collections.Counter[str]) -> str:
+def _without_styles(text: str, edits: Edits) -> str:
     """Removes runs of lines that are a style sheet or that call a tracker."""
     out: list[str] = []
     run: list[str] = []
@@ -333,7 +325,7 @@ def _without_styles(text: str, edits: collections.Counter[str]) -> str:
     return "\n".join(out)
 
 
-def _without_tags(piece: str, ended: set[str], edits: collections.Counter[str]) -> str:
+def _without_tags(piece: str, ended: set[str], edits: Edits) -> str:
     if "<" in piece and _RAISED.search(piece):
         piece, raised = _RAISED.subn(lambda m: ("^" if m[1].lower() == "sup" else "_") + m[2], piece)
         edits["tag"] += raised
@@ -357,7 +349,7 @@ def _without_tags(piece: str, ended: set[str], edits: collections.Counter[str]) 
     return piece
 
 
-def _unescaped(piece: str, edits: collections.Counter[str]) -> str:
+def _unescaped(piece: str, edits: Edits) -> str:
     def character(match: re.Match) -> str:
         text = match[0] if match[0].endswith(";") else f"{match[0]};"
         for _ in range(text.count("amp;") + 1):

@@ -1,12 +1,9 @@
 """Removes documents that hold items of benchmarks, so that scores on these mean something.
 
-As in GPT-3 (Brown et al. 2020, appendix C), compares items and documents by n-grams of normalised words. A single n-gram in
-common is no leak: a document must hold a share of an item's question or answer. So n can be small for short items, and
-half a question is found, while a phrase that item and document both happen to use is not. `build` writes the index
-once; workers map it into memory.
+By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but a single one in common is no leak: a
+document must hold a share of an item's question or answer.
 """
 
-import collections
 import collections.abc
 import html
 import itertools
@@ -21,11 +18,8 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import layouts, reading
 from jaxlm.corpus.benchmarks.layouts import Item
-from jaxlm.corpus.dedup.signatures import mix
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
-
-__all__ = ["Decontaminate", "normalise"]
-
+from jaxlm.corpus.dedup.signatures import mix, ngram_hashes
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _KEY = "prepare.stages.decontaminate"
 
@@ -37,11 +31,7 @@ class Decontaminate(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
-        """Writes the index of `settings.paths` to `folder`. Returns a line for each file: its items, and those indexed.
-
-        Raises:
-          ConfigError: a setting is wrong, or a file holds no item, or none that can be indexed.
-        """
+        """Writes the index to `folder`. Returns a line for each file. Raises ConfigError if one has nothing to index."""
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
@@ -67,7 +57,7 @@ class Decontaminate(Stage):
         super().__init__(settings, folder)
         self._index = _Index(folder, _sizes(settings))
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         """See `Stage.apply`. The detail names the item and the words that it shares with the document."""
         leak = self._index.find(document.text)
         return leak and Remove(f"contains {leak[0]}", f"{leak[1]}: {leak[2]}")
@@ -85,10 +75,7 @@ _ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[a-zA-Z]{2,8});")
 
 
 def normalise(text: str) -> list[str]:
-    """Returns the words of a text without case, punctuation, invisible characters and HTML escapes.
-
-    Letters in the form NFKC.
-    """
+    """Returns a text's words (NFKC) without case, punctuation, invisible characters and HTML escapes."""
     for _ in range(2):  # "&amp;lt;" is escaped twice
         if "&" in text and _ENTITY.search(text):
             text = html.unescape(text)
@@ -118,31 +105,8 @@ than that the their them then there these they this those through to too two typ
 was way we were what when where which while who whom whose why will with would you your return self int str def"""
 
 
-_POWERS = {k: np.uint64(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
-
-
 def _sizes(settings: Settings) -> list[int]:
     return sorted({n for n in (settings.min_words, *_SIZES) if n < settings.ngram} | {settings.ngram})
-
-
-def _hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Returns for each size n the hashes of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
-    doubled = {1: x_W}
-    while 2 * max(doubled) <= min(max(sizes), len(x_W)):
-        k = max(doubled)
-        doubled[2 * k] = _joined(doubled[k], doubled[k], k)
-    return [_sized(doubled, n) if n <= len(x_W) else x_W[:0] for n in sizes]
-
-
-def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
-    size = max(k for k in doubled if k <= n)
-    return doubled[size] if size == n else _joined(doubled[size], _sized(doubled, n - size), size)
-
-
-def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
-    """Joins the hashes of k words with the hashes of the words that follow them."""
-    right = right[k:]
-    return left[: len(right)] + right * _POWERS[k]
 
 
 def _word_hashes(count: int) -> np.ndarray:
@@ -151,10 +115,7 @@ def _word_hashes(count: int) -> np.ndarray:
 
 
 def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> np.ndarray:
-    """Counts for each segment how many of its words lie in the n-grams at (segment, place).
-
-    The pairs are sorted and distinct.
-    """
+    """Counts for each segment how many of its words lie in the n-grams at (segment, place)."""
     gap = np.where(np.diff(segments, append=-1) == 0, np.diff(places, append=0), np.iinfo(np.int64).max)
     return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
 
@@ -183,10 +144,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 def _texts(
     items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text)).
-
-    Equal texts of several items are one segment of the index. Texts that are too short are left out.
-    """
+    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text))."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
@@ -200,10 +158,7 @@ def _texts(
 
 
 def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
-    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
-
-    Returns for each item True if any of its texts can be found.
-    """
+    """Writes the sorted n-grams, and how much of a segment is a leak. Returns for each item True if it can be found."""
     texts, tells = _texts(items, settings)
     vocabulary = sorted({word for words in texts for word in words})
     ids = {word: number for number, word in enumerate(vocabulary, 1)}
@@ -213,7 +168,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     for segment, (words, (number, half)) in enumerate(texts.items()):
         halves = len(words) >= half
         n = max(size for size in sizes if size <= (max(half // 2, (len(words) - 1) // 2) if halves else len(words)))
-        (hashes,) = _hashes(x_V[[ids[word] for word in words]], [n])
+        (hashes,) = ngram_hashes(x_V[[ids[word] for word in words]], [n])
         place = _telling(words, n, _CONTENT + (halves and n < 10))
         keys.append(hashes[place])
         places.append(np.stack([np.full_like(place, segment), place], axis=1))
@@ -229,7 +184,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     own_G = np.bincount(group_G, first_of_item_G, minlength=1)[group_G] <= settings.max_items
     for notice in NOTICES:
         x_W = x_V[[ids.get(word, 0) for word in normalise(notice)]]
-        own_G &= ~np.isin(key_G, np.concatenate(_hashes(x_W, sizes)))
+        own_G &= ~np.isin(key_G, np.concatenate(ngram_hashes(x_W, sizes)))
     key_G, place_G = key_G[own_G], place_G[own_G]
 
     in_order = place_G[np.lexsort((place_G[:, 1], place_G[:, 0]))]
@@ -276,7 +231,7 @@ class _Index:
         """Returns (benchmark, item, shared words) of the item of which the text holds most; None if nothing leaked."""
         words = normalise(text)
         ids_W = np.fromiter(map(self.ids.get, words, itertools.repeat(0)), np.int64, len(words))
-        hits = self._hits(_hashes(self.x_V[ids_W], self.sizes))
+        hits = self._hits(ngram_hashes(self.x_V[ids_W], self.sizes))
         if not len(hits):
             return None
         segment_H, place_H, at_H = hits.T
@@ -290,10 +245,7 @@ class _Index:
         return *self.items[item_S[most]], " ".join(words[i] for i in sorted(shared)[:30])
 
     def _hits(self, hashes: list[np.ndarray]) -> np.ndarray:
-        """Returns (segment, place in it, place in the text) of each n-gram that is in the index.
-
-        Takes an array of hashes for each n.
-        """
+        """Returns (segment, place in it, place in the text) of each n-gram that is in the index."""
         hash_W = np.concatenate(hashes)
         bit_W = hash_W >> self.shift
         maybe = np.flatnonzero(self.filter[bit_W >> np.uint64(3)] >> (bit_W & np.uint64(7)).astype(np.uint8) & 1)

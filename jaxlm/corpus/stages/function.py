@@ -1,12 +1,11 @@
 """A filter of the user's own: keeps the documents to which a Python function gives a high score."""
 
-import collections
 import importlib
 import pathlib
 from collections.abc import Callable
 
 from jaxlm.config import ConfigError, config_files
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 
 class Function(Stage):
@@ -22,7 +21,7 @@ class Function(Stage):
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         _load(settings.path)
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         score = float(self._function(document.text, document.metadata))
         document.metadata["score"] = round(score, 4)
         if score < self.settings.min_score:

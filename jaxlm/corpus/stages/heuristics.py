@@ -1,13 +1,7 @@
 """Rules of thumb for prose, from Gopher (arXiv:2112.11446, table A1), C4 (arXiv:1910.10683) and FineWeb (arXiv:2406.17557).
 
-The rules, their names and their verdicts are those of datatrove (`datatrove.pipeline.filters`), with the words of
-`jaxlm.corpus.words`. FineWeb's filter is datatrove's own. Gopher's rules are computed here, because datatrove's take
-more time than all other stages together: quality looks at each distinct word once, repetition sorts hashes of n-grams.
-C4's rules are computed here, because datatrove's lose indentation and paragraphs of what stays. Tests compare all of
-them with datatrove's on real and made-up text. datatrove is imported when a stage is made: a machine that only trains
-on prepared data checks the settings of these stages without it.
-
-Documents of the format "code" pass: rules for prose say nothing about them.
+Rules, names and verdicts are datatrove's (tests compare them); FineWeb's is its own filter. Its Gopher rules take more
+time than all other stages together, and its C4 rules lose indentation and paragraphs, so these are computed here.
 """
 
 import collections
@@ -19,14 +13,14 @@ import typing
 import numpy as np
 
 from jaxlm.corpus import words
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 
 class _Prose(Stage):
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         return None if document.metadata.get("format") == "code" else self._apply(document, edits)
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         raise NotImplementedError
 
 
@@ -40,7 +34,7 @@ class GopherQuality(_Prose):
         self._punctuation = PUNCTUATION_SET
         self._stop_words = frozenset(settings.stop_words)
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s, text = self.settings, document.text
         counts = collections.Counter(words.split(text))
         n_words = counts.total()
@@ -87,10 +81,7 @@ class GopherQuality(_Prose):
 
 
 class GopherRepetition(_Prose):
-    """Removes documents that repeat too many of their lines, paragraphs or n-grams of words.
-
-    Two n-grams are the same if all their words are; datatrove also takes "1 23" and "12 3" for the same.
-    """
+    """Removes documents that repeat too many of their lines, paragraphs or n-grams of words."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
@@ -101,7 +92,7 @@ class GopherRepetition(_Prose):
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
         self._least = min((limit for _, limit in self._dup), default=0.0)
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s, text = self.settings, document.text
         if not text:
             return Remove("empty")
@@ -207,10 +198,7 @@ class _Grams:
         return chars
 
     def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the n-grams' places sorted by hash, and True for each that equals the one before.
-
-        Remembers the last `n`.
-        """
+        """Returns the n-grams' places sorted by hash, and True for each that equals the one before."""
         if self._order[0] != n:
             hashes = self._of(n)
             order = np.argsort(hashes, kind="stable")
@@ -228,7 +216,7 @@ class C4(_Prose):
         super().__init__(settings, folder)
         self._rules = c4_filters
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         s = self.settings
         kept, n_sentences, changed = [], 0, False
         for line in document.text.splitlines():
@@ -305,7 +293,7 @@ class FineWeb(_Prose):
             language=tokenizer(),
         )
 
-    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def _apply(self, document: Document, edits: Edits) -> Remove | None:
         verdict = self._filter.filter(document)
         if verdict is True:
             return None

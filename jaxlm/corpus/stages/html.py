@@ -1,8 +1,7 @@
 """Takes the main text out of HTML pages, much like Markdown: headings, lists, fenced code and pipe tables stay.
 
-Pages of known generators of documentation and wikis (Sphinx, DocBook, MediaWiki, ...) mark their text; all of it is
-taken. On other pages resiliparse's rules find it (https://github.com/chatnoir-eu/chatnoir-resiliparse; Bevendorff et
-al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023).
+Known generators of documentation mark their text; elsewhere resiliparse's rules find it (Bevendorff et al., SIGIR
+2023).
 """
 
 import collections
@@ -14,7 +13,7 @@ import numpy as np
 from resiliparse.extract import html2text
 from resiliparse.parse.html import HTMLTree
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 # Where known generators put their text: Sphinx, Read the Docs, DocBook and Publican, MediaWiki, mkdocs, Docusaurus,
 # rustdoc, GitHub, Confluence exports, Doxygen.
@@ -86,7 +85,7 @@ _SIGNS = re.compile(r"[\W_]+")
 class Html(Stage):
     """Replaces HTML by its main text, and sets metadata "format" to text and "from" to html. Other formats pass."""
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") != "html":
             return None
         html = _well_formed(document.text)
@@ -158,14 +157,7 @@ def _needed(group: str) -> dict[str, frozenset[bytes]]:
 
 
 def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
-    """Returns the title and the main text of a page. Changes the tree.
-
-    Args:
-      tree: the page's tree, with a body.
-      words: the page's words, as `_words` finds them.
-      markup: True to mark headings by "#", code by a fence, tables by pipes and lists by "-".
-      comments: True to include readers' comments below an article.
-    """
+    """Returns the title and the main text of a page, with headings, code, tables and lists marked if `markup`."""
     body = tree.body
     headings = body.query_selector_all("h1").values()
     title = headings[0].text if len(headings) == 1 else tree.title or ""
@@ -330,10 +322,8 @@ def _protect_figures(tree: HTMLTree, body) -> None:
 
 
 def _protect_lists(tree: HTMLTree, body) -> None:
-    """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links.
-
-    Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
-    """
+    """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links."""
+    # Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
     for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
         items = [item for item in ul.child_nodes.values() if item.tag == "li"]

@@ -1,18 +1,12 @@
-"""Stage `junk`: removes known junk and what the user's own patterns match, by match, by line or by document.
+"""Removes known junk and what the user's own patterns match, by match, by line or by document. `jaxlm audit` names patterns."""
 
-`jaxlm audit` finds what to remove; each of its findings names the pattern to put here. The groups of patterns stand in
-`jaxlm.corpus.stages.junk_patterns`. By default the stage removes only what is junk everywhere: exceptions, templates and
-colours belong to documentation, so that their groups must be asked for.
-"""
-
-import collections
 import difflib
 import pathlib
 import re
 from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 
 _LEVELS = ("match", "line", "document")
@@ -31,10 +25,9 @@ class Junk(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        """Checks the settings. Raises ConfigError for an unknown level, or a pattern that is no regular expression."""
         cls(settings, folder)
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         for name in self.settings.patterns:
             matches = list(self._matches(name, document.text))
             if len(matches) < self.settings.min_hits:

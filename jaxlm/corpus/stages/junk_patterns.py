@@ -15,28 +15,15 @@ _QUOTES = frozenset("`\"'\u201c\u201d\u2018\u2019")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Patterns of one kind of junk.
-
-    Attributes:
-      pattern: the regular expression. A match's label is the name of its named group ("stack_frame"), or if it has
-        none, its text ("PersonX"). If only the match is removed, the text of its group `keep` stays.
-      needles: strings for a fast check: a text without any of them has no match; () to search always.
-      severity: how surely a match is junk, in any text, 0 to 1.
-      about: what the matches are, for people.
-      mentions: True if a match in quotes or backticks is allowed, since the text then talks about it.
-      label: one label for all matches, for patterns whose matches all differ (base64).
-      min_run: the length of a run of characters without a space that every match needs.
-      debris: a label that it matches is debris where it stands in plain text. Other labels are what some texts are
-        about, such as the names of exceptions, wherever they stand.
-    """
+    """Patterns of one kind of junk. A match's label is its named group, or its text; of a removed one group `keep` stays."""
 
     pattern: re.Pattern[str]
-    needles: tuple[str, ...]
-    severity: float
-    about: str
-    mentions: bool = False
-    label: str = ""
-    min_run: int = 0
+    needles: tuple[str, ...]  # a text without any of these has no match; () to search always
+    severity: float  # how surely a match is junk, 0 to 1
+    about: str  # what the matches are, for people
+    mentions: bool = False  # a match in quotes or backticks is talked about, and stays
+    label: str = ""  # of all matches, where these all differ (base64)
+    min_run: int = 0  # characters without a space that every match needs
     debris: re.Pattern[str] = re.compile("")
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:

@@ -1,12 +1,8 @@
-"""Keeps the documents that are written in certain languages.
+"""Keeps the documents that are written in certain languages, by py3langid or a local fastText model (arXiv:1607.01759).
 
-py3langid (naive Bayes on byte n-grams, github.com/adbar/py3langid) carries its model in its wheel. A local fastText model
-(lid.176, GlotLID: arXiv:1607.01759) takes its place if the settings name one. Both see a sample of a long text: its first,
-middle and last part, because it may begin with a menu or a licence. They see prose alone: to both of them code, addresses
-and markup look like other languages.
+Both see a sample of a long text, since it may begin with a licence, and prose alone: code looks like other languages.
 """
 
-import collections
 import collections.abc
 import functools
 import pathlib
@@ -16,7 +12,7 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
 _NONE = ("zxx", "und")  # what the models call a text without a language
@@ -30,10 +26,7 @@ _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in
 
 
 class Language(Stage):
-    """Writes the most probable language to metadata["language_id"]; removes documents in other or uncertain languages.
-
-    Code passes.
-    """
+    """Writes the language to metadata["language_id"]; removes documents in other or uncertain ones. Code passes."""
 
     inputs = ("model",)
 
@@ -55,7 +48,7 @@ class Language(Stage):
                     f"prepare.stages.language.languages: no language {code!r}; {config_lib.nearest(code, known)}"
                 )
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") == "code":
             return None
         s = self.settings
@@ -73,7 +66,6 @@ class Language(Stage):
 
 
 def prose(text: str, markdown: bool = False) -> str:
-    """Returns the text without code, addresses and tags."""
     left = _NO_PROSE.sub(" ", text)
     return _INDENTED.sub("", left) if markdown else left
 

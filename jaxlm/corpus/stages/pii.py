@@ -1,25 +1,109 @@
 """Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates, and only these get the slow checks: phonenumberslite, a port of libphonenumber (phones),
-`python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, the formats of detect-secrets (see `secrets`). Numbers that only look like
-personal data stay: versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
+A cheap regex finds candidates, and only these get the slow checks of libraries. Secrets are found by the formats that
+their issuers publish, never by entropy. Versions, dates, ISBN, order numbers, private networks, section numbers stay.
 """
 
-import collections
 import collections.abc
 import functools
 import ipaddress
 import re
 
 import phonenumbers
+from detect_secrets.plugins import (
+    aws,
+    azure_storage_key,
+    basic_auth,
+    discord,
+    github_token,
+    gitlab_token,
+    mailchimp,
+    npm,
+    openai,
+    pypi_token,
+    sendgrid,
+    slack,
+    square_oauth,
+    stripe,
+    telegram_token,
+    twilio,
+)
 from stdnum import iban, luhn
 from stdnum.us import ssn
 
 from jaxlm.config import ConfigError, nearest
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
-from jaxlm.corpus.stages import secrets
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
-__all__ = ["Pii", "found"]
+# Literals or regexes of which every match holds one, the regexes, and the group that is the secret.
+_FORMATS = (
+    (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), aws.AWSKeyDetector.denylist[:1], 0),
+    (("aws", "AWS", "Aws"), aws.AWSKeyDetector.denylist[1:], 1),
+    (("AccountKey=",), azure_storage_key.AzureStorageKeyDetector.denylist, 0),
+    (("://",), basic_auth.BasicAuthDetector.denylist, 1),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), github_token.GitHubTokenDetector.denylist, 0),
+    (("glpat-", "gldt-", "glft-", "glsoat-", "glrt-"), gitlab_token.GitLabTokenDetector.denylist[:1], 0),
+    (("GR1348941", "glcbt-", "glimt-", "glptt-", "glagent-", "gloas-"), gitlab_token.GitLabTokenDetector.denylist[1:], 0),
+    ((re.compile(r"-us(?<=[0-9a-z]{8}-us)\d"),), mailchimp.MailchimpDetector.denylist, 0),
+    (("_authToken",), npm.NpmDetector.denylist, 1),
+    (("T3BlbkFJ",), openai.OpenAIDetector.denylist, 0),
+    (("pypi-",), pypi_token.PypiTokenDetector.denylist, 0),
+    (("SG.",), sendgrid.SendGridDetector.denylist, 0),
+    (("xox", "hooks.slack.com"), slack.SlackDetector.denylist, 0),
+    (("sq0csp-",), square_oauth.SquareOAuthDetector.denylist, 0),
+    (("k_live_",), stripe.StripeDetector.denylist, 0),
+    (("AC", "SK"), twilio.TwilioKeyDetector.denylist, 0),
+    ((re.compile(r":(?<=\d{8}:)[\w-]{35}"),), telegram_token.TelegramBotTokenDetector.denylist, 0),
+    (("M", "N", "O"), discord.DiscordBotTokenDetector.denylist, 0),
+    # JWT with its signature. Only where a run of such characters begins, and only if the payload follows: linear time.
+    (("eyJ",), (re.compile(r"(?a)(?<![\w-])(?=[\w-]++\.eyJ[\w-]{4})(?:[\w-]*?[_-])??"
+        r"(eyJ[\w-]{8,}+\.eyJ[\w-]{4,}+(?:\.[\w-]*+)?)"),), 1),
+    # As their issuers publish them, and not in detect-secrets 1.5.
+    (("AIza",), (re.compile(r"AIza[\w-]{35}"),), 0),
+    (("GOCSPX-",), (re.compile(r"GOCSPX-[\w-]{28}"),), 0),
+    (("ya29.",), (re.compile(r"ya29\.[\w-]{30,}"),), 0),
+    (("github_pat_",), (re.compile(r"github_pat_\w{50,}"),), 0),
+    (("npm_",), (re.compile(r"npm_[A-Za-z0-9]{36}"),), 0),
+    (("hf_",), (re.compile(r"hf_[A-Za-z]{34}"),), 0),
+    (("sk-",), (re.compile(r"sk-(?:[a-z]+\d*-)*[A-Za-z0-9][\w-]{31,}"),), 0),  # OpenAI, Anthropic, OpenRouter
+    (("k_test_",), (re.compile(r"[rs]k_test_[0-9A-Za-z]{24,}"),), 0),
+    (("whsec_",), (re.compile(r"whsec_[A-Za-z0-9+/=]{24,}"),), 0),
+    (("xapp-",), (re.compile(r"xapp-\d-\w+-\d+-[a-f0-9]{32,}"),), 0),
+    (("api/webhooks/",), (re.compile(r"discord(?:app)?\.com/api/webhooks/\d+/[\w-]{60,}"),), 0),
+    (("dop_v1_",), (re.compile(r"dop_v1_[a-f0-9]{64}"),), 0),
+    (("shpat_", "shpca_", "shppa_", "shpss_"), (re.compile(r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}"),), 0),
+    (("AGE-SECRET-KEY-",), (re.compile(r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),), 0),
+    (("ecret", "ECRET"), (re.compile(r"(?i)secret_?(?:access_?)?key[\"']?\s{0,3}[=:]\s{0,3}[\"']?([0-9a-z/+]{40})\b"),), 1),
+    # The block goes with its body; a title alone, or "..." for a body, stays.
+    (("PRIVATE KEY",), (re.compile(r"-----BEGIN ([A-Z0-9 ]*)PRIVATE KEY(?: BLOCK)?-----(?=[\s\S]{0,400}?[A-Za-z0-9+/=]{40})"
+        r"(?:[^-]|-(?!----))+(?:-----END \1PRIVATE KEY(?: BLOCK)?-----)?"),), 0),
+    (("PuTTY-User-Key-File-",), (re.compile(r"PuTTY-User-Key-File-\d:[\s\S]{0,4000}?Private-MAC: ?[0-9a-f]+"),), 0),
+)  # fmt: skip
+_MIN_DISTINCT = 8  # characters; "ghp_xxxxxxxx..." in a manual is no secret
+_STANDS_IN = re.compile(r"[<{%$*]|(?i:pass(?:word|wd)?|secret|pw|pwd|x+)$")  # user:password@ in a manual
+
+
+def find_secrets(text: str) -> collections.abc.Iterator[tuple[int, int]]:
+    """Yields (start, end) of each secret; spans of different formats may overlap."""
+    for literals, regexes, group in _FORMATS:
+        if not any(literal in text if isinstance(literal, str) else literal.search(text) for literal in literals):
+            continue
+        for regex in regexes:
+            for match in regex.finditer(text):
+                start, end = match.span(group)
+                if _is_secret(text, start, end, password=literals == ("://",)):
+                    yield start, end
+
+
+def _is_secret(text: str, start: int, end: int, password: bool) -> bool:
+    """True if a match is no part of a longer word (such as a line of base64) and no placeholder."""
+    secret = text[start:end]
+    if password:
+        return not _STANDS_IN.match(secret)
+    around = text[start - 1 : start] + text[end : end + 1]
+    if any(c.isascii() and c.isalnum() for c in around) or len(set(secret)) < _MIN_DISTINCT:
+        return False
+    return any(c.isdigit() for c in secret) or not secret.isupper()
+
 
 Spans = collections.abc.Iterable[tuple[int, int]]
 
@@ -44,7 +128,7 @@ class Pii(Stage):
             except re.error as e:
                 raise ConfigError(f"prepare.stages.pii.keep_emails: {pattern!r} is no regex: {e}") from e
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         """See `Stage.apply`; `edits` counts by placeholder, as in {"EMAIL": 2}."""
         for kind, find in _KINDS.items():
             if kind not in self.settings.kinds:
@@ -56,7 +140,6 @@ class Pii(Stage):
 
 
 def found(text: str, settings: Settings) -> list[str]:
-    """Returns the personal data in a text, of the settings' kinds."""
     spans = [span for kind in settings.kinds for span in _KINDS[kind](text, settings)]
     return [text[first:end] for first, end in spans]
 
@@ -72,10 +155,6 @@ def _replace(text: str, spans: Spans, placeholder: str) -> tuple[str, int]:
     return ("".join([*pieces, text[end:]]), count) if count else (text, 0)
 
 
-def _secrets(text: str, settings: Settings) -> Spans:
-    return secrets.find(text)
-
-
 # E-mail. At each "@" the text to its left and right is looked at: a regex for the whole would try every word.
 _AT = re.compile(r"[@\[({](?:(?<=@)| ?(?:at|AT|@) ?[\])}])")
 _LETTER = r"A-Za-z0-9\u00c0-\u024f"  # not \w: no space parts Chinese or Japanese words from an address
@@ -85,15 +164,15 @@ _DOMAIN = re.compile(rf" ?((?:[{_LETTER}](?:[{_LETTER}-]*[{_LETTER}])?{_DOT})+)(
 _SPOKEN = re.compile(r"(?i)\b\w+(?:(?:[.\d_]| dot )\w*)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b")
 _LABEL_MESSAGE = re.compile(r"(?i)(?:/m|\bmsg-?id|\bmessage-?id)[/=:\s]{1,3}<?\Z")
 # Of two letters any may be a country; of more, these. Else `icon@2x.png`, `getty@tty1.service` and `a@b.transpose` pass.
-_DOMAINS = (
-    "com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev "
-    "page blog cloud online site website web store shop shopping tech xyz club live life news media agency email "
-    "company digital design studio world today space group team global network systems software solutions services "
-    "academy center science institute university school college health care clinic law legal consulting finance bank "
-    "capital energy foundation international events community social support education photography photos art music "
-    "video games guru expert tips ninja rocks wiki zone works land city house london berlin paris nyc tokyo "
-    "amsterdam wien swiss gmbh ltd llc inc limited ventures partners marketing press productions church review link "
-    "click top win icu vip fun one plus bio eco green google apple amazon microsoft"
+_DOMAINS = frozenset(
+    """com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev
+    page blog cloud online site website web store shop shopping tech xyz club live life news media agency email
+    company digital design studio world today space group team global network systems software solutions services
+    academy center science institute university school college health care clinic law legal consulting finance bank
+    capital energy foundation international events community social support education photography photos art music
+    video games guru expert tips ninja rocks wiki zone works land city house london berlin paris nyc tokyo
+    amsterdam wien swiss gmbh ltd llc inc limited ventures partners marketing press productions church review link
+    click top win icu vip fun one plus bio eco green google apple amazon microsoft""".split()  # noqa: SIM905
 )
 
 
@@ -121,13 +200,8 @@ def _emails(text: str, settings: Settings) -> Spans:
 
 def _is_top(domain: str) -> bool:
     return (domain.islower() or domain.isupper() or domain.istitle()) and (
-        len(domain) == 2 or domain.lower() in _domains()
+        len(domain) == 2 or domain.lower() in _DOMAINS
     )
-
-
-@functools.cache
-def _domains() -> frozenset[str]:
-    return frozenset(_DOMAINS.split())
 
 
 @functools.cache
@@ -323,7 +397,7 @@ def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
 
 # In this order: a token may hold what looks like an address, a card what looks like a phone.
 _KINDS: dict[str, collections.abc.Callable[[str, Settings], Spans]] = {
-    "secret": _secrets,
+    "secret": lambda text, settings: find_secrets(text),
     "email": _emails,
     "iban": _ibans,
     "card": _cards,

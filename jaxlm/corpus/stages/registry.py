@@ -1,6 +1,6 @@
-"""The stages by name, and how `"gopher_quality min_words=30"` in a config becomes a stage.
+"""Cleaning stages by name, and how `"gopher_quality min_words=30"` becomes one.
 
-To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its settings in `config/stages.py`.
+A new stage gets a line in `DOCUMENT_STAGES`.
 """
 
 import ast
@@ -43,17 +43,11 @@ GLOBAL_STAGES = ("exact", "near", "lines")
 
 @dataclasses.dataclass(frozen=True)
 class StageSpec:
-    """A stage as a source's config asks for it.
-
-    Attributes:
-      name: a key of `DOCUMENT_STAGES`, or one of `GLOBAL_STAGES`.
-      settings: all settings of the stage.
-      inputs: a digest of the files that the settings name; "" if they name none.
-    """
+    """A stage as a source's config asks for it."""
 
     name: str
     settings: dict[str, typing.Any]
-    inputs: str = ""
+    inputs: str = ""  # a digest of the files that the settings name
 
     @property
     def recorded(self) -> dict[str, typing.Any]:
@@ -68,11 +62,7 @@ class StageSpec:
 
 
 def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_key: str) -> StageSpec:
-    """Parses a line `NAME key=value ...`. Settings that it leaves out come from `defaults[NAME]`.
-
-    Raises:
-      ConfigError: there is no such stage or setting. The message begins with `config_key`, the config key of the line.
-    """
+    """Parses a line `NAME key=value ...` over `defaults[NAME]`. Raises ConfigError, which begins with `config_key`."""
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
     if name not in known and name not in older.STAGES:
@@ -95,7 +85,6 @@ def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_ke
 
 
 def stage_class(name: str) -> type[Stage]:
-    """Returns the class of a document stage; imports its module."""
     module, kind = DOCUMENT_STAGES[name]
     return getattr(importlib.import_module(f"jaxlm.corpus.stages.{module}"), kind)
 

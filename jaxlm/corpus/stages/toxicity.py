@@ -1,22 +1,20 @@
 """Removes profane and abusive lines, or the documents that hold many of them.
 
-A line is bad if alt-profanity-check says so (a linear SVM on words, for English, its model in its wheel;
-github.com/dimitrismistriotis/alt-profanity-check), or if an entry of a list of words stands in it as a word of its own:
-"Scunthorpe", "class" and "Essex" are safe.
+A line is bad by alt-profanity-check (a linear SVM on words, for English), or if an entry of a list stands in it as a
+word.
 """
 
-import collections
-import dataclasses
 import functools
 import itertools
 import pathlib
 import re
+import types
 
 import ahocorasick
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stage import Document, Remove, Settings, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
 _words = re.compile(r"\b\w\w+\b").findall  # as the model was trained
@@ -38,7 +36,7 @@ class Toxicity(Stage):
         if settings.min_score < 1:
             require("the stage toxicity", "give min_score=1 and words=FILE")
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         s, lines = self.settings, document.text.split("\n")
         filled = [i for i, line in enumerate(lines) if line.strip()]
         bad = set()
@@ -67,10 +65,7 @@ def require(who: str, otherwise: str) -> None:
 
 
 def profanity(lines: list[str]) -> np.ndarray:
-    """Returns the probability that each line is profane, float[lines].
-
-    Computes the same as `profanity_check.predict_prob`, without the 2 ms that each of its calls costs.
-    """
+    """Returns float[lines], as `profanity_check.predict_prob` but without the 2 ms that each of its calls costs."""
     m = _model()
     numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]
     sizes = np.fromiter(map(len, numbers), np.int64, len(lines))
@@ -85,27 +80,21 @@ def profanity(lines: list[str]) -> np.ndarray:
     return (1 / (1 + np.exp(m.slopes[:, None] * margins_KxL + m.offsets[:, None]))).mean(axis=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Model:
-    """The weights of words, and K linear models with a sigmoid each."""
-
-    vocabulary: dict[str, int]
-    idf: np.ndarray
-    coefficients: np.ndarray
-    intercepts: np.ndarray
-    slopes: np.ndarray
-    offsets: np.ndarray
-
-
 @functools.cache
-def _model() -> _Model:
+def _model() -> types.SimpleNamespace:
+    """The weights of words, and K linear models with a sigmoid each."""
     from profanity_check.profanity_check import model, vectorizer
 
-    parts = [(c.estimator.coef_[0], c.estimator.intercept_[0], c.calibrators[0]) for c in model.calibrated_classifiers_]
-    coefficients, intercepts, sigmoids = zip(*parts, strict=True)
-    numbers = (coefficients, intercepts, [c.a_ for c in sigmoids], [c.b_ for c in sigmoids])
-    vocabulary = {word: int(i) for word, i in vectorizer.vocabulary_.items()}
-    return _Model(vocabulary, vectorizer.idf_, *map(np.array, numbers))
+    linear = [part.estimator for part in model.calibrated_classifiers_]
+    sigmoids = [part.calibrators[0] for part in model.calibrated_classifiers_]
+    return types.SimpleNamespace(
+        vocabulary={word: int(i) for word, i in vectorizer.vocabulary_.items()},
+        idf=vectorizer.idf_,
+        coefficients=np.array([part.coef_[0] for part in linear]),
+        intercepts=np.array([part.intercept_[0] for part in linear]),
+        slopes=np.array([part.a_ for part in sigmoids]),
+        offsets=np.array([part.b_ for part in sigmoids]),
+    )
 
 
 @functools.cache

@@ -1,17 +1,14 @@
-"""Mends characters: mojibake, normal form C, white space, and what is invisible.
+"""Mends characters: mojibake (by ftfy), normal form C, white space, and what is invisible.
 
-ftfy mends mojibake, which is UTF-8 that was read as a code page of one byte (https://ftfy.readthedocs.io; Speer 2019). The
-stage changes only what has one meaning: NFC and not NFKC, so that x², ﬁ and full-width forms stay; no quote is
-straightened; tabs and indentation stay.
+Only what has one meaning: NFC and not NFKC, so that x², ﬁ and full-width forms stay; quotes, tabs and indentation stay.
 """
 
-import collections
 import re
 import unicodedata
 
 import ftfy
 
-from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 # What UTF-8 looks like when read as Latin-1 or Windows-1252, as Windows-1251, as Mac Roman; and C1 controls, which were
 # punctuation of Windows-1252. ftfy is slow: it decides about the lines in which one of these stands, and no others.
@@ -65,7 +62,7 @@ _TRAILING = re.compile("(?<![ \t])[ \t]+$", re.M)
 class Unicode(Stage):
     """Mends a document's characters; removes a document if too many of them could not be decoded."""
 
-    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+    def apply(self, document: Document, edits: Edits) -> Remove | None:
         text = document.text
         try:
             rare = _rare(text)
@@ -89,7 +86,7 @@ class Unicode(Stage):
         document.text = self._blanks(text, edits)
         return None
 
-    def _unusual(self, text: str, rare: str, code: bool, edits: collections.Counter[str]) -> str:
+    def _unusual(self, text: str, rare: str, code: bool, edits: Edits) -> str:
         """Removes control and invisible characters, and applies normal form C."""
         if "\x08" in rare:
             text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
@@ -106,7 +103,7 @@ class Unicode(Stage):
             edits["nfc"] += 1
         return text
 
-    def _blanks(self, text: str, edits: collections.Counter[str]) -> str:
+    def _blanks(self, text: str, edits: Edits) -> str:
         """Removes white space at line ends, long runs of blank lines, and blank lines at both ends."""
         if " \n" in text or "\t\n" in text or text.endswith((" ", "\t")):
             text = _replace(_TRAILING, "", text, "trailing", edits)
@@ -116,7 +113,7 @@ class Unicode(Stage):
         return text.strip("\n")
 
 
-def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: collections.Counter[str]) -> str:
+def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: Edits) -> str:
     text, count = pattern.subn(by, text)
     if count:
         edits[name] += count
@@ -124,14 +121,11 @@ def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: collecti
 
 
 def _rare(text: str) -> str:
-    """Returns the text without the characters of plain text.
-
-    What needs mending is among the rest, which is searched fast.
-    """
+    """Returns the text without plain characters: what needs mending is in the rest, which is searched fast."""
     return text.encode().translate(None, _PLAIN).decode()
 
 
-def _mend(text: str, edits: collections.Counter[str]) -> str:
+def _mend(text: str, edits: Edits) -> str:
     """Mends mojibake line by line, because the parts of a page may have been read with different code pages."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
@@ -141,7 +135,7 @@ def _mend(text: str, edits: collections.Counter[str]) -> str:
     return "\n".join(lines)
 
 
-def _unseen(text: str, code: bool, edits: collections.Counter[str]) -> str:
+def _unseen(text: str, code: bool, edits: Edits) -> str:
     """Removes invisible characters. Keeps joiners that a script or an emoji needs."""
     text = _replace(_BIDI, "", text, "bidi", edits)
     if code or not _RIGHT_TO_LEFT.search(text):

@@ -1,22 +1,118 @@
-"""Examples as flat arrays of ids: encoded once, cut or left out where they do not fit into a row, and counted.
-
-A chat is one segment of a row, a pair two: the chosen side and the rejected one.
-"""
+"""Examples as flat arrays of ids, cut or left out where they do not fit. A chat is one segment of a row, a pair two."""
 
 import dataclasses
 import hashlib
 import itertools
 import json
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxlm.data.chats import masks
-from jaxlm.data.chats.examples import Chat, Example, Pair
-from jaxlm.data.chats.masks import Masked, Side, Unmasked
+from jaxlm.config import ConfigError
+from jaxlm.data.chats import chat
+from jaxlm.data.chats.examples import Chat, Example, Messages, Pair, without
 from jaxlm.data.chats.records import ASSISTANT, TOOL, Message, Notes, Place
 from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.ids import conversations
+
+GIVEN, SAID, ENDS = 0, 1, 2  # a token that is given; one that the model is to say; one of these that ends an answer
+UNWRITTEN = "the model's chat template does not write it"
+
+
+class Masked(typing.NamedTuple):
+    """A conversation as ids."""
+
+    ids: np.ndarray  # int32[n], with what a document begins with in front
+    kinds: np.ndarray  # GIVEN, SAID or ENDS, uint8[n]
+    turns: np.ndarray  # ids in front of each of the assistant's messages, int64; of those not learnt, about
+    otherwise: tuple[int, ...] = ()  # answers to learn that stand here in another way than the model is asked for them
+
+
+class Unmasked(typing.NamedTuple):
+    """Why a conversation can't be masked."""
+
+    why: str = ""
+    keys: tuple[str, ...] = ()  # what the conversation has and the template writes nowhere
+
+
+# An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
+# ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+INSIDE = Unmasked()
+Side = Masked | Unmasked
+
+
+def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
+    """Returns the ids and masks of conversations. Raises ConfigError if the model has no template."""
+    writer = chat.Writer(tokenizer)
+    written = [_written(writer, one, ignore) for one in chats]
+    fit = [text for text in written if isinstance(text, chat.Written)]
+    cuts = [[*(cut for span in text.spans for cut in span[1:]), *_begins(text)] for text in fit]
+    coded = iter(conversations(tokenizer, [text.text for text in fit], cuts))
+    controls = frozenset(tokenizer.controls.values())
+    return [
+        text if isinstance(text, Unmasked) else _masked(text, one.trained(), *next(coded), controls)
+        for one, text in zip(chats, written, strict=True)
+    ]
+
+
+def _written(writer: chat.Writer, one: Chat, ignore: Collection[str]) -> chat.Written | Unmasked:
+    if one.keys and (keys := unwritten(writer, one, ignore)):
+        return Unmasked(keys=keys)
+    try:
+        return writer.written(one.messages, one.tools, one.trained(), one.last)
+    except ConfigError as error:
+        return Unmasked(str(error))
+
+
+def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> tuple[str, ...]:
+    """Returns the keys of a chat without which the template writes the same text, or writes one at all; none of `ignore`."""
+    messages, tools, keys = one.messages, one.tools, []
+    for key in (key for key in one.keys if key not in ignore):
+        having = [number for number, message in enumerate(messages) if key in message or message["role"] == key]
+        less = without(messages, key), None if key == "tools" else tools
+        # Of earlier messages a template may drop what it writes while they are the last.
+        ends = {len(messages), having[-1] + 1 if having else len(messages)}
+        shorter = [
+            (text_of(writer, messages[:end], tools), text_of(writer, without(messages[:end], key), less[1]))
+            for end in ends
+        ]
+        if all(bare and whole in (bare, None) for whole, bare in shorter):
+            (messages, tools), keys = less, [*keys, key]
+    return tuple(keys)
+
+
+def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
+    """Returns a conversation as text; None if the template refuses it, "" if it fails on it."""
+    try:
+        return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
+    except ConfigError as error:
+        return "" if isinstance(error, chat.Broken) else None
+
+
+def _begins(text: chat.Written) -> list[int]:
+    return [] if text.begins == [span.first for span in text.spans] else text.begins
+
+
+def _masked(
+    text: chat.Written, trained: frozenset[int], found: np.ndarray, at: np.ndarray, controls: frozenset[int]
+) -> Side:
+    spans, begins = at[: 2 * len(text.spans)].reshape(-1, 2), at[2 * len(text.spans) :]
+    if (spans < 0).any():
+        return INSIDE
+    kinds, last = np.full(len(found), GIVEN, np.uint8), {span.number: i for i, span in enumerate(text.spans)}
+    for i, (span, (first, behind)) in enumerate(zip(text.spans, spans, strict=True)):
+        if span.number in trained:
+            kinds[first:behind] = SAID
+            if behind > first and last[span.number] == i and int(found[behind - 1]) in controls:
+                kinds[behind - 1] = ENDS
+    counted, otherwise = np.count_nonzero(kinds[1:]), tuple(number for number in text.otherwise if number in trained)
+    if not counted and not otherwise:
+        return Unmasked("nothing in it is the assistant's, or its answers have weight 0")
+    if counted == len(found) - 1:
+        return Unmasked("all of it is the assistant's: the chat template marks too much, or nobody asks")
+    return Masked(found, kinds, np.maximum.accumulate(begins) if len(begins) else spans[:, 0], otherwise)
+
 
 See = Callable[[Example, Sequence[Masked]], None]
 CHUNK = 2048  # examples encoded at a time
@@ -24,29 +120,16 @@ CHUNK = 2048  # examples encoded at a time
 
 @dataclasses.dataclass(frozen=True)
 class Coded:
-    """Encoded examples.
+    """Encoded examples. Legend: N ids of all, S segments, E examples."""
 
-    Legend: N ids of all, S segments, E examples.
-
-    Attributes:
-      sides: how many segments an example has: 1 (chats) or 2 (pairs).
-      ids_N: the ids of all segments, one after the other, int32.
-      kinds_N: `masks.GIVEN`, SAID or ENDS of each, uint8.
-      starts_S1: where each segment begins, and the end of the last one, int64[S + 1].
-      margins_E: the margins of pairs, float32; zeros for chats.
-      keys_E: a hash of what each is asked, uint64.
-      places: where each example stands.
-      reference_Ex2: log p of both sides of each pair as a reference says it, in nats, float32; None if none was asked.
-    """
-
-    sides: int
-    ids_N: np.ndarray
-    kinds_N: np.ndarray
-    starts_S1: np.ndarray
-    margins_E: np.ndarray
-    keys_E: np.ndarray
+    sides: int  # of an example: 1 (chats) or 2 (pairs)
+    ids_N: np.ndarray  # int32
+    kinds_N: np.ndarray  # `GIVEN`, SAID or ENDS of each, uint8
+    starts_S1: np.ndarray  # where each segment begins, and the last one's end, int64[S + 1]
+    margins_E: np.ndarray  # float32; zeros for chats
+    keys_E: np.ndarray  # a hash of what each is asked, uint64
     places: Sequence[Place]
-    reference_Ex2: np.ndarray | None = None
+    reference_Ex2: np.ndarray | None = None  # log p of both sides as a reference says it, in nats, float32
 
     def __len__(self) -> int:
         return len(self.margins_E)
@@ -63,7 +146,7 @@ class Coded:
 
     def counted(self) -> np.ndarray:
         """Returns how many targets of each example count, int64[E]."""
-        counts_N = self.kinds_N != masks.GIVEN
+        counts_N = self.kinds_N != GIVEN
         counts_N[self.starts_S1[:-1]] = False  # the first id of a segment is no target
         total_N1 = np.concatenate([[0], np.cumsum(counts_N, dtype=np.int64)])
         return np.diff(total_N1[self.starts_S1]).reshape(-1, self.sides).sum(1)
@@ -87,27 +170,16 @@ class Coded:
 
 @dataclasses.dataclass
 class Counts:
-    """What became of the examples that were read.
-
-    Attributes:
-      read: how many there are.
-      cut: chats without their oldest turns, since the whole was longer than a row.
-      too_long: those left out, since even the last turn, or a pair, is longer than a row.
-      same: pairs left out, since both sides are the same.
-      inside: those left out, since an answer begins inside a token (see `masks.masked`).
-      turns_cut: the turns that the cut chats lost.
-      alone: answers that are rows of their own, since the template writes them otherwise once more follows.
-      untold: answers of pairs that are not learnt from, for the same reason.
-    """
+    """What became of the examples that were read."""
 
     read: int = 0
-    cut: int = 0
-    too_long: int = 0
-    same: int = 0
-    inside: int = 0
-    turns_cut: int = 0
-    alone: int = 0
-    untold: int = 0
+    cut: int = 0  # chats without their oldest turns
+    too_long: int = 0  # left out: even the last turn, or a pair, is longer than a row
+    same: int = 0  # left out: both sides of a pair are the same
+    inside: int = 0  # left out: an answer begins inside a token (see `masked`)
+    turns_cut: int = 0  # of the cut chats
+    alone: int = 0  # answers that are rows of their own: the template writes them otherwise once more follows
+    untold: int = 0  # answers of pairs that are not learnt from, for the same reason
 
     def lines(self, what: str, seq_len: int) -> list[str]:
         """Returns a line for each thing that happened; `what`: "chats" or "pairs"."""
@@ -138,14 +210,8 @@ def build(
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
 
-    Args:
-      seq_len: T, the most tokens that an example may take.
-      closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
-      see: called with each example and its segments, before it is cut or left out.
-      notes: where is noted which examples are left out since they can't be masked (see `masks.masked`).
-
-    Raises:
-      ConfigError: the model has no template, or one that does not write what examples have.
+    `closed` puts one token more behind each text, a target that does not count: then a row has the text's last token.
+    Raises ConfigError if the model has no template, or one that does not write what examples have.
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
@@ -182,7 +248,6 @@ class _Row(typing.NamedTuple):
         return [number for side in self.sides if isinstance(side, Masked) for number in side.otherwise]
 
     def empty(self) -> bool:
-        """True if nothing else is learnt of a side."""
         return any(isinstance(side, Masked) and not side.kinds.any() for side in self.sides)
 
 
@@ -200,7 +265,7 @@ class _Fit:
         """Returns a row of each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
         chats = [one for of in segments for one in of]
-        flat = masks.masked(self.tokenizer, chats, self.notes.ignore)
+        flat = masked(self.tokenizer, chats, self.notes.ignore)
         sides = iter(map(self._closed, flat) if self.closed else flat)
         parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
         return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]
@@ -208,7 +273,7 @@ class _Fit:
     def _closed(self, side: Side) -> Side:
         if isinstance(side, Unmasked):
             return side
-        ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(masks.GIVEN))
+        ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(GIVEN))
         return side._replace(ids=ids, kinds=kinds)
 
     def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
@@ -255,10 +320,10 @@ class _Fit:
             met.add(("same", id(row.of)))
         elif unmasked is None:
             return None if row.empty() else sum(len(side.ids) - 1 for side in row.sides) - self.seq_len
-        elif unmasked == masks.INSIDE:
+        elif unmasked == INSIDE:
             met.add(("inside", id(row.of)))
         else:
-            whys = {("refused", key): masks.UNWRITTEN for key in unmasked.keys} or {("unfit", ""): unmasked.why}
+            whys = {("refused", key): UNWRITTEN for key in unmasked.keys} or {("unfit", ""): unmasked.why}
             for (kind, name), why in whys.items():
                 self.notes.note(kind, name, row.one.place, why)
         return None
@@ -281,14 +346,7 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
 
 
 def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
-    """Returns bool[E]: True for about this share of the examples, by a hash of what they are asked.
-
-    So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are asked
-    the same.
-
-    Args:
-      keys_E: the hash of each, uint64.
-    """
+    """Returns bool[E]: about this share, by a hash of what they are asked: those asked the same are on one side."""
     out_E = keys_E < np.uint64(int(fraction * 2**64))
     if len(keys_E) and (out_E.all() or not out_E.any()):
         out_E = keys_E == keys_E.min()
@@ -306,7 +364,6 @@ def prompt_key(one: Example) -> int:
 
 
 def content_key(one: Example) -> bytes:
-    """Returns a hash of an example's whole content, without its place."""
     sides = (one.messages,) if isinstance(one, Chat) else (one.prompt, one.chosen, one.rejected)
     return _hash(itertools.chain.from_iterable((*side, {"role": "", "content": ""}) for side in sides))
 

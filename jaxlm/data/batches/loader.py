@@ -1,14 +1,8 @@
 """Delivers the batches of an order to the train loop. Grain indexes and slices them; they are read ahead in threads of ours.
 
-Item i of `dataset` is what step i + 1 trains on, so the step is the only state of an iterator. Lane j of n reads the items
-start + j, start + j + n, ... in order, and the reader takes from one lane after the other. So the order of batches does not
-depend on who is fast, nor on the number of threads, hosts and restarts.
-
-A read from a disk that hangs can't be interrupted. So nothing here waits for a thread without a limit, and the threads are
-daemons. Grain's own are joined when Python ends: one hung read would hold every process that does not end by `os._exit`. After
-an error they would also go on behind the item that failed; here `next` is never called again.
-
-Shapes: B batch, b rows of it that this process needs, T tokens.
+Lane j of n reads the items start + j, start + j + n, ..., and the reader takes from one lane after the other: the order
+depends on no thread. The threads are daemons, and nothing waits for one without a limit, since a hung read can't be
+interrupted; Grain's own are joined when Python ends. Shapes: B batch, b rows of it that this process needs, T tokens.
 """
 
 import contextlib
@@ -52,11 +46,7 @@ def dataset(order: Order, rows: Sequence[int] | None = None) -> grain.MapDataset
 
 
 class Ahead:
-    """Reads the items of a dataset from `start` on, ahead of their use, in daemon threads.
-
-    Args:
-      num_threads, prefetch: how many threads, and how many items ahead, all together (at least one a thread).
-    """
+    """Reads the items from `start` on ahead of their use, `prefetch` in all, in daemon threads."""
 
     def __init__(self, items: grain.MapDataset, start: int, num_threads: int, prefetch: int):
         self._lanes = [queue.Queue(maxsize=-(-prefetch // num_threads)) for _ in range(num_threads)]
@@ -99,22 +89,10 @@ class Ahead:
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
-    """Yields the batches of steps start_step + 1, start_step + 2, ... for ever. Close it, or use it in a `with`.
+    """Yields the batches of steps start_step + 1, ... for ever: of B the rows `row_indices`. Close it, or use `with`.
 
-    Args:
-      order: decides which row is in which slot of which batch.
-      row_indices: the indices of the rows (of B) that this process yields, in this order; all by default.
-      start_step: how many batches come before the first one.
-      num_threads: the number of threads that make batches; 0 = one a core, at most four.
-      prefetch: the number of batches made ahead.
-      stall_seconds: the seconds to wait for a batch before RunError is raised (a dead disk blocks a read for ever).
-
-    Yields:
-      The batches of the order, with arrays [b, T].
-
-    Raises:
-      RunError: a file can't be read (after three tries), or a batch took too long.
-      DamagedData: a shard is not the one in the manifest.
+    Raises RunError if a file can't be read or a batch takes over `stall_seconds` (a dead disk blocks a read for ever);
+    DamagedData if a shard is not the one in the manifest.
     """
 
     def __init__(
@@ -164,7 +142,6 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         return error
 
     def waits_for(self) -> str:
-        """Returns the file that is being read, and since when; "" if none is."""
         return self._verifier.oldest_read()
 
     def close(self) -> None:

@@ -14,28 +14,16 @@ from jaxlm.host.console import Say
 
 
 def open_order(config: Config, passed_over: Windows = ()) -> Rows:
-    """Opens `data.dir`. Returns the order in which a run of this config reads it.
-
-    Args:
-      passed_over: the windows of batches that the run passes over.
-
-    Raises:
-      ConfigError: as `open_mixture`.
-    """
+    """Opens `data.dir`. Returns the order in which a run of this config reads it. Raises ConfigError."""
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     final = final_of(config, final_weights(mixture, config.data.final.weights))
     return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
 
 
 def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
-    """Opens `data.dir`. Returns (the data, source -> weight in the first mixture).
+    """Opens `data.dir`. Returns (the data, source -> weight in the first mixture, by `data`, `prepare` or the manifest).
 
-    The weights come from `data.sources`; if that is empty, from `prepare.sources`; if both are empty, from the data's
-    manifest. A source that `data.final.weights` alone names has weight 0.
-
-    Raises:
-      ConfigError: there is no data, the size of its vocabulary is not `vocab_size` (0 = any), or it lacks one of
-        `data.sources` or `data.final.weights`.
+    Raises ConfigError if there is no data, its vocabulary is not `vocab_size` (0 = any), or it lacks a source.
     """
     opened = open_data(data.dir)
     if vocab_size and opened.vocab_size != vocab_size:
@@ -57,19 +45,10 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
 
 
 def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, say: Say) -> None:
-    """Makes `data.dir` (tokenizer, shards, manifest). If it exists already, checks that the same recipe made it.
+    """Makes `data.dir` (tokenizer, shards, manifest), or checks that the same recipe made it.
 
-    The text comes from the `data.sources` that have a path. If none has a path, the text comes from the documents of
-    `jaxlm prepare`, which are made from `prepare.sources` first if they are missing. If there are neither such
-    documents nor `prepare.sources`, nothing is done.
-
-    Args:
-      engine: the name of the engine that runs the tasks of `jaxlm prepare` (`config.engine`).
-      vocab_size: the size of the vocabulary, if a tokenizer is trained; 0 = that of the data, or chosen by `vocabulary`.
-      say: called with a line at each stage of the work.
-
-    Raises:
-      ConfigError: a source does not exist, or another recipe made the data.
+    Of the `data.sources` with a path, or of the documents of `jaxlm prepare`, which are made first if they are missing.
+    Raises ConfigError if a source does not exist, or another recipe made the data.
     """
     d = data
     if any(source.path for source in d.sources.values()):

@@ -1,8 +1,7 @@
-"""The order of a run's batches, whatever is in them: rows of text, packed examples, prompts.
+"""The order of a run's batches, whatever is in them. An item is a pure function of the order and of i.
 
-Items count from 0: item i is what step i + 1 trains on. Batches have numbers of their own, by which windows name those that a
-run passes over: the items are the batches in no window, in order. On disk and in words, steps and batches count from 1. An item
-is a pure function of the order and of i, whatever threads, hosts and restarts there are.
+Items count from 0: item i is what step i + 1 trains on. Batches have numbers, by which windows name those that are
+passed over; the items are the others. On disk and in words steps and batches count from 1.
 """
 
 import dataclasses
@@ -21,16 +20,10 @@ _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
 
 
 class Order:
-    """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`.
-
-    Attributes:
-      data: the tokenizer, and how much there is.
-      passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
-        its last step change no batch before it.
-    """
+    """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`."""
 
     data: Encoded
-    passed_over: Windows
+    passed_over: Windows  # (first, last) from 1; may grow behind a run's last step
 
     def __post_init__(self):
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
@@ -44,14 +37,10 @@ class Order:
         raise NotImplementedError
 
     def batch(self, item: int, rows: Sequence[int] | None = None) -> typing.Any:
-        """Returns what step `item` + 1 trains on, or these rows of it."""
         return self.made(self.batch_number(int(item) + 1) - 1, rows)
 
     def batch_number(self, step: int) -> int:
-        """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over.
-
-        0 for step 0.
-        """
+        """Returns the number of a step's batch, both from 1: `step` itself if nothing is passed over; 0 for step 0."""
         return mixture.batch_number(step, self.passed_over)
 
     def passing_over(self, windows: Windows) -> typing.Self:
@@ -72,15 +61,10 @@ def check_fingerprint(
     *,
     branch: bool = False,
 ) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
+    """Raises ConfigError if this run's batches would differ from those of the run that saved after `done` steps.
 
-    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of its
-    batches was trained on. A branch may have another one, under the same condition.
-
-    Args:
-      done: how many steps were done when it saved.
-      passed_over: the windows of batches that it passed over.
-      branch: True if this run branches from the run that saved.
+    A final mixture may begin elsewhere, because `train.steps` was raised, as long as none of its batches was trained
+    on. A branch may have another one, under the same condition.
     """
     names = {key: key for key in current if key != "sha256" and not key.startswith("final")}
     changed = [key for key in names if saved.get(key) != current[key]]

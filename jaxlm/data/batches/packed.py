@@ -1,37 +1,152 @@
-"""Chats and pairs as the data of a run: encoded, held out in part, packed into rows. The batch of a step is a pure function.
+"""Chats and pairs as the data of a run: encoded, held out in part, packed into rows.
 
-A chat is a segment of a row, a pair two neighbours: pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected),
-counted from 1. Only the assistant's tokens and the token that ends an answer have weight. A text of n ids takes n - 1 tokens of
-a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
-
-    packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
-    loader.TrainLoader(packed, row_indices=local, start_step=done)     # step by step
-    packed.batch(item)                                                 # or any one of them
-    packed.held_out(rows)                                              # what is held out, once each
-
-Legend: B rows, b rows of them, T tokens, P pairs in a row.
+Pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected), from 1. A text of n ids takes n - 1 tokens, so no
+target belongs to the next segment; padding is the last segment, without weight. Legend: B rows, b of them, T tokens, P
+pairs in a row.
 """
 
 import dataclasses
 import functools
 import hashlib
 import pathlib
+import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
-from jaxlm.data.batches import encoded as coded
-from jaxlm.data.batches import packing, rows
+from jaxlm.data.batches import encoded, rows
 from jaxlm.data.batches import replay as replays
 from jaxlm.data.batches.encoded import Coded, Counts
 from jaxlm.data.batches.order import Order
-from jaxlm.data.chats import examples, masks, records
+from jaxlm.data.chats import examples, records
 from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.coder import Coder
+
+_EPOCHS = 4  # whose orders are remembered
+
+
+class Item(typing.NamedTuple):
+    """The example of this number, or the `number`-th piece of pretraining text of the run (`replay`)."""
+
+    number: int
+    replay: bool = False
+
+
+class _At(typing.NamedTuple):
+    """Where a batch begins: how many examples and pieces came before, and how many targets of these examples count."""
+
+    examples: int = 0
+    pieces: int = 0
+    counted: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """How much pretraining text is between the examples."""
+
+    share: float  # of all targets that count, below 1
+    tokens: int  # of each piece; all its targets count
+
+
+class Plan:
+    """The map from steps to rows of examples.
+
+    `lengths`: tokens of a row that each takes; `counted`: its targets that count; `most`: examples in a row, 0 for any
+    number.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        counted: np.ndarray,
+        *,
+        seed: int,
+        seq_len: int,
+        batch_size: int,
+        most: int = 0,
+        replay: Replay | None = None,
+    ):
+        self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
+        self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
+        # Where a batch begins follows from all batches before it. The loader's threads ask for several at once.
+        self._begins, self._lock = [_At()], threading.Lock()
+        self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
+
+    def rows(self, batch: int) -> list[list[Item]]:
+        """Returns what is in each row of a batch, which counts from 0. The first time it plans all batches before it."""
+        return self._fill(self._begin(batch))[0]
+
+    def used(self, batches: int) -> tuple[int, int]:
+        """Returns (examples, pieces of pretraining text) in the first batches, those that came again counted again."""
+        return self._begin(batches)[:2]
+
+    def _begin(self, batch: int) -> _At:
+        with self._lock:
+            while len(self._begins) <= batch:
+                self._begins.append(self._fill(self._begins[-1])[1])
+            return self._begins[batch]
+
+    def _fill(self, at: _At) -> tuple[list[list[Item]], _At]:
+        """(the rows of the batch that begins at a place, where the next one begins)."""
+        examples, pieces, counted = at
+        rows: list[list[Item]] = [[] for _ in range(self.batch_size)]
+        room = [self._seq_len] * self.batch_size
+        slots = [self._most] * self.batch_size
+        while True:
+            item = self._next(examples, pieces, counted)
+            length = self._replay.tokens if item.replay else self._lengths[item.number]
+            row = _place(length, room, slots)
+            if (
+                row is None
+            ):  # what did not fit begins the next batch: nothing overtakes it, so no example waits for ever
+                return rows, _At(examples, pieces, counted)
+            rows[row].append(item)
+            if item.replay:
+                pieces += 1
+            else:
+                examples, counted = examples + 1, counted + self._counted[item.number]
+
+    def _next(self, examples: int, pieces: int, counted: int) -> Item:
+        """The next example or, as soon as too few targets are of replay, the next piece."""
+        replay = self._replay
+        # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
+        if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
+            return Item(pieces, replay=True)
+        epoch, position = divmod(examples, len(self._lengths))
+        return Item(int(self._order(epoch)[position]))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        n = len(self._lengths)
+        return rows.permute(np.arange(n, dtype=np.int64), n, f"{self._seed}/examples/{epoch}")
+
+
+def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -> list[list[list[Item]]]:
+    """Returns the rows of batches that hold each example once, in order; the last one may be in part empty."""
+    batches: list[list[list[Item]]] = []
+    room: list[int] = []
+    slots: list[int] = []
+    for number, length in enumerate(lengths.tolist()):
+        row = _place(length, room, slots)
+        if row is None:
+            batches.append([[] for _ in range(batch_size)])
+            room, slots = [seq_len] * batch_size, [most or seq_len] * batch_size
+            row = _place(length, room, slots)
+        batches[-1][row].append(Item(number))
+    return batches
+
+
+def _place(length: int, room: list[int], slots: list[int]) -> int | None:
+    """The first row with room for `length` tokens, which are taken from it; None if there is none."""
+    row = next((r for r, left in enumerate(room) if left >= length and slots[r]), None)
+    if row is not None:
+        room[row] -= length
+        slots[row] -= 1
+    return row
+
 
 Batch = dict[str, np.ndarray]
 _PLANNED = 256  # batches from which the number of passes is estimated
@@ -47,21 +162,13 @@ class Sizes(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What a run says of its examples and their tokenizer; a `coder.Encoded`.
-
-    Attributes:
-      encoder: the tokenizer.
-      sha256: a hash of all examples and the tokenizer.
-      counts: "examples" and the sources of the replayed text -> their tokens.
-      verifier: of the files that the replayed text is in.
-      as_before: how the examples are read as older versions did; "" if that is how they are read (`records.Notes`).
-    """
+    """What a run says of its examples and their tokenizer; a `coder.Encoded`."""
 
     encoder: Coder
-    sha256: str
-    counts: dict[str, int]
-    verifier: Verifier
-    as_before: str = ""
+    sha256: str  # of all examples and the tokenizer
+    counts: dict[str, int]  # "examples" and the sources of the replayed text -> their tokens
+    verifier: Verifier  # of the files of the replayed text
+    as_before: str = ""  # how older versions read the examples (`records.Notes`)
 
     @property
     def vocab_size(self) -> int:
@@ -77,26 +184,15 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class Packed(Order):
-    """The examples of a run and the order in which it trains on them.
-
-    Attributes:
-      data: the tokenizer, and how much there is.
-      train: the examples to train on.
-      val: those held out; perhaps none.
-      counts: what became of the examples that were read.
-      sizes: the seed, T and B.
-      replay: the pretraining text between the examples; None for none.
-      replay_share: its share of the targets that count.
-      passed_over: see `Order`.
-    """
+    """The examples of a run and the order in which it trains on them."""
 
     data: Texts
     train: Coded
-    val: Coded
+    val: Coded  # held out; perhaps none
     counts: Counts
     sizes: Sizes
-    replay: replays.Pieces | None = None
-    replay_share: float = 0.0
+    replay: replays.Pieces | None = None  # pretraining text between the examples
+    replay_share: float = 0.0  # of the targets that count
     passed_over: Windows = ()
 
     @property
@@ -108,36 +204,28 @@ class Packed(Order):
         return self.train.sides == 2
 
     @functools.cached_property
-    def plan(self) -> packing.Plan:
+    def plan(self) -> Plan:
         """The map from batches to rows of examples."""
-        replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
+        replay = Replay(self.replay_share, self.replay.tokens) if self.replay else None
         options = {**self.sizes._asdict(), "most": self._most, "replay": replay}
-        return packing.Plan(self.train.lengths(), self.train.counted(), **options)
+        return Plan(self.train.lengths(), self.train.counted(), **options)
 
     @property
     def _most(self) -> int:
-        """The most examples in a row; 0 for any number."""
-        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+        return rows.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
     def parts(self) -> dict[str, str]:
-        """See `Order`: "data", "replay", "seed", "seq_len", "batch_size"."""
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
         sizes = {name: str(size) for name, size in self.sizes._asdict().items()}
         return {"data": self.data.sha256, "replay": text, **sizes}
 
     def made(self, number: int, rows: Sequence[int] | None) -> Batch:
-        """See `Order`. Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T].
-
-        Of pairs also `margin` and `pair` (1 where there is one), float32[b, P].
-        """
+        """See `rows.make_batch`; of pairs also `margin` and `pair` (1 where there is one), float32[b, P]."""
         planned = self.plan.rows(number)
         return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
 
     def count_held_out(self, config: EvalConfig) -> int:
-        """Returns how many of the held-out examples an evaluation measures: the first `eval.max_examples`.
-
-        A run that keeps `eval.older_batches` measures those which so many batches of so many rows hold.
-        """
+        """Returns how many held-out examples an evaluation measures: `eval.max_examples`, or what `older_batches` hold."""
         if config.older_batches:
             batches, rows_of_each = config.older_batches
             first = self._once(self.val, rows_of_each)[: batches or None]
@@ -145,12 +233,7 @@ class Packed(Order):
         return min(len(self.val), config.max_examples or len(self.val))
 
     def held_out(self, batch_size: int, examples: int | None = None, ends: bool = True) -> Iterator[Batch]:
-        """Yields the held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
-
-        Args:
-          examples: how many of them, from the first on; all by default.
-          ends: False: the tokens that end answers have no weight, so that the loss is that of the answers' text.
-        """
+        """Yields the held-out examples once, in order; without `ends` the tokens that end answers have no weight."""
         for planned in self._once(self.val, batch_size, examples):
             yield self._stacked(planned, self.val, ends)
 
@@ -158,30 +241,23 @@ class Packed(Order):
         return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
-
-        That is for a reference, which judges each pair once. `with_reference` takes what it said.
-        """
+        """Yields all pairs once, for a reference: (a batch, the number of each of its pairs, int64[B, P], or -1)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
-            numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            numbers_BxP = np.full((batch_size, rows.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
             for row, items in enumerate(planned):
                 numbers_BxP[row, : len(items)] = [item.number for item in items]
             yield self._stacked(planned, source), numbers_BxP
 
     def with_reference(self, train_Ex2: np.ndarray, val_Ex2: np.ndarray) -> "Packed":
-        """Returns the same pairs with what a reference says of their sides: batches have `reference` too, float32[B, 2P].
-
-        Args:
-          train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
-        """
+        """Returns the pairs with log p in nats of both sides: batches have `reference` too, float32[B, 2P]."""
         splits = (self.train, train_Ex2), (self.val, val_Ex2)
         train, val = (dataclasses.replace(split, reference_Ex2=logp_Ex2) for split, logp_Ex2 in splits)
         return dataclasses.replace(self, train=train, val=val)
 
-    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
+    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[Item]]]:
         sizes = {"seq_len": self.sizes.seq_len, "batch_size": batch_size, "most": self._most}
-        return packing.once(source.lengths()[:examples], **sizes)
+        return once(source.lengths()[:examples], **sizes)
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
@@ -196,7 +272,7 @@ class Packed(Order):
         planned = self.plan.rows(self.batch_number(step) - 1)
         return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
 
-    def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
+    def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
         """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
         groups = ([self._group(item, source, ends) for item in items] for items in planned)
         packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
@@ -205,9 +281,9 @@ class Packed(Order):
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | (self._of_pairs(planned, source) if self.pairs else {})
 
-    def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
+    def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
         """What a batch of pairs has beside its tokens."""
-        shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
+        shape = (len(planned), rows.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
             arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
@@ -218,10 +294,10 @@ class Packed(Order):
                 arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
         return arrays
 
-    def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
+    def _group(self, item: Item, source: Coded, ends: bool) -> list[rows.Segment]:
         if item.replay:
             return self.replay.segments(item.number)
-        weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
+        weigh = (encoded.SAID, encoded.ENDS) if ends else (encoded.SAID,)
         return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
 
 
@@ -236,32 +312,22 @@ def make(
     share: float = 0.0,
     closed: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    see: coded.See = lambda one, sides: None,
+    see: encoded.See = lambda one, sides: None,
 ) -> Packed:
-    """Reads, checks and encodes the examples of `data.path`.
+    """Reads, checks and encodes the examples of `data.path`; `share` of the targets are those of `replay`.
 
-    Args:
-      settings: the section `examples`.
-      tokenizer: that of the model, with its template (see `data.chat`).
-      pairs: True for pairs, False for chats.
-      replay, share: the pretraining text between chats, and its share of the targets that count.
-      closed: True: one token more behind each text, so that rows hold its last one (see `coded.build`).
-      say: called with a line about each thing that a user should know.
-      see: called with each example of `data.path` as it is read (see `coded.build`).
-
-    Raises:
-      ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
+    Raises ConfigError if an example can't be used, or none is left.
     """
     notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
     options = {"seq_len": sizes.seq_len, "closed": closed, "notes": notes}
 
-    def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
+    def build(path: str, key: str, name: str, **seen: encoded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
         read = (dataclasses.replace(one, last=True) for one in read) if settings.last_only and not pairs else read
-        encoded, counts = coded.build(read, tokenizer, **options, **seen)
+        split, counts = encoded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
-        return encoded, counts
+        return split, counts
 
     whole, counts = build(data.path, "data.path", what, see=see)
     if not len(whole):
@@ -270,7 +336,7 @@ def make(
     if settings.val_path:
         train, (val, _) = whole, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
-        out_E = coded.held_out(whole.keys_E, data.val_fraction)
+        out_E = encoded.held_out(whole.keys_E, data.val_fraction)
         train, val = whole.take(~out_E), whole.take(out_E)
         if not len(val):
             why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"

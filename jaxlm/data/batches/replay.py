@@ -1,20 +1,14 @@
-"""Pretraining text between the examples of post-training, so that the model forgets less.
-
-It comes in pieces of a fixed length, which are rows of the text's stream of tokens as in pretraining: a document that begins
-inside a piece begins a segment, and every target counts.
-"""
+"""Pretraining text between examples, so that the model forgets less: pieces of a fixed length, of which every target counts."""
 
 import hashlib
 import itertools
 import pathlib
-import typing
-from collections.abc import Mapping
 
 import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.corpus.sources.plain import iterate_documents
+from jaxlm.corpus.sources.units import iterate_documents
 from jaxlm.data.batches import rows
 from jaxlm.data.shards import mixture, shards
 from jaxlm.data.shards.manifest import MANIFEST
@@ -28,35 +22,8 @@ _CHUNK = 512  # documents encoded at a time
 NAME = "replay"
 
 
-class Stream(typing.Protocol):
-    """A stream of tokens, as `shards.TokenStream`."""
-
-    tokens: int
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens [start, stop)."""
-
-
-class Text(typing.Protocol):
-    """Pretraining text: a data directory (`shards.DataDir`), or `FileText`."""
-
-    mixture: Mapping[str, float]
-    separator_id: int
-    sha256: str
-    verifier: Verifier  # of its files
-
-    def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> the number of its tokens in the split."""
-
-    def stream(self, source: str, split: str = "train") -> Stream:
-        """Returns a source's tokens."""
-
-    def token_bytes(self) -> np.ndarray:
-        """Returns the number of raw bytes of each id."""
-
-
 class FileText:
-    """Text files, encoded in memory: one source, `NAME`. What it has in common with a data directory: see `Text`."""
+    """Text files, encoded in memory: one source, `NAME`. What it has is named as in a data directory."""
 
     def __init__(self, tokenizer: Coder, train: np.ndarray, val: np.ndarray):
         self.mixture, self.separator_id = {NAME: 1.0}, tokenizer.separator_id
@@ -67,7 +34,7 @@ class FileText:
     def token_counts(self, split: str = "train") -> dict[str, int]:
         return {NAME: len(self._splits[split])}
 
-    def stream(self, source: str, split: str = "train") -> Stream:
+    def stream(self, source: str, split: str = "train") -> "_Held":
         assert source == NAME
         return _Held(self._splits[split])
 
@@ -85,16 +52,13 @@ class _Held:
         return self._ids_N[start:stop]
 
 
+Text = shards.DataDir | FileText
+
+
 def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:
-    """Opens pretraining text: a data directory, or a file, folder or glob of texts (.txt, .jsonl, .parquet).
+    """Opens a data directory, or text files (64 MB at most, `val_fraction` of the documents held out).
 
-    Of text files at most 64 MB are read. `val_fraction` of their documents, by a hash of their content, are held out.
-
-    Args:
-      text_key: the field that holds the text, in jsonl and parquet.
-
-    Raises:
-      ConfigError: there is no text, or the data directory is of another tokenizer.
+    Raises ConfigError if there is no text, or the data directory is of another tokenizer.
     """
     if (pathlib.Path(path) / MANIFEST).is_file():
         data = shards.open_data(path)
@@ -131,15 +95,7 @@ def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -
 
 
 class Pieces:
-    """Pieces of a text, in an order that the seed chooses; each source gives its share.
-
-    Args:
-      text: the pretraining text.
-      tokens: the length of each piece.
-      seed: the seed of the order.
-
-    Raises ConfigError if a source has not the tokens of one piece.
-    """
+    """Pieces of a text in an order by the seed, each source its share. Raises ConfigError if one has too few tokens."""
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens
@@ -157,18 +113,12 @@ class Pieces:
         return [rows.Segment(part, np.ones(len(part) - 1, np.float32)) for part in parts]
 
     def passes(self, pieces: int) -> dict[str, float]:
-        """Returns source -> how many times so many pieces go through it."""
         draws, counts = mixture.count_draws(self._plan.shares, pieces), self.text.token_counts()
         return {name: float(n) * self.tokens / counts[name] for name, n in zip(self._plan.names, draws, strict=True)}
 
 
 def piece_tokens(share: float, lengths: np.ndarray, counted: np.ndarray, seq_len: int, batch_size: int) -> int:
-    """Returns the length of pieces with which each batch has about one, or a whole row's if that is less than its share.
-
-    Args:
-      share: of the targets that count.
-      lengths, counted: of each example, the tokens that it takes and those that count.
-    """
+    """Returns the length of pieces with which each batch has about one, or a whole row's if that is less than its share."""
     density = counted.sum() / max(1, lengths.sum())
     a_batch = batch_size * seq_len * density * share / (1 - share)
     return int(min(seq_len, max(_LEAST, a_batch)))

@@ -1,11 +1,8 @@
-"""Decides which row is in which slot of which batch, and makes batches of rows.
+"""Decides which row is in which slot of which batch, makes batches of rows, and traces them back to documents.
 
-Slot b of batch n, from 0, is the global slot g = n * batch_size + b. A short repeating cycle maps g to a source and to the
-number k of the draw from that source. A permutation, which differs for each epoch, maps k to a row. Both take O(1) time.
-
-Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
-
-Shapes: B batch, T tokens, T1 = T + 1, K sources.
+A short repeating cycle maps global slot n * batch_size + b to a source and the number of its draw; a permutation an
+epoch maps that to a row, in O(1). Grain's `shuffle` adds the epoch to the seed: seed 0 epoch 1 would repeat seed 1
+epoch 0. Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
 
 import dataclasses
@@ -19,23 +16,35 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig
+from jaxlm.corpus.dedup.signatures import mix
 from jaxlm.data.batches.order import Order
 from jaxlm.data.shards import mixture as mixture_lib
-from jaxlm.data.shards.mixture import Final, Windows, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
+from jaxlm.data.shards.mixture import (
+    Final,
+    Windows,
+    count_draws,
+    cycle_ranks,
+    drawn_mixture,
+    mixture_cycle,
+    normalise_mixture,
+    rounding,
+)
 from jaxlm.data.shards.shards import SPLITS, DataDir, TokenStream
 from jaxlm.data.shards.verify import Entry
 
+# Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
+MOST_PASSES = 4
 _ROUNDS = 6
+_TOKENS_A_PAIR = 64
 _FIRST_ITEMS = 16  # whose shards are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
-    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses.
+    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses, in O(1) memory.
 
-    Takes O(1) memory for any n below 2**62, and does not depend on the version of any library. A six-round Feistel
-    network permutes all numbers of an even number of bits, the smallest that holds n. It is applied again to results of
-    n or above (cycle walking: Black and Rogaway 2002, format-preserving encryption).
+    A six-round Feistel network permutes the smallest even number of bits that holds n; it is applied again to results
+    of n or above (cycle walking: Black and Rogaway 2002).
     """
     if n <= 1:
         return np.zeros_like(positions)
@@ -47,7 +56,7 @@ def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
     while todo.size:
         left, right = images[todo] >> half, images[todo] & mask
         for round_key in round_keys:
-            left, right = right, left ^ (_mix(right + round_key) & mask)
+            left, right = right, left ^ (mix(right + round_key) & mask)
         images[todo] = (left << half) | right
         todo = todo[images[todo] >= n]
     return images.astype(np.int64)
@@ -58,47 +67,22 @@ def _round_keys(key: str) -> np.ndarray:
     return np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest(), "<u8").copy()
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele et al. 2014), wrapping on overflow."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 @dataclasses.dataclass(frozen=True)
 class RowPlan:
-    """The map from slots to rows; `plan_rows` makes it.
-
-    Attributes:
-      seed: the seed of the order of rows.
-      names: the names of the sources with a positive weight in one of the mixtures.
-      shares: the share of each source in the first mixture, from `normalise_mixture`.
-      row_counts: the number of rows of each source.
-      batch_size: the number of slots of a batch.
-      final_shares: the share of each source in the final mixture; () if there is none.
-      final_begins: the number of the last batch before the final mixture.
-    """
+    """The map from slots to rows; `plan_rows` makes it."""
 
     seed: int
-    names: tuple[str, ...]
-    shares: tuple[fractions.Fraction, ...]
-    row_counts: tuple[int, ...]
+    names: tuple[str, ...]  # sources with a weight in one of the mixtures
+    shares: tuple[fractions.Fraction, ...]  # in the first mixture
+    row_counts: tuple[int, ...]  # of each source
     batch_size: int
-    final_shares: tuple[fractions.Fraction, ...] = ()
-    final_begins: int = 0
+    final_shares: tuple[fractions.Fraction, ...] = ()  # () without a final mixture
+    final_begins: int = 0  # the last batch before the final mixture
 
     def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which rows are in these slots of the batch of this number, which counts from 0.
+        """Returns (source, epoch from 0, row) of these slots of a batch from 0, int64 each.
 
-        Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
-        mixture the draws of a source go on where those of the first mixture end.
-
-        Args:
-          slots: ints in [0, batch_size).
-
-        Returns:
-          (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
-          from 0, the row's index in the source.
+        Each epoch of a source has every row once. In the final mixture its draws go on where those of the first end.
         """
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
         if self.final_shares and number >= self.final_begins:
@@ -133,11 +117,9 @@ def plan_rows(
     passed_over: Windows = (),
     final: Final | None = None,
 ) -> RowPlan:
-    """Returns the row plan for sources with these numbers of training tokens.
+    """Returns the row plan. What is passed over may decide where a final mixture begins, and nothing else.
 
-    What is passed over may decide where a final mixture begins (see `Final`), and nothing else.
-
-    Raises ConfigError if a mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
+    Raises ConfigError if a mixture is wrong, or a source has fewer than `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
         raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
@@ -165,25 +147,15 @@ def plan_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Order):
-    """The order of a run that trains on all tokens of shards.
-
-    Attributes:
-      data: the open data directory.
-      mixture: source -> weight; a source that is absent has weight 0.
-      seed: the seed of the order of rows.
-      seq_len: T, the number of tokens in a row.
-      batch_size: B, the number of rows of the global batch.
-      passed_over: see `Order`.
-      final: the mixture of the last batches; None if `mixture` is that of all.
-    """
+    """The order of a run that trains on all tokens of shards."""
 
     data: DataDir
-    mixture: Mapping[str, float]
+    mixture: Mapping[str, float]  # source -> weight; absent: 0
     seed: int
-    seq_len: int
-    batch_size: int
+    seq_len: int  # T
+    batch_size: int  # B
     passed_over: Windows = ()
-    final: Final | None = None
+    final: Final | None = None  # the mixture of the last batches
 
     @functools.cached_property
     def plan(self) -> RowPlan:
@@ -194,7 +166,6 @@ class Rows(Order):
 
     @functools.cached_property
     def streams(self) -> list[TokenStream]:
-        """The tokens of each of the plan's sources."""
         return [self.data.stream(name) for name in self.plan.names]
 
     def made(self, number: int, rows: Sequence[int] | None) -> dict[str, np.ndarray]:
@@ -237,19 +208,10 @@ class Rows(Order):
 
 
 def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:
-    """Returns the batch of packed rows: inputs, targets, segments and positions.
+    """Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[B, T], and `weights` float32[B, T], ones.
 
-    The separator (EOS for our tokenizers) begins a document's segment, as `<|endoftext|>` does for GPT-2. So the last
-    token of a document predicts the separator that opens the next one, and a separator, which sees only itself, predicts
-    the first token of its document. No target is predicted from another document's tokens, and every target counts.
-
-    Args:
-      rows_BxT1: integer tokens, T + 1 of them a row.
-      separator_id: the id that begins each document.
-
-    Returns:
-      `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
-      float32[B, T], ones.
+    The separator begins a document's segment, as `<|endoftext|>` does for GPT-2: the last token of a document predicts
+    it, and it, which sees only itself, predicts the first token of its document.
     """
     rows_BxT1 = np.asarray(rows_BxT1).astype(np.int32, copy=False)
     tokens_BxT = np.ascontiguousarray(rows_BxT1[:, :-1])
@@ -266,36 +228,22 @@ def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray
     }
 
 
-class Segment(typing.NamedTuple):
-    """A text to be packed.
+def pairs_in_row(seq_len: int) -> int:
+    return max(1, seq_len // _TOKENS_A_PAIR)
 
-    Attributes:
-      ids: the token ids of the text.
-      weights: the weight of each token but the first, as a target.
-    """
+
+class Segment(typing.NamedTuple):
+    """A text to be packed."""
 
     ids: Sequence[int]
-    weights: Sequence[float]
+    weights: Sequence[float]  # of each token but the first, as a target
 
 
 def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Packs groups of texts into the rows of one batch. A group stays in one row, so that no microbatch splits it.
+    """Packs groups of texts into one batch. Returns (batch, the row of each group that fitted).
 
-    Each group goes to the first row with room, and its texts become neighbouring segments. (If all groups are pairs,
-    the pairs of a row are its segments 1 and 2, 3 and 4, ...) The first group that fits in no row ends the batch: the
-    caller begins the next batch with that group.
-
-    Args:
-      groups: the groups, each of one or more texts; every text has at least two tokens.
-      seq_len: T, the number of tokens in a row.
-      rows: B, the number of rows.
-
-    Returns:
-      (batch, the row of each group that fitted). The batch has the same arrays as one from `make_batch`. Padding is the
-      last segment of a row, with weight 0.
-
-    Raises:
-      ConfigError: a group is longer than a row, or a text has fewer than two tokens.
+    A group goes to the first row with room, so that no microbatch splits it. The first one that fits in no row ends the
+    batch. Padding is the last segment. Raises ConfigError if a group is longer than a row, or a text has one token.
     """
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
@@ -341,24 +289,15 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationBatch:
-    """A batch of held-out rows.
+    """A batch of held-out rows."""
 
-    Attributes:
-      batch: the dict that `make_batch` returns, with weight 0 on padding.
-      target_tokens: the number of targets with weight.
-      target_bytes: the number of raw UTF-8 bytes of those targets.
-    """
-
-    batch: dict[str, np.ndarray]
+    batch: dict[str, np.ndarray]  # of `make_batch`, with weight 0 on padding
     target_tokens: int
-    target_bytes: int
+    target_bytes: int  # of raw UTF-8
 
 
 def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) -> int:
-    """Returns how many of a source's held-out tokens an evaluation measures: those that begin in its first `eval.max_mb`.
-
-    A run that keeps `eval.older_batches` measures the targets of so many rows of `seq_len`.
-    """
+    """Returns how many held-out tokens an evaluation measures: the first `eval.max_mb`, or those of `older_batches`."""
     stream, length = data.stream(source, "val"), data.token_bytes()
     total = max(0, stream.tokens - 1)
     if config.older_batches:
@@ -378,16 +317,9 @@ def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) 
 def validation_rows(
     data: DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
 ) -> Iterator[ValidationBatch]:
-    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
+    """Yields a source's held-out tokens in order, each a target once but for the separator that opens the stream.
 
-    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
-    row is padded with the separator, at weight 0. Yields nothing if there is no target.
-    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
-
-    Args:
-      data: an open data directory.
-      source: the name of one of its sources.
-      targets: how many tokens, from the second on (see `count_targets`); None for all.
+    The last row is padded at weight 0. bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
     """
     stream, length = data.stream(source, "val"), data.token_bytes()
     targets = max(0, stream.tokens - 1) if targets is None else targets
@@ -402,3 +334,82 @@ def validation_rows(
         batch = {**make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
         counted = batch["targets"][weights_BxT > 0]
         yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))
+
+
+def passes(order: Rows, steps: int) -> dict[str, float]:
+    """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if a mixture is wrong."""
+    tokens, final = order.data.token_counts(), order.final
+    last = order.switch()
+    stretches = [(order.mixture, steps if last is None else min(steps, last))]
+    stretches += [(final.mixture, steps - stretches[0][1])] if final else []
+    times: dict[str, float] = {}
+    for mixture, length in stretches:
+        trained = length * order.batch_size * order.seq_len
+        for name, share in drawn_mixture(mixture, list(tokens)).items():
+            if tokens[name]:
+                times[name] = times.get(name, 0.0) + trained * float(share) / tokens[name]
+    return times
+
+
+def mixture_words(order: Rows, steps: int) -> str:
+    """Returns "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4" for a run of `steps`; "" with one mixture."""
+    if order.final is None:
+        return ""
+    names, last = list(order.data.token_counts()), order.switch()
+    first, final = (drawn_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
+    beyond = f" (this run ends at step {steps:,})" if last >= steps else ""
+    return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"
+
+
+def rounded(order: Rows) -> list[str]:
+    """Returns a line for each mixture of a run that draws a source with a share more than 1% off its weight."""
+    names, mixtures = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
+    return [line for line in (rounding(mixture, names) for mixture in mixtures) if line]
+
+
+def _shares(shares: Mapping[str, fractions.Fraction]) -> str:
+    return ", ".join(f"{name} {float(share):.3g}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedDocument:
+    """The part of a document that a row holds."""
+
+    doc_id: str
+    first_token: int  # from its separator, token 0 (in data of recipe version 2, from its text)
+    tokens: int
+    text: str  # the beginning
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedRow:
+    """A row of a batch."""
+
+    slot: int  # in the batch
+    source: str
+    epoch: int  # from 0
+    row: int  # its index i in the source: tokens i*T to (i+1)*T, both included
+    documents: tuple[TracedDocument, ...]
+
+
+def documents_of(order: Rows, step: int) -> list[str]:
+    traced = describe_batch(order, step - 1, snippet_chars=0)
+    return [document.doc_id for row in traced for document in row.documents]
+
+
+def describe_batch(order: Rows, item: int, snippet_chars: int = 200) -> list[TracedRow]:
+    """Returns the rows of the batch of step `item` + 1 with their documents. Needs no model and no state."""
+    data, seq_len, coder = order.data, order.seq_len, order.data.tokenizer()
+    located = order.plan.locate(order.batch_number(item + 1) - 1, np.arange(order.batch_size))
+    traced = []
+    for slot, (source, epoch, row) in enumerate(zip(*(array.tolist() for array in located), strict=True)):
+        name, start = order.plan.names[source], row * seq_len
+        stop = start + seq_len + 1
+        documents = []
+        for document in data.documents(name, "train", start, stop):
+            first, end = max(start, document.start), min(stop, document.start + document.tokens)
+            # No character takes more than four tokens, one for each of its bytes.
+            text = coder.decode(order.streams[source].read(first, min(end, first + 4 * snippet_chars)))
+            documents.append(TracedDocument(document.doc_id, first - document.start, end - first, text[:snippet_chars]))
+        traced.append(TracedRow(slot, name, epoch, row, tuple(documents)))
+    return traced

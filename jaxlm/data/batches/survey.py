@@ -1,6 +1,6 @@
-"""What is known of examples before training on them: how long they are, and what is wrong with them.
+"""Tells how long examples are and what is wrong with them, before training.
 
-A survey sees all examples once, while they are encoded. It changes none: what should go is for the user to say.
+It changes none: what goes is for the user to say.
 """
 
 import collections
@@ -20,9 +20,8 @@ from jaxlm.corpus.stages import registry
 from jaxlm.corpus.stages.decontaminate import Decontaminate
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.data.batches import encoded
-from jaxlm.data.chats import masks
+from jaxlm.data.batches.encoded import Masked
 from jaxlm.data.chats.examples import Example, Pair
-from jaxlm.data.chats.masks import Masked
 from jaxlm.data.chats.records import ASSISTANT, Messages
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host import files
@@ -49,12 +48,7 @@ class Finding:
 
 
 class Survey:
-    """Sees examples (`see` is what `coded.build` calls) and tells what they are like.
-
-    Args:
-      seq_len: the tokens of a row.
-      leaks: finds items of benchmarks in a text; None without benchmarks (see `leaks_of`).
-    """
+    """Sees examples (`see` is what `coded.build` calls) and tells what they are like."""
 
     def __init__(self, seq_len: int, leaks: Decontaminate | None = None):
         self._seq_len, self._leaks = seq_len, leaks
@@ -84,7 +78,7 @@ class Survey:
 
     def _lengths(self, one: Example, sides: Sequence[Masked]) -> None:
         for side in sides:
-            counts = side.kinds != masks.GIVEN
+            counts = side.kinds != encoded.GIVEN
             self._asked.append(int(counts.argmax()))
             self._said.append(int(np.count_nonzero(counts)))
         if self._asked[-1] >= self._seq_len:
@@ -149,14 +143,7 @@ class Survey:
 
 
 def leaks_of(benchmarks: str, prepare: PrepareConfig) -> Decontaminate | None:
-    """Returns what finds items of the benchmark files in a folder; None if `benchmarks` is "".
-
-    Args:
-      prepare: the section, for the settings of its stage `decontaminate`.
-
-    Raises:
-      ConfigError: the folder has no benchmark files, or one of an unknown layout.
-    """
+    """Returns what finds items of a folder's benchmark files; None for "". Raises ConfigError for an unknown layout."""
     if not benchmarks:
         return None
     asked = registry.typed_settings(registry.parse("decontaminate", prepare.stages, "prepare.stages"))
@@ -171,7 +158,7 @@ def shown(found: encoded.Coded, tokenizer: Coder, example: int = 0, most: int = 
     parts: list[tuple[str, bool]] = []
     names, raw = {i: piece for piece, i in tokenizer.controls.items()}, tokenizer.piece_bytes()
     for ids, kinds in found.segments(example):
-        for start, stop in _runs(kinds != masks.GIVEN):
+        for start, stop in _runs(kinds != encoded.GIVEN):
             text = b"".join(
                 names[i].encode() if i in names else raw[i] for i in ids[start:stop].tolist() if i < len(raw)
             )
@@ -181,7 +168,6 @@ def shown(found: encoded.Coded, tokenizer: Coder, example: int = 0, most: int = 
 
 
 def _runs(counts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first, behind the last) of each run of equal values."""
     yield from itertools.pairwise([0, *(np.flatnonzero(counts[1:] != counts[:-1]) + 1).tolist(), len(counts)])
 
 
@@ -190,7 +176,6 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _short(place: str) -> str:
-    """A place, or two of them, without the folders."""
     return " = ".join(pathlib.PurePath(part).name for part in place.split(" = "))
 
 

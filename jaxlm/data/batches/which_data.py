@@ -1,7 +1,4 @@
-"""Decides what data a command line means, and refuses data that can't be trained on, before anything is made.
-
-The command line calls it, so it imports no JAX.
-"""
+"""Decides what data a command line means, and refuses what can't be trained on, before anything is made. Imports no JAX."""
 
 import collections
 import os
@@ -22,17 +19,11 @@ _SHARED = ("data.sources", "data.path", "prepare.sources")
 
 
 def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: Sequence[str]) -> str:
-    """Lets a config train on finished data that the command line names; returns a line about it, "" if nothing changed.
+    """Changes a config so that it trains on finished data that the command line names; returns a line about it, or "".
 
-    `--config.data.dir=DIR` names the user's choice if DIR holds data or prepared documents that the config did not make.
-    Then they are used as they are, with their own sources and weights. A shipped config's size of the vocabulary and the
-    prompts of its samples, which are of its own text, give way. A recipe that made them and was changed since is refused
-    later, by `recipes.check_same`.
-
-    Args:
-      config: the config with the overrides; it is changed in place.
-      file: the config's file; None for the config of a run.
-      overrides: those of the command line, `KEY=VALUE`.
+    `--config.data.dir=DIR` names the user's choice if DIR holds data that the config did not make. It is used as it is,
+    with its own sources and weights; a shipped config's vocabulary and prompts give way. A changed recipe is refused
+    later.
     """
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
@@ -83,16 +74,7 @@ def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], sh
 
 
 def check(config: Config, word: str | None, overrides: Sequence[str], say: Callable[[str], None]) -> None:
-    """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first.
-
-    Makes nothing. Says what files of a folder are not read.
-
-    Args:
-      config: the config with the overrides.
-      word: the config, run or model as the command line names it; None if it names none.
-      overrides: those of the command line, `KEY=VALUE`.
-      say: called with each line.
-    """
+    """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first."""
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
             rl = config.program in ("ppo", "grpo")
@@ -146,7 +128,6 @@ def _is_shipped(file: pathlib.Path) -> bool:
 
 
 def _is_readme(folder: pathlib.Path) -> bool:
-    """True if the only texts in a folder are notes about it."""
     names = (name for _, _, names in os.walk(folder) for name in names if _suffix(name))
     return all(name.lower().startswith("readme.") for name in names)
 
@@ -190,10 +171,7 @@ def _is_plain(suffix: str) -> bool:
 
 
 def training(word: str, overrides: Sequence[str]) -> str:
-    """Returns the command that trains on the data of a config, as it is named on the command line.
-
-    A recipe in configs/data is of data alone; the first shipped config that trains in the same folder takes its place.
-    """
+    """Returns the command that trains on a config's data; for a recipe of data alone, with the first config that fits."""
     place = config_files.find(word)
     recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
     if place.path.resolve() in recipes:

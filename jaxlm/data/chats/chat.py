@@ -97,13 +97,7 @@ def speaks(tokenizer: Coder) -> bool:
 def grown(tokenizer: Coder, asked: str = "") -> Coder:
     """Returns a tokenizer that speaks: ours with the tokens of `TEMPLATE`, one from elsewhere with the template `asked`.
 
-    New tokens stand behind all other ids, which stay as they are.
-
-    Args:
-      asked: `examples.template`: "" for the template that the model has; a name of `TEMPLATES`; a file.
-
-    Raises:
-      ConfigError: the template can't be read, or does not suit the tokenizer.
+    Other ids stay as they are. Raises ConfigError if the template can't be read, or does not suit the tokenizer.
     """
     key = f"config.examples.template={asked}"
     if ours(tokenizer):
@@ -171,15 +165,10 @@ def _source(tokenizer: Coder) -> str:
 
 
 def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> str:
-    """Returns a conversation as text, in the model's template. `ids.conversation` makes ids of it.
+    """Returns a conversation as text, in the model's template; without `reply` its last message goes on.
 
-    Args:
-      messages: `role` and `content` of each, and what else the template reads. Control tokens that they spell get a `GUARD`.
-      reply: True to end with what opens the assistant's answer; False to end inside the last message, which goes on.
-      tools: the functions that the assistant may call, as JSON schemas; None for none.
-
-    Raises:
-      ConfigError: the model has no template, or it refuses these messages.
+    Control tokens that messages spell get a `GUARD`. Raises ConfigError if there is no template, or it refuses the
+    messages.
     """
     writer = Writer(tokenizer)
     if not reply:
@@ -200,41 +189,27 @@ class Span(typing.NamedTuple):
 
 
 class Written(typing.NamedTuple):
-    """A conversation in the model's template.
-
-    Attributes:
-      text: all of it.
-      spans: what the assistant says in it, and the control tokens that end that, in order.
-      begins: for each of the assistant's messages about where it begins, in characters.
-      otherwise: the answers that the text has in another way than the model is asked for them, since more follows.
-    """
+    """A conversation in the model's template."""
 
     text: str
-    spans: list[Span]
-    begins: list[int]
-    otherwise: tuple[int, ...] = ()
+    spans: list[Span]  # what the assistant says, and the control tokens that end that, in order
+    begins: list[int]  # about where each of the assistant's messages begins, in characters
+    otherwise: tuple[int, ...] = ()  # answers that the text has in another way than the model is asked for them
 
 
 class Probed(typing.NamedTuple):
-    """What opens an answer and which control token ends it; "" for nothing.
-
-    Attributes:
-      unsaid: what of the opening no written answer has.
-      behind: what is written behind an answer.
-    """
+    """What opens an answer and which control token ends it; "" for nothing."""
 
     opening: str = ""
     end: str = ""
-    unsaid: str = ""
-    behind: str = ""
+    unsaid: str = ""  # what of the opening no written answer has
+    behind: str = ""  # what is written behind an answer
 
 
 class Writer:
     """Writes whole conversations in a model's template, and says where the assistant speaks.
 
-    A template that names the day gets `dated`'s, or else the one on which it is asked.
-
-    Raises ConfigError if the model has no template, or one that can't be read.
+    A template that names the day gets `dated`'s, or else today. Raises ConfigError if it can't be read.
     """
 
     def __init__(self, tokenizer: Coder):
@@ -253,10 +228,7 @@ class Writer:
         return self._plain(messages=messages, tools=tools, documents=None, add_generation_prompt=reply, **self._named)
 
     def either(self, messages: Messages, write: Callable[[Messages], T]) -> T:
-        """Returns what `write` makes of messages as transformers hands them to a template, guarded (see `sound`).
-
-        Arguments of calls that are JSON as text are objects, as in vLLM; they stay text if the template refuses objects.
-        """
+        """Returns what `write` makes of guarded messages; arguments of calls are objects, text if that is refused."""
         called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
         if called != plain:
             with contextlib.suppress(ConfigError):
@@ -268,15 +240,8 @@ class Writer:
     ) -> Written:
         """Returns a conversation as text, and where in it stands what the model is to say.
 
-        That is what `{% generation %}` marks. For a template without that mark it is what writing an answer adds to the text
-        that the model is asked with, up to the control token that ends it; to the end of the text if none does.
-
-        Args:
-          trained: the assistant's messages that are to be learnt; None for all. Others' spans are returned too.
-          last: True to look for the last of these alone.
-
-        Raises:
-          ConfigError: the template refuses the messages, or does not begin an answer as it asks for it.
+        That is what `{% generation %}` marks; without that mark what an answer adds to the text that the model is asked
+        with, up to the control token that ends it. Raises ConfigError if the template refuses the messages.
         """
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self._marking is None:
@@ -383,7 +348,6 @@ class Writer:
 
 
 def _alike(first: str, second: str) -> int:
-    """How many characters two texts have in common, from the first one on."""
     most = min(len(first), len(second))
     return most if first[:most] == second[:most] else next(i for i in range(most) if first[i] != second[i])
 
@@ -469,10 +433,7 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 
 
 def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end an answer or a text: first the template's, EOS, others that a model names, what begins the next.
-
-    What was imported before 28 November 2026 keeps the ends of then: EOS, what begins a document, `END`.
-    """
+    """Returns the ids that end an answer or a text. What was imported before 28 November 2026 keeps those of then."""
     if ours(tokenizer) or not tokenizer.ends:
         every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
     else:
@@ -526,7 +487,6 @@ def answer_end(tokenizer: Coder) -> int | None:
 
 
 def end_id(tokenizer: Coder) -> int | None:
-    """Returns the id of the token that ends a message; None if the vocabulary has none."""
     return _id(tokenizer, END)
 
 

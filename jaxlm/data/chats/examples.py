@@ -26,21 +26,13 @@ from jaxlm.host.files import is_number
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """A conversation, which ends with what the assistant says.
+    """A conversation, which ends with what the assistant says."""
 
-    Attributes:
-      messages: its messages; one with `weight` 0 is given.
-      place: where it was read.
-      given: how many of the messages are given, from the first one on: the loss is on what the assistant says after them.
-      tools: the functions that the assistant may call, as JSON schemas; None for none.
-      last: True: of the answers that would be learnt the last alone is; all others are given.
-    """
-
-    messages: Messages
+    messages: Messages  # one with `weight` 0 is given
     place: Place
-    given: int = 0
-    tools: Sequence[typing.Any] | None = None
-    last: bool = False
+    given: int = 0  # so many, from the first one on, are not learnt
+    tools: Sequence[typing.Any] | None = None  # that the assistant may call, as JSON schemas
+    last: bool = False  # the last answer alone is learnt
 
     def trained(self) -> frozenset[int]:
         """Returns which messages are learnt, from 0: what the assistant says and is not given."""
@@ -67,25 +59,16 @@ def without(messages: Messages, key: str) -> Messages:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two ways in which a conversation goes on, of which the first is preferred.
+    """Two ways in which a conversation goes on, of which the first is preferred."""
 
-    Attributes:
-      prompt: the messages that both have in common; there may be none.
-      chosen, rejected: the messages after it; both end with what the assistant says.
-      margin: by how much the chosen one is better, as the data says it; 0 if it does not.
-      place: where it was read.
-      tools: the functions that the assistant may call, as JSON schemas; None for none.
-    """
-
-    prompt: Messages
+    prompt: Messages  # what both sides have in common; perhaps nothing
     chosen: Messages
     rejected: Messages
-    margin: float
+    margin: float  # by how much the chosen one is better, as the data says it
     place: Place
     tools: Sequence[typing.Any] | None = None
 
     def sides(self) -> tuple[Chat, Chat]:
-        """Returns (chosen, rejected) as conversations whose prompt is given."""
         given = (self.place, len(self.prompt), self.tools)
         return Chat(self.prompt + self.chosen, *given), Chat(self.prompt + self.rejected, *given)
 
@@ -95,17 +78,10 @@ Ask = Callable[[Row], tuple[Messages, dict[str, typing.Any]]]
 
 
 class Asked(typing.NamedTuple):
-    """What is to be answered.
+    """What is to be answered."""
 
-    Attributes:
-      messages: the chat; its last message is to be answered.
-      columns: the record's other columns.
-      place: where it was read.
-      tools: the functions that the answer may call, as JSON schemas; None for none.
-    """
-
-    messages: Messages
-    columns: dict[str, typing.Any]
+    messages: Messages  # the last one is to be answered
+    columns: dict[str, typing.Any]  # the record's others
     place: Place
     tools: Sequence[typing.Any] | None = None
 
@@ -113,18 +89,9 @@ class Asked(typing.NamedTuple):
 def read(
     path: str, form: str, pairs: bool, key: str = "data.path", notes: records.Notes | None = None
 ) -> Iterator[Example]:
-    """Yields the examples of a file, a folder of files or a glob, in the order of the files' names.
+    """Yields the examples of a file, a folder or a glob; `form` is a format, or "auto": by the keys of each record.
 
-    Args:
-      path: the path.
-      form: the format, or "auto": by the keys of each record.
-      pairs: True to yield `Pair`s; False for `Chat`s, which pairs become by their chosen side.
-      key: the config's key that names the path, for messages.
-      notes: where is noted what is left out and what is not read.
-
-    Raises:
-      ConfigError: there is no such file; no record is of a known format and can be trained on (the message begins with the
-        file and the line of the first); or records have keys that can't be read.
+    Raises ConfigError if there is no such file, no record can be trained on, or records have keys that can't be read.
     """
     if not path:
         raise ConfigError(f"{key} is empty: name a .jsonl, .json or .parquet file of examples, or a folder of them")
@@ -144,16 +111,10 @@ def read(
 def read_prompts(
     path: str, key: str = "data.path", notes: records.Notes | None = None, ask: Ask | None = None
 ) -> Iterator[Asked]:
-    """Yields what each record of a file, a folder or a glob asks.
+    """Yields what each record asks. Raises ConfigError as `read` does.
 
-    A record has `prompt`, a text or messages, or else `messages` or `conversations`, which stay among its columns; what the
-    assistant says at their end is left off. Pairs, and chats of the other formats, are asked what they answer: HH's transcripts
-    up to where both sides part.
-
-    Args:
-      ask: gives (messages, columns) of a record, for other records than these.
-
-    Raises ConfigError as `read` does.
+    A record has `prompt`, a text or messages, or `messages` or `conversations`, whose last answer is left off. Pairs,
+    and chats of other formats, are asked what they answer.
     """
 
     def asked(row: Row) -> Asked:

@@ -51,11 +51,7 @@ class Unfit(ValueError):
 
 
 class Notes:
-    """What is met while examples are read and encoded, and is to be said: keys that are not read, rows that are left out.
-
-    Args:
-      ignore: keys of records and messages that are read as if they were not there (`examples.ignore`).
-    """
+    """What is met while examples are read and encoded: keys that are not read, rows that are left out."""
 
     def __init__(self, ignore: Collection[str] = ()):
         self.ignore = frozenset(ignore)
@@ -105,20 +101,11 @@ def _rows(number: int) -> str:
 
 
 def _named(key: str) -> str:
-    """A key in a line of text."""
     return repr(key)[1:-1]
 
 
 class Row(dict[str, typing.Any]):
-    """A record without what it lacks (None) or what is ignored, which knows what of it is read.
-
-    Attributes:
-      columns: the record but for what is ignored.
-      place: where it stands.
-      ignore: the keys of messages that are ignored.
-      learns: False if it only asks.
-      noted: (kind, name) -> why, for `Notes.note`.
-    """
+    """A record without what it lacks (None) or what is ignored, which notes what of it is read; `columns` has all but that."""
 
     def __init__(self, record: Mapping[str, typing.Any], place: Place, ignore: frozenset[str]):
         self.columns = {key: value for key, value in record.items() if key not in ignore}
@@ -132,11 +119,9 @@ class Row(dict[str, typing.Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: typing.Any = None) -> typing.Any:
-        """See `dict.get`."""
         return self[key] if key in self else default  # noqa: SIM401
 
     def note(self, kind: str, name: str = "", why: str = "") -> None:
-        """Notes what it has, or why it can't be read."""
         self.noted.setdefault((kind, name), why)
 
     def listed(self, key: str, value: typing.Any, fits: Callable[[typing.Any], bool]) -> list[typing.Any] | None:

@@ -1,9 +1,7 @@
-"""Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes, writes.
+"""Makes a data directory from sources: holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
-Reads every source once, into an external shuffle beside the result, and then reads from the shuffle. Memory does not
-grow with the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. The
-shuffle takes as much disk as the text while the build runs. The bytes of all files depend only on the texts and the
-settings.
+Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds the text
+once more. The bytes of all files depend only on the texts and the settings.
 """
 
 import dataclasses
@@ -13,6 +11,7 @@ import io
 import os
 import pathlib
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -21,17 +20,110 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.corpus.sources.plain import iterate_documents, source_signature
+from jaxlm.corpus.sources.units import iterate_documents, source_signature
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import shards, vocabulary
 from jaxlm.data.shards.mixture import normalise_mixture
-from jaxlm.data.shards.shuffle import Shuffle
 from jaxlm.data.tokenizer import coder as coders
 from jaxlm.data.tokenizer import ids as ids_lib
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ours import train_tokenizer
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
+
+_BITS = 6  # 64 buckets a level
+_HEADER = struct.Struct("<QQII")  # order, content hash, bytes of the id, bytes of the text
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: int) -> int:
+    """The finaliser of splitmix64 (Steele et al. 2014). It is one to one, so that no two positions have the same order."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+class Shuffle:
+    """Yields documents in a random order, which `key` decides. Beyond `memory_bytes` of text they are on disk."""
+
+    def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
+        self._folder, self._memory, self._level = folder, memory_bytes, level
+        self._start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+        self._buckets = [bytearray() for _ in range(1 << _BITS)]
+        self._on_disk = [0] * (1 << _BITS)
+        self._held = 0
+        self.documents = 0
+
+    def __len__(self) -> int:
+        return self.documents
+
+    def add(self, doc_id: str, text: str, content_hash: int) -> None:
+        """Adds a document to the shuffle. `content_hash` (uint64) comes out with the document later."""
+        raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
+        order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
+        self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)
+
+    def _put(self, order: int, record: bytes) -> None:
+        bucket = order >> (64 - _BITS * (self._level + 1)) & ((1 << _BITS) - 1)
+        self._buckets[bucket] += record
+        self._held += len(record)
+        self.documents += 1
+        if self._held > self._memory:
+            self._spill()
+
+    def _spill(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for i, bucket in enumerate(self._buckets):
+            if bucket:
+                with open(self._folder / f"{i:02d}", "ab") as file:
+                    file.write(bucket)
+                self._on_disk[i] += len(bucket)
+                self._buckets[i] = bytearray()
+        self._held = 0
+
+    def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
+        """Yields (doc_id, text in UTF-8, content hash) of every document, in the random order."""
+        if any(self._on_disk):
+            self._spill()  # the memory is for the bucket that is read
+        for i, held in enumerate(self._buckets):
+            if self._on_disk[i] > self._memory and _BITS * (self._level + 2) <= 64:
+                yield from self._split(i)
+            elif self._on_disk[i]:
+                yield from _in_order((self._folder / f"{i:02d}").read_bytes())
+            else:
+                yield from _in_order(held)
+
+    def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
+        """Yields a bucket larger than the memory, in order, after splitting it by the next bits of the orders."""
+        inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
+        try:
+            with open(self._folder / f"{bucket:02d}", "rb") as file:
+                while head := file.read(_HEADER.size):
+                    order, _, id_bytes, text_bytes = _HEADER.unpack(head)
+                    inner._put(order, head + file.read(id_bytes + text_bytes))
+            yield from inner
+        finally:
+            inner.close()
+
+    def close(self) -> None:
+        self._buckets = [bytearray() for _ in self._buckets]
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _in_order(records: bytes | bytearray) -> Iterator[tuple[str, bytes, int]]:
+    places, at = [], 0
+    while at < len(records):
+        order, content_hash, id_bytes, text_bytes = _HEADER.unpack_from(records, at)
+        at += _HEADER.size
+        places.append((order, at, id_bytes, text_bytes, content_hash))
+        at += id_bytes + text_bytes
+    places.sort()
+    view = memoryview(records)
+    for _, start, id_bytes, text_bytes, content_hash in places:
+        middle = start + id_bytes
+        yield bytes(view[start:middle]).decode(), bytes(view[middle : middle + text_bytes]), content_hash
+    view.release()
+
 
 _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
@@ -44,51 +136,28 @@ Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A source of texts to train on.
-
-    Attributes:
-      name: the source's name, also that of its folders in the data directory.
-      spec: the source's path, as `jaxlm.corpus.sources` reads it.
-      weight: the source's weight in the mixture.
-      text_key: the field of a record that holds the text.
-    """
+    """A source of texts to train on."""
 
     name: str
-    spec: str
+    spec: str  # its path, as `jaxlm.corpus.sources` reads it
     weight: float
     text_key: str = "text"
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildSettings:
-    """Settings that decide the content of a data directory.
+    """Settings that decide the content of a data directory."""
 
-    Attributes:
-      vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True; 0 = what the data has, or
-        else `vocabulary.choose` of the text.
-      chat_tokens: True to add the ChatML tokens to the vocabulary.
-      seed: the seed of the order of documents and of the choice of held-out documents; -1 = what the data has, or else 0.
-      val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
-        chooses them, so that exact duplicates are all held out or all trained on.
-      tokenizer_path: a tokenizer to use instead of training one (`coder.load`); its size must be `vocab_size` if that is set.
-      tokenizer_model: the kind of tokenizer to train, bpe or unigram.
-      tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
-      block_tokens: the number of tokens in a record.
-      shard_blocks: the number of records in a file.
-      max_source_bytes: the most bytes of text to take from each source; None for all.
-      tfds_dir: the `data_dir` of TFDS.
-    """
-
-    vocab_size: int
+    vocab_size: int  # with the five ChatML tokens of `chat_tokens`; 0: the data's, or `vocabulary.choose`
     chat_tokens: bool
-    seed: int = 0
-    val_fraction: float = 0.01
-    tokenizer_path: str | None = None
-    tokenizer_model: str = "bpe"
-    tokenizer_sample_bytes: int = 64 << 20
-    block_tokens: int = 8192
-    shard_blocks: int = 8192
-    max_source_bytes: int | None = None
+    seed: int = 0  # -1: the data's, or 0
+    val_fraction: float = 0.01  # of each source's documents, by a hash of the content: copies stay together
+    tokenizer_path: str | None = None  # in place of training one
+    tokenizer_model: str = "bpe"  # bpe or unigram
+    tokenizer_sample_bytes: int = 64 << 20  # taken from the sources by weight
+    block_tokens: int = 8192  # in a record
+    shard_blocks: int = 8192  # records in a file
+    max_source_bytes: int | None = None  # of text
     tfds_dir: str | None = None
 
 
@@ -101,18 +170,10 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Say = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
+    """Makes a data directory and opens it; only opens it if the same recipe made it.
 
-    Args:
-      path: the directory. Other files in it are left alone.
-      source_list: the sources, each with its own name. Their weights may change later without a rebuild.
-      settings: the settings of the build.
-      read: yields the (doc_id, text) of a source and fills its stats. Default: `iterate_documents`.
-      recipe_extra: more of what decides the content, for the recipe (settings of `read`, ...).
-      log: called with each line of progress.
-
-    Raises:
-      ConfigError: settings or sources are wrong, or another recipe made the data, or another process is making it.
+    `read` yields the (doc_id, text) of a source and fills its stats. Raises ConfigError if settings are wrong, another
+    recipe made the data, or another process is making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)
@@ -216,10 +277,7 @@ def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> 
 
 
 class _Documents:
-    """The documents of one source in shuffled order, each held out or not by a hash of its content.
-
-    Reads the source once.
-    """
+    """One source's documents in shuffled order, each held out or not by a hash of its content."""
 
     def __init__(
         self,

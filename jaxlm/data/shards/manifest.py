@@ -18,7 +18,6 @@ _Leaf, _TEXT, _whole = files.Leaf, files.TEXT, files.whole
 
 
 def _inside(path: typing.Any) -> bool:
-    """True for a path that stays in the data directory."""
     parts = pathlib.PurePosixPath(path).parts if isinstance(path, str) and "\0" not in path else ()
     return bool(parts) and parts[0] != "/" and ".." not in parts
 
@@ -56,12 +55,7 @@ _SHAPE = {
 
 
 def read(root: pathlib.Path) -> tuple[dict, str]:
-    """Returns (the manifest of a data directory, its sha256 without HELD_OUT).
-
-    Raises:
-      ConfigError: there is none, or it is damaged, or it has another format.
-      RunError: it can't be read.
-    """
+    """Returns (the manifest, its sha256 without HELD_OUT). Raises ConfigError if it is damaged; RunError if unreadable."""
     path = root / MANIFEST
     try:
         content = path.read_bytes()

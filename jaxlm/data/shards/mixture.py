@@ -1,12 +1,7 @@
 """Decides from which source each row is, and which batches a run passes over. Pure functions.
 
-A short repeating cycle maps slots to sources. A run may have two mixtures, one after the other: the final one begins after a
-fixed batch, and the draws of each source go on where the first one left them.
-
 Grain's `MapDataset.mix` does not serve: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
-weight of zero.
-
-Shapes: C slots of a cycle, K sources.
+weight of zero. Shapes: C slots of a cycle, K sources.
 """
 
 import bisect
@@ -27,11 +22,7 @@ Windows = tuple[tuple[int, int], ...]  # of batch numbers from 1: (first, last),
 
 
 def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. The shares sum to one.
-
-    Weights are read as decimals (0.87 is 87/100). Raises ConfigError if a source is unknown, a weight is negative or not
-    finite, or no weight is positive.
-    """
+    """Returns source -> exact share of those with a positive weight, read as a decimal (0.87 is 87/100). Raises ConfigError."""
     for name, weight in mixture.items():
         if name not in names:
             raise ConfigError(f"mixture names source '{name}', but the data has {', '.join(sorted(names))}")
@@ -67,10 +58,7 @@ def rounding(mixture: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
-    """Returns name -> weight in the mixture, for all `names`: the weights in the config, or 1 for each if it has none.
-
-    Raises ConfigError if the config lists some sources, but not all of `names`.
-    """
+    """Returns name -> weight in the config, or 1 for each if it has none. Raises ConfigError if it lacks one of `names`."""
     if not listed:
         return {name: 1.0 for name in names}
     if missing := [name for name in names if name not in listed]:
@@ -83,13 +71,11 @@ def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: 
 
 @functools.lru_cache(maxsize=64)
 def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
-    """Returns one period of the mixture, int32[C]: the source of each slot. The period is repeated for ever.
+    """Returns one period of the mixture, int32[C]: the source of each slot.
 
-    After any number of slots, the draws of each source differ from its share of the cycle by less than 1. To achieve that,
-    each draw has a first slot and a deadline, and among the draws that may start, the one with the earliest deadline
-    goes first (Tijdeman 1980, the chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common
-    denominator of the shares. If that exceeds 65,536, the shares are rounded to 65,536ths, none to 0: so after n slots a
-    source is up to n / 65,536 further from its exact share, and the largest by as much again for each that 0 was next to.
+    After any number of slots, the draws of a source differ from its share of the cycle by less than 1: each draw has a
+    first slot and a deadline, and the earliest deadline goes first (Tijdeman 1980; Baruah et al. 1996, Pfair
+    scheduling). C is the common denominator of the shares, or 65,536: they are then rounded, none to 0.
     """
     cycle = math.lcm(*(share.denominator for share in shares))
     counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)
@@ -137,10 +123,7 @@ def count_draws(shares: tuple[fractions.Fraction, ...], slots: int) -> np.ndarra
 
 
 def merge_windows(windows: Iterable[Sequence[int]]) -> Windows:
-    """Returns the same batch numbers as sorted windows that neither overlap nor touch.
-
-    Raises ConfigError if one is no pair of whole numbers with 1 <= first <= last.
-    """
+    """Returns the windows sorted, none overlapping or touching. Raises ConfigError if one is no pair of whole numbers."""
     merged: list[tuple[int, int]] = []
     for window in sorted(map(_window, windows)):
         if merged and window[0] <= merged[-1][1] + 1:
@@ -161,10 +144,7 @@ def _window(given: Sequence[int]) -> tuple[int, int]:
 
 
 def batch_number(step: int, passed_over: Windows) -> int:
-    """Returns the number of the batch of a step, both from 1: the `step`-th number that is in no window.
-
-    Takes O(log n) time. The windows are from `merge_windows`.
-    """
+    """Returns the number of a step's batch, both from 1: the `step`-th number that is in no window, in O(log n)."""
     before, skipped = _skips(passed_over)
     return step + skipped[bisect.bisect_left(before, step)]
 
@@ -184,42 +164,26 @@ def _skips(windows: Windows) -> tuple[list[int], list[int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Final:
-    """The mixture of a run's last batches, `data.final`.
+    """The mixture of a run's last batches, `data.final`: the last `share` of the steps, or from a branch on.
 
-    It begins with the last `share` of the steps, or with a branch, if that is earlier. Batches that are passed over do not
-    move it: counted by number, its first batch stays the same, so that no batch changes when a run is rolled back.
-
-    Attributes:
-      mixture: source -> weight; a source that is absent has weight 0.
-      share: the share of `steps`; 0 if it begins with a branch alone.
-      steps: the steps that the learning rate's schedule is made for.
-      branch: the step after which the branch begins; 0 = there is none.
+    Batches that are passed over do not move it: counted by number, its first batch stays the same after a rollback.
     """
 
-    mixture: Mapping[str, float]
-    share: float
-    steps: int
-    branch: int = 0
+    mixture: Mapping[str, float]  # source -> weight; absent: 0
+    share: float  # of `steps`; 0 if it begins with a branch alone
+    steps: int  # that the learning rate's schedule is made for
+    branch: int = 0  # the step after which it begins; 0: there is none
 
     def fingerprint(self, names: Sequence[str]) -> dict[str, str]:
-        """Returns what decides its batches as strings, for the fingerprint of the run's order.
-
-        Args:
-          names: all sources of the data.
-        """
+        """Returns what decides its batches as strings, for the fingerprint of the run's order."""
         shares = normalise_mixture(self.mixture, names)
         return {"final": words(shares), "final_share": f"{self.share:g}"} | self._ends()
 
     def begins(self, passed_over: Windows = ()) -> int:
-        """Returns the number of the last batch before it, from 1; 0 if it has all of them.
-
-        Args:
-          passed_over: the batches that no step trains on, from `merge_windows`.
-        """
+        """Returns the number of the last batch before it, from 1; 0 if it has all of them."""
         return int(begins(self._ends(), passed_over))
 
     def switch(self, passed_over: Windows = ()) -> int:
-        """Returns the last step before it; for the argument see `begins`."""
         return step_of(self.begins(passed_over), passed_over)
 
     def _ends(self) -> dict[str, str]:
@@ -245,5 +209,4 @@ def begins(fingerprint: Mapping[str, str], passed_over: Windows = ()) -> float:
 
 
 def words(shares: Mapping[str, fractions.Fraction]) -> str:
-    """Returns exact shares as text, for a fingerprint."""
     return ", ".join(f"{name} {share}" for name, share in shares.items())

@@ -1,13 +1,10 @@
-"""Finds texts of a model in the training data: how much of what it wrote stands there word for word.
-
-Compares ids of tokens, since that is what the model learned. Runs shorter than `SEED` tokens are not looked for: any text
-shares those with any other.
-"""
+"""Finds texts of a model in the training data, by ids: runs of `SEED` tokens or more that stand there word for word."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxlm.corpus.dedup.signatures import ngram_hashes
 from jaxlm.data.shards.shards import DataDir
 
 SEED = 8  # tokens of the shortest run that is found
@@ -19,15 +16,10 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def runs(
     data: DataDir, texts: Sequence[Sequence[int]], most: int = 0, tell: Callable[[int], None] = lambda done: None
 ) -> list[np.ndarray]:
-    """Returns for each token of each text how long the longest run is that begins there and stands in the training data.
+    """Returns for each token the length of the longest run that begins there and is in the training data, int32[tokens].
 
-    Args:
-      texts: ids; those that end a document should not be among them, since then no run goes from one document to another.
-      most: tokens of the training data to read, of each source in proportion; 0 for all.
-      tell: called with the number of tokens read so far.
-
-    Returns:
-      int32[tokens] for each text; 0 where a run is shorter than `SEED`.
+    Of a run under `SEED` 0. `texts` are ids without ends of documents; `most` tokens are read, of each source in
+    proportion.
     """
     search = Found(texts)
     counts, done = data.token_counts(), 0
@@ -44,12 +36,7 @@ def runs(
 
 
 class Found:
-    """Looks for runs of some texts in pieces of other text.
-
-    Attributes:
-      runs: as the function of this name returns them, for the pieces so far.
-      longest: how many tokens the longest text has.
-    """
+    """Looks for runs of some texts in pieces of other text; `runs` has those so far."""
 
     def __init__(self, texts: Sequence[Sequence[int]]):
         self._texts = [np.asarray(text, np.int64) for text in texts]
@@ -106,13 +93,7 @@ def share(runs_T: np.ndarray, least: int) -> float:
 
 def _hashes(ids: np.ndarray) -> np.ndarray:
     """Returns a hash of the SEED tokens from each place on, uint64[tokens - SEED + 1]."""
-    if len(ids) < SEED:
-        return np.empty(0, np.uint64)
-    hashes, width, factor = np.asarray(ids).astype(np.uint64) + np.uint64(1), 1, _MIX
-    while width < SEED:
-        hashes = hashes[:-width] * factor + hashes[width:]
-        width, factor = 2 * width, np.multiply(factor, factor)
-    return hashes
+    return ngram_hashes(np.asarray(ids).astype(np.uint64) + np.uint64(1), [SEED])[0]
 
 
 def _slots(hashes: np.ndarray) -> np.ndarray:

@@ -1,12 +1,8 @@
 """The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source has one stream of tokens for each split: shuffled documents, each opened by the tokenizer's separator (EOS for
-ours; `ids.training_documents` puts it there). Data of recipe version 2 has EOS behind each document instead: the same
-stream but for its two ends, and read the same way. The stream is cut into
-records of `block_tokens` tokens (the last record may be shorter; it is never padded). Records are in ArrayRecord files
-with group_size:1, so that reading a range of tokens reads only the records that hold it. `documents.parquet` beside
-them says where each document starts. manifest.json names every file with its size and sha256. It is written last: a
-directory without it is not a data directory.
+A source has a stream a split: shuffled documents, each opened by the separator (in recipe version 2: EOS behind each),
+cut into records of `block_tokens` in ArrayRecord files. manifest.json, written last, names every file with its size and
+sha256.
 """
 
 import bisect
@@ -18,6 +14,7 @@ import itertools
 import json
 import os
 import pathlib
+import types
 from collections.abc import Iterable
 
 import numpy as np
@@ -26,13 +23,13 @@ import pyarrow.parquet as pq
 from array_record.python import array_record_data_source, array_record_module
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.documents import TableWriter
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards.manifest import MANIFEST, SPLITS
 from jaxlm.data.shards.verify import Verifier, file_sha256
 from jaxlm.data.tokenizer import coder as coders
 from jaxlm.host import files
 
-TOKENIZER = coders.MODEL
 TOKEN_BYTES = "token_bytes.npy"
 DOCUMENTS = "documents.parquet"
 # zstd takes 38% off 16-bit tokens; random reads run at 138M tokens/s a core instead of 230M, far beyond any need.
@@ -60,16 +57,11 @@ class StreamWriter:
         self._tokens = self._bytes = self._documents = 0
         self._starts: list[int] = []
         self._index_tmp = self._folder / (DOCUMENTS + ".tmp")
-        self._index = pq.ParquetWriter(self._index_tmp, _INDEX_SCHEMA, compression="zstd")
-        self._index_rows: dict[str, list] = {name: [] for name in _INDEX_SCHEMA.names}
+        self._index = TableWriter(self._index_tmp, _INDEX_SCHEMA, _INDEX_GROUP)
 
     def add(self, doc_id: str, ids: np.ndarray, n_bytes: int) -> None:
         """Appends a document: its ids from `ids.training_documents`, int[n], and the number of bytes of its text."""
-        entry = (self._tokens, len(ids), n_bytes, doc_id)
-        for name, value in zip(_INDEX_SCHEMA.names, entry, strict=True):
-            self._index_rows[name].append(value)
-        if len(self._index_rows["start"]) == _INDEX_GROUP:
-            self._flush_index()
+        self._index.add((self._tokens, len(ids), n_bytes, doc_id))
         self._starts.append(self._tokens)
         self._pending.append(np.asarray(ids, self._dtype))
         self._pending_tokens += len(ids)
@@ -78,10 +70,6 @@ class StreamWriter:
         self._documents += 1
         if self._pending_tokens >= self._block_tokens:
             self._flush_blocks(last=False)
-
-    def _flush_index(self) -> None:
-        self._index.write_table(pa.table(self._index_rows, schema=_INDEX_SCHEMA), row_group_size=_INDEX_GROUP)
-        self._index_rows = {name: [] for name in _INDEX_SCHEMA.names}
 
     def _flush_blocks(self, last: bool) -> None:
         tokens = np.concatenate(self._pending) if self._pending else np.empty(0, self._dtype)
@@ -123,7 +111,6 @@ class StreamWriter:
         """Closes everything and returns the split's entry for the manifest."""
         self._flush_blocks(last=True)
         self._close_shard()
-        self._flush_index()
         self._index.close()
         index = self._folder / DOCUMENTS
         files.settle(self._index_tmp, index)
@@ -144,16 +131,6 @@ def token_dtype(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shard:
-    """A whole file, in the form that ArrayRecordDataSource takes without opening the file first."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
-
-
 class TokenStream:
     """Reads one split of one source at any place. Thread-safe."""
 
@@ -169,16 +146,19 @@ class TokenStream:
 
     def _open(self) -> None:
         """Sets the reader of records. A reader that failed once fails for ever, so a new try needs a new one."""
-        shards = [_Shard(str(self._root / s["file"]), 0, s["records"], s["records"]) for s in self._shards]
+        # In this form ArrayRecordDataSource takes a whole file without opening it first.
+        shards = [
+            types.SimpleNamespace(
+                filename=str(self._root / s["file"]), skip=0, take=s["records"], examples_in_shard=s["records"]
+            )
+            for s in self._shards
+        ]
         self._records = array_record_data_source.ArrayRecordDataSource(shards) if shards else None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens [start, stop) in the stored type. Tries a read that fails three times, since networks have hiccups.
+        """Returns tokens [start, stop) in the stored type.
 
-        Raises:
-          IndexError: the range is not within the stream.
-          RunError: a file can't be read.
-          DamagedData: a file is not the one that the manifest names.
+        Raises IndexError beyond the stream; RunError if a file can't be read; DamagedData if it is not the manifest's.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
@@ -191,7 +171,6 @@ class TokenStream:
         return tokens[start - offset : stop - offset]
 
     def shard(self, token: int) -> dict:
-        """Returns the manifest's entry of the shard that holds this token."""
         return self._shards[bisect.bisect_right(self._ends, token // self._block_tokens)]
 
     def _block(self, i: int) -> np.ndarray:
@@ -223,12 +202,7 @@ class Document:
 
 
 class DataDir:
-    """An opened data directory; `open_data` makes it.
-
-    Attributes:
-      eos_id: the id that ends a text.
-      separator_id: the id that begins each document (see `Tokenizer`), by which rows are cut into segments.
-    """
+    """An opened data directory. `separator_id` begins each document; by it rows are cut into segments."""
 
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
         self.path, self.manifest, self.sha256 = path, manifest, sha256
@@ -240,7 +214,6 @@ class DataDir:
         self.verifier = Verifier(path)
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> the number of its tokens in the split."""
         return {name: self.entry(name, split)["tokens"] for name in self.sources}
 
     def entry(self, source: str, split: str) -> dict:
@@ -268,10 +241,7 @@ class DataDir:
         return coders.read({name: self._content(name) for name in names}, self.path)
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the number of raw bytes of each id, int32[vocab_size]; 0 for control tokens.
-
-        Raises DamagedData if its file is not the one in the manifest.
-        """
+        """Returns the raw bytes of each id, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
         lengths = np.load(io.BytesIO(self._content(TOKEN_BYTES)))
         if lengths.shape != (self.vocab_size,):
             raise ConfigError(
@@ -290,12 +260,7 @@ class DataDir:
         return self.verifier.content(entry)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
-        """Returns the documents that tokens [start, stop) belong to, in order.
-
-        Reads only the row groups of the index that list them, but verifies the whole file at the first call.
-
-        Raises DamagedData if the index is not the one in the manifest.
-        """
+        """Returns the documents that tokens [start, stop) belong to. Verifies the index first, or raises DamagedData."""
         entry = self.entry(source, split)["index"]
         self.verifier.first_read(entry, always=True)
         index = pq.ParquetFile(self.path / entry["file"])
@@ -310,10 +275,7 @@ class DataDir:
         return documents
 
     def held_out_texts(self) -> dict[str, str]:
-        """Returns source -> the sha256 of its held-out text, as `manifest.add_text` has it; "" if tokens don't give it back.
-
-        It is in the manifest. Of data by an older version it is computed once, and kept beside the manifest.
-        """
+        """Returns source -> the sha256 of its held-out text; of older data it is computed once and kept beside the manifest."""
         if manifests.HELD_OUT in self.manifest:
             return self.manifest[manifests.HELD_OUT]
         path = self.path / f"{manifests.HELD_OUT}.json"
@@ -346,14 +308,10 @@ class DataDir:
 
 
 def open_data(path: str | os.PathLike) -> DataDir:
-    """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an empty one.
+    """Opens a data directory. Checks sizes and numbers of records: a truncated ArrayRecord opens as an empty one.
 
-    Verifies the tokenizer and the lengths of its tokens. `TokenStream` and the loader verify the shards.
-
-    Raises:
-      ConfigError: the manifest is missing or damaged or has another format.
-      DamagedData: a file is missing or differs from the manifest in its size or number of records.
-      RunError: a file can't be read.
+    Raises ConfigError if the manifest is missing or damaged; DamagedData if a file differs from it; RunError if one
+    can't be read.
     """
     root = pathlib.Path(path)
     data = DataDir(root, *manifests.read(root))

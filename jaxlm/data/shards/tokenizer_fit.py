@@ -1,7 +1,6 @@
-"""Measures how well a tokenizer fits its text, by source: bytes a token, tokens a word, fallback to bytes, white space.
+"""Measures how well a tokenizer fits its text, by source. Fertility (tokens a word) is that of Rust et al. 2021.
 
-Fertility (tokens a word) is that of Rust et al. 2021. A sweep of vocabulary sizes compares the tokens that a larger
-vocabulary saves with the parameters that it costs (Tao et al. 2024: larger models want larger vocabularies).
+A sweep compares the tokens that a larger vocabulary saves with the parameters that it costs (Tao et al. 2024).
 """
 
 import re
@@ -76,12 +75,7 @@ def _kinds(tokenizer: Coder) -> dict[str, np.ndarray]:
 
 
 def traits(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns name -> value for the properties of the tokenizer that do not depend on a text.
-
-    `tokens_of_2024`: the number of tokens of "2024"; `indent_4`, `indent_8`, `tab`: the number of tokens that such an
-    indent adds to a line of code; `newline`, `blank_line`: the number of tokens of one and of two newlines;
-    `vocab_size`; `byte_pieces`: the number of byte pieces (256 if decoding can return every text).
-    """
+    """Returns what does not depend on a text: the number of tokens of "2024", and those that indents and newlines add."""
 
     def extra(indent: str) -> int:
         return len(tokenizer.encode(f"{indent}return value")) - len(tokenizer.encode("return value"))
@@ -99,20 +93,13 @@ def traits(tokenizer: Coder) -> dict[str, typing.Any]:
 
 
 def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer for general prose on the embedded corpus (see `embedded`), as a reference. Takes seconds.
-
-    Raises:
-      ConfigError: the embedded corpus is too small for `vocab_size`.
-    """
+    """Trains a tokenizer on the embedded prose, as a reference, in seconds. Raises ConfigError if that is too small."""
     texts = (text for _, text in embedded.iterate_embedded("prose"))
     return train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=chat_tokens, model_type=model_type)
 
 
 def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str = "val") -> tuple[list[str], int]:
-    """Returns about `max_bytes` of a source's documents, decoded, and the number whose length differs from the original.
-
-    Takes whole documents in their shuffled order, and always the first, however long it is.
-    """
+    """Returns (about `max_bytes` of whole documents, decoded, at least one; how many differ in length from the original)."""
     stream, coder = data.stream(source, split), data.tokenizer()
     texts, lossy, left = [], 0, max_bytes
     stop = min(stream.tokens, max(max_bytes, 1))  # a token is a byte at least
@@ -127,11 +114,9 @@ def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str 
 
 
 def report(data: DataDir, reference: Coder | None = None, max_bytes: int = 1_000_000) -> dict[str, typing.Any]:
-    """Measures a data directory's tokenizer on its held-out text. Returns a dict:
+    """Measures a data directory's tokenizer on its held-out text: `fit` of each source, and `traits`.
 
-    `traits`: the dict that `traits` returns; `sources`: the rows that `fit` returns, but with `unused_pieces` measured
-    on the source's first 16 million training tokens; `pieces`: the number of pieces; `unused_pieces`: the number of
-    pieces that no source uses.
+    `unused_pieces` are those of the first 16 million training tokens of each source, and those that no source uses.
     """
     samples = {source: held_out(data, source, max_bytes) for source in data.sources}
     coder = data.tokenizer()
@@ -159,15 +144,10 @@ def sweep(
     chat_tokens: bool = False,
     corpus_bytes: int | None = None,
 ) -> list[dict[str, typing.Any]]:
-    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others. Returns a row for each size:
+    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others: a row for each.
 
-    - `bytes_per_token`;
-    - `parameters` of the embedding, and of the head unless `tied`; rows are padded to 128 as in the model;
-    - `tokens` of the whole corpus of `corpus_bytes` bytes; if that is None, `tokens_per_gb`;
-    - `train_s`: seconds of training.
-
-    Raises:
-      ConfigError: there is too little text, in all or for one of the sizes.
+    `parameters` are those of the embedding, and of the head unless `tied`. Raises ConfigError if there is too little
+    text.
     """
     texts = list(texts)
     if len(texts) < 2:

@@ -1,8 +1,4 @@
-"""Compares the files of a data directory with the sha256s of its manifest, and knows which file is being read.
-
-ArrayRecord itself checks each record that it reads. The sha256 also finds a file that was exchanged, flips in files of other
-formats, and damage in records that nobody has read yet.
-"""
+"""Compares the files of a data directory with the sha256s of its manifest, and knows which file is being read."""
 
 import contextlib
 import hashlib
@@ -44,11 +40,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 class Verifier:
-    """Verifies each file of one data directory once. Thread-safe.
-
-    Attributes:
-      damage: what the background found, to be raised before the next batch is used; None while all is well.
-    """
+    """Verifies each file of one data directory once. Thread-safe."""
 
     def __init__(self, root: pathlib.Path):
         self._root = root
@@ -60,11 +52,10 @@ class Verifier:
         self._stop = threading.Event()
 
     def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
-        """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.
+        """Returns what `act`, which reads `what` of a file, returns; tries three times, since networks have hiccups.
 
-        Raises:
-          DamagedData: reading failed, and the file's bytes are not those in the manifest.
-          RunError: reading failed three times, and the file is sound or can't be read at all.
+        Raises DamagedData if the bytes are not those in the manifest; RunError if the file is sound or can't be read at
+        all.
         """
         with self._reading(entry):
             for pause in (*RETRY_SECONDS, None):
@@ -115,14 +106,10 @@ class Verifier:
         return content
 
     def first_read(self, entry: Entry, *, always: bool = False) -> None:
-        """Hashes a file before its first record is used, unless this was done.
+        """Hashes a file before its first record is used, unless this was done. Raises DamagedData, OSError.
 
-        Leaves files above FIRST_READ_BYTES, and all once FIRST_READ_SECONDS were spent, to the background: otherwise the
-        first batch of a large corpus, whose rows are in every shard, would wait until all of it was hashed. With `always`,
-        hashes any file.
-
-        Raises:
-          DamagedData, OSError: as `check`.
+        Leaves files above FIRST_READ_BYTES, and all after FIRST_READ_SECONDS, to the background, unless `always`: else
+        the first batch, whose rows are in every shard, would wait for all of a large corpus.
         """
         name = entry["file"]
         late = entry["size"] > FIRST_READ_BYTES or self._spent > FIRST_READ_SECONDS
@@ -136,10 +123,7 @@ class Verifier:
             self._spent += time.monotonic() - start
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Verifies these files in a daemon thread, in this order, at BACKGROUND_BYTES_PER_SECOND. Puts damage in `damage`.
-
-        A file that can't be read is left out: whoever needs it will say so.
-        """
+        """Verifies files in a daemon thread, slowly; `damage` tells. One that can't be read is left to whoever needs it."""
         self.end()
         self._stop = threading.Event()
         job = (list(entries), self._stop)

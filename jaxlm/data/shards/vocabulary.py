@@ -17,7 +17,6 @@ RULE = f"a power of two from {LEAST:,} to {MOST:,}, at most one id per kB"
 
 
 def choose(n_bytes: int) -> int:
-    """Returns the size of a vocabulary for so much text; see RULE."""
     return min(MOST, max(LEAST, 1 << max(0, (n_bytes // BYTES_PER_ID).bit_length() - 1)))
 
 
@@ -48,20 +47,12 @@ def with_size(config: Config, vocab_size: int) -> Config:
 
 
 def required(config: Config) -> int:
-    """Returns the size that the vocabulary of a config's data must have; 0 = any.
-
-    It is any where the model is from elsewhere: its tokenizer came with it, and its embedding may have more rows than that
-    has ids.
-    """
+    """Returns the size that the data's vocabulary must have; 0 = any, as for a model from elsewhere with more rows."""
     return 0 if config.origin else config.model.vocab_size
 
 
 def assumed(config: Config, say: Say) -> Config:
-    """Returns the config with a size, for a program that needs no data; says where the size comes from.
-
-    It is that of the data, of `data.tokenizer`, or of what `make_data` would choose for the prepared documents. Without
-    any of these it is the largest that is ever chosen.
-    """
+    """Returns the config with a size and says why: the data's, the tokenizer's, what would be chosen, or the largest."""
     if config.model.vocab_size:
         return config
     size, why = _find(config)

@@ -1,8 +1,6 @@
 """The face of every tokenizer, and the one place that reads one: ours, or that of a Hugging Face model, as it is.
 
-A tokenizer of ours is the file tokenizer.model. One from elsewhere is tokenizer.json (or tokenizer.model), its companions,
-and `IDS`, in which stands what could only be read from its model's folder: the ids of EOS and BOS, and what a text begins
-with. So a data directory or a run that keeps these files needs that folder no more.
+One from elsewhere is tokenizer.json (or tokenizer.model), its companions, and `IDS`: what else its model's folder said.
 """
 
 import contextlib
@@ -10,9 +8,7 @@ import hashlib
 import os
 import pathlib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping
 
 from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import imported
@@ -21,78 +17,14 @@ from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.host import files as files_lib
 
 
-class Coder(typing.Protocol):
-    """What every tokenizer can do. It can be pickled, and two with the same `sha256` return the same ids for every text.
-
-    Attributes:
-      vocab_size: the largest id plus one. The model's embedding may have more rows.
-      controls: the control tokens, piece -> id.
-      eos_id: the id that ends a text.
-      opening: the ids that are put in front of a text (see `data.ids`).
-      separator_id: the id that begins each document in shards.
-      files: name -> content of the files that `read` makes this tokenizer from.
-      sha256: a hash of what decides the ids, in hex.
-    """
-
-    vocab_size: int
-    controls: Mapping[str, int]
-    eos_id: int
-    opening: tuple[int, ...]
-    separator_id: int
-    files: Mapping[str, bytes]
-    sha256: str
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text alone. A control token that the text spells is encoded as ordinary text."""
-
-    def encode_marked(self, text: str) -> list[int]:
-        """Returns the ids of a text alone in which a control token that it spells is that token (see `data.chat`).
-
-        `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
-        """
-
-    def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns for each text (what `encode_marked` does, int32[n]; how many ids stand in front of each of its cuts, int64).
-
-        A cut is a place in its text, in characters; `cuts` has those of each text in order. Its number is -1 if the text in
-        front of it alone has other ids.
-        """
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, as `encode` does, int32[n] each."""
-
-    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """Returns the text of ids. Control tokens become nothing, cut characters U+FFFD.
-
-        Some tokenizers (Llama 2) put a space in front of every text. It is taken away again unless `follows` is True: the
-        text then continues another one.
-        """
-
-    def token_bytes(self) -> np.ndarray:
-        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
-
-    def piece_bytes(self) -> list[bytes]:
-        """Returns the raw text of each id; empty for control tokens."""
-
-    def byte_ids(self) -> np.ndarray:
-        """Returns the ids that stand for one byte each, at most 256, int32."""
-
-    def id_of(self, piece: str) -> int:
-        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
-
-
 class Prompted:
-    """A tokenizer whose every text begins with a prompt of virtual tokens, which stand for trained vectors (prompt tuning).
+    """A tokenizer whose every text begins with virtual tokens, which stand for trained vectors (prompt tuning).
 
-    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says them.
-
-    Args:
-      coder: the tokenizer.
-      length: how many virtual tokens there are.
-      first: the id of the first one; the model's `vocab_size`, which may be more than the tokenizer's.
+    Their ids begin at `first`, the model's `vocab_size`: no text becomes them, they are no text, and no model says
+    them.
     """
 
-    def __init__(self, coder: Coder, length: int, first: int):
+    def __init__(self, coder: "Coder", length: int, first: int):
         self._made = (coder, length, first)
         self.virtual = range(first, first + length)
         self.opening: tuple[int, ...] = (*self.virtual, *coder.opening)
@@ -108,26 +40,23 @@ class Prompted:
         return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
 
 
+# What every tokenizer can do stands in `Tokenizer`. Two with the same `sha256` return the same ids for every text.
+Coder = Tokenizer | imported.HfTokenizer | Prompted
+
+
 def virtual_ids(coder: Coder) -> tuple[int, ...]:
-    """Returns the ids of a prompt's virtual tokens; none but for `Prompted`."""
     return tuple(coder.virtual) if isinstance(coder, Prompted) else ()
 
 
 def plain(coder: Coder) -> Coder:
-    """Returns a tokenizer without the virtual tokens of a prompt."""
     return coder._made[0] if isinstance(coder, Prompted) else coder
 
 
 class Encoded(typing.Protocol):
-    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`).
-
-    Attributes:
-      vocab_size: of its tokenizer.
-      sha256: a hash of all of it, in hex.
-    """
+    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`)."""
 
     vocab_size: int
-    sha256: str
+    sha256: str  # of all of it, in hex
 
     def tokenizer(self) -> Coder:
         """Returns the tokenizer that encoded it."""
@@ -142,11 +71,7 @@ def ours(tokenizer: Coder) -> bool:
 
 
 def load(path: str | os.PathLike) -> Coder:
-    """Reads a tokenizer: a SentencePiece `.model`, a tokenizer.json, or the folder of either (a model's, a data directory).
-
-    Raises:
-      ConfigError: there is none, it is damaged, or of a kind that is not supported.
-    """
+    """Reads a tokenizer: a `.model`, a tokenizer.json, or the folder of either. Raises ConfigError."""
     path = files_lib.expanded(path)
     if path.suffix == ".json":
         path = path.parent
@@ -166,11 +91,7 @@ def load(path: str | os.PathLike) -> Coder:
 
 
 def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
-    """Returns the tokenizer that these files make, name -> content, as `Coder.files` has them.
-
-    Args:
-      where: the folder that they are from, for what is said about them.
-    """
+    """Returns the tokenizer that these files make, name -> content, as `Tokenizer.files` has them."""
     if IDS not in files:
         return Tokenizer(files[MODEL])
     with _named(where):

@@ -1,12 +1,12 @@
 """The one way from a text to the ids that a model reads: what a text begins with, then the text.
 
-Attention never crosses documents, and each document of the training data begins with the tokenizer's separator: EOS for
-our tokenizers. A text without it is one that the model has never seen the like of: Gemma, trained the same way, has a
-perplexity of 5.9e9 instead of 3.46 on LAMBADA without it (lm-evaluation-harness, pull request 1465). So every program
-that feeds text to a model, or writes it for one, gets its ids here; `tests/data/tokenizer/test_ids.py` lists them.
+A text without it is one that the model has never seen the like of (Gemma: a perplexity of 5.9e9 instead of 3.46 on
+LAMBADA, lm-evaluation-harness, pull request 1465). `tests/data/tokenizer/test_ids.py` lists every program that feeds
+text to a model.
 """
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -31,11 +31,7 @@ def opened(tokenizer: Coder, ids: Sequence[int]) -> list[int]:
 def conversations(
     tokenizer: Coder, texts: Sequence[str], cuts: Sequence[Sequence[int]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns for each text (what `conversation` does, int32[n]; how many ids stand in front of each of its cuts, int64).
-
-    Args:
-      cuts: places in each text, in characters. One that is inside what an id stands for gives -1.
-    """
+    """Returns for each text (the ids of `conversation`, int32[n]; how many stand in front of each cut, int64, or -1)."""
     whole = []
     for ids, at in tokenizer.encode_cut(texts, cuts):
         front = _missing(tokenizer, ids.tolist())
@@ -51,13 +47,54 @@ def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def training_documents(tokenizer: Coder, texts: list[str]) -> list[np.ndarray]:
-    """Returns the ids of each document as shards hold it, int32[n] each.
+    """Returns the ids of each document as shards hold it, int32[n], the separator in front.
 
-    That is `document` if the text begins with the separator, as ours do. Else the separator comes in front. A tokenizer
-    whose separator is not EOS (BOS, mostly) gets EOS at the end of each document, so that the model learns to stop.
+    A tokenizer whose separator is not EOS (BOS, mostly) gets EOS at the end, so that the model learns to stop.
     """
     opening, separator = tokenizer.opening, tokenizer.separator_id
     front = opening if opening[:1] == (separator,) else (separator, *opening)
     back = () if separator == tokenizer.eos_id else (tokenizer.eos_id,)
     front, back = np.asarray(front, np.int32), np.asarray(back, np.int32)
     return [np.concatenate([front, ids, back]) for ids in tokenizer.encode_batch(texts)]
+
+
+class Text:
+    """The text of a row whose ids come a few at a time; how they are parted does not matter.
+
+    Holds back what may be half a character or the beginning of a stop string. The first whole one ends it, and is
+    `stopped`.
+    """
+
+    def __init__(self, tokenizer: Coder, stops: Sequence[str] = ()):
+        self._pieces, self._stops = tokenizer.piece_bytes(), tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped: str | None = None
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """Returns the text that is sure now. Ids behind the vocabulary become nothing."""
+        raw = b"".join(self._pieces[i] for i in map(int, ids) if i < len(self._pieces))
+        return self._take(self._decoder.decode(raw))
+
+    def close(self) -> str:
+        """Returns the rest: what was held back, with U+FFFD for a character that was never whole."""
+        return self._take(self._decoder.decode(b"", final=True), whole=True)
+
+    def _take(self, new: str, whole: bool = False) -> str:
+        if self.stopped is not None:
+            return ""
+        text = self._held + new
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            _, at, self.stopped = min(ends)
+            self._held = ""
+            return text[:at]
+        held = 0 if whole else self._unsure(text)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def _unsure(self, text: str) -> int:
+        """The length of the longest end of a text with which a stop string begins."""
+        ends = (text[-n:] for n in range(min(len(text), self._longest - 1), 0, -1))
+        return next((len(end) for end in ends if any(len(end) < len(s) and s.startswith(end) for s in self._stops)), 0)

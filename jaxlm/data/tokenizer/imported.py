@@ -1,9 +1,7 @@
 """Tokenizers of Hugging Face models, used as they are: tokenizer.json by the library `tokenizers`, or tokenizer.model.
 
-What a text begins with (BOS, EOS or nothing) is what the post-processor of tokenizer.json puts there, as in transformers 5; of
-a tokenizer.model, tokenizer_config.json says it. Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3,
-Qwen, SmolLM) writes each byte as a printable character; the other kind (Llama 2, TinyLlama, Mistral) writes a space as U+2581,
-and bytes without a piece as `<0x0A>`.
+Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3, Qwen) writes each byte as a printable
+character; the other (Llama 2, Mistral) writes a space as U+2581, and bytes without a piece as `<0x0A>`.
 """
 
 import functools
@@ -32,7 +30,7 @@ _MISSING = 'this model has a tokenizer.json, which needs the library tokenizers:
 
 
 class HfTokenizer:
-    """A tokenizer.json. Attributes and functions are those of `coder.Coder`."""
+    """A tokenizer.json. Attributes and functions are those of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files = dict(files)
@@ -51,17 +49,15 @@ class HfTokenizer:
         return HfTokenizer, (self.files,)
 
     def encode(self, text: str) -> list[int]:
-        """See `coder.Coder`. Lone surrogates become '?'."""
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_marked(self, text: str) -> list[int]:
-        """See `coder.Coder`. The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
+        """The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
         if GUARD in text:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `coder.Coder`."""
         behind = [self._behind_controls(text) for text in texts]
         heads = [
             [text[:cut] for cut in cuts_ if cut not in ends]
@@ -106,12 +102,12 @@ class HfTokenizer:
         return _open(self.files[JSON])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""
+        """The library chooses its threads itself (RAYON_NUM_THREADS)."""
         coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in coded]
 
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
-        """See `coder.Coder`. Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
+        """Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
         raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
         return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
 
@@ -125,7 +121,6 @@ class HfTokenizer:
         return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
     def id_of(self, piece: str) -> int:
-        """See `coder.Coder`."""
         number = self._tokenizer.token_to_id(piece)
         if number is None:
             raise ConfigError(f"the tokenizer has no token {piece}")
@@ -133,7 +128,7 @@ class HfTokenizer:
 
 
 class HfSentencePiece(Tokenizer):
-    """A tokenizer.model from elsewhere, as SentencePiece itself reads it. Attributes are those of `coder.Coder`."""
+    """A tokenizer.model from elsewhere, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files[MODEL])
@@ -158,15 +153,9 @@ class HfSentencePiece(Tokenizer):
 
 
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
-    """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`, `ends`.
+    """Returns the content of `IDS` for a model's folder; `ends` are all ids that it calls EOS.
 
-    `ends` are all ids that the folder calls EOS: several in the generation_config.json of most chat models.
-
-    Args:
-      files: name -> content of the tokenizer's files in it.
-
-    Raises:
-      ConfigError: nothing there names the token that ends a text, or a file is no JSON.
+    Raises ConfigError if nothing there names the token that ends a text, or a file is no JSON.
     """
     settings = settings_of(files, "tokenizer_config.json")
     named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
@@ -271,7 +260,6 @@ def settings_of(files: Mapping[str, bytes], name: str) -> dict:
 
 
 def _sha256(files: Mapping[str, bytes], name: str) -> str:
-    """A hash of what decides the ids of a text."""
     ids = settings_of(files, IDS)
     return hashlib.sha256(files[name] + json_line({k: ids[k] for k in ("eos_id", "bos_id", "opening")})).hexdigest()
 

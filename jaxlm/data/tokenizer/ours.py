@@ -1,8 +1,7 @@
 """SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
 
-Keeps spaces, newlines, tabs and control characters; splits digits; ids 0, 1, 2 are unk, bos, eos. The five ChatML
-tokens are optional. They have the last ids of the vocabulary (32000..32004 of 32005). They are control pieces, so that
-a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
+Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. They are control pieces: a text that spells one
+is text.
 """
 
 import base64
@@ -41,17 +40,10 @@ _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
 class Tokenizer:
-    """A SentencePiece model. Two tokenizers with the same `sha256` return the same ids for every text.
+    """A SentencePiece model, with what every tokenizer can do. Two with the same `sha256` give the same ids for every text.
 
-    Attributes:
-      vocab_size: the number of ids, control tokens included.
-      eos_id, bos_id: the ids of the control tokens EOS and BOS.
-      opening: the ids that are put in front of a text (see `data.ids`): EOS.
-      separator_id: the id that begins each document in shards, and by which rows are cut into segments: EOS.
-      by_word: True if no piece reaches across words, so that a text may be cut into words first.
-      model_bytes: the content of the `.model` file.
-      files: name -> content of the files that a data directory keeps.
-      sha256: the sha256 of `model_bytes`, in hex.
+    `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` is what
+    `coder.read` makes it from. `by_word`: no piece reaches across words, so that a text may be cut into words first.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -94,13 +86,13 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_marked(self, text: str) -> list[int]:
+        """Returns the ids of a text in which a control token that it spells is that token, unless a `GUARD` is in it."""
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `coder.Coder`.
+        """Returns for each text (`encode_marked` of it, int32[n]; how many ids are in front of each of its cuts, int64).
 
-        The ids in front of a cut are those of the parts before, and of the beginning of the part that it is in: text between
-        control tokens is encoded by itself.
+        A cut is a place in the text, in characters; -1 if the text in front of it alone has other ids.
         """
         split = controls_of(self).split
         parts_of = [split(text) for text in texts]
@@ -122,16 +114,13 @@ class Tokenizer:
 
     @functools.cached_property
     def controls(self) -> dict[str, int]:
-        """The control tokens, piece -> id."""
         return {self._sp.id_to_piece(i): i for i in range(self.vocab_size) if self._sp.is_control(i)}
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, as `encode` does, int32[n] each.
 
-        If no piece reaches across words (true for all models that `train_tokenizer` trains), encodes each word once and
-        remembers its ids. For BPE this only saves time, since merges never cross words. A unigram model adds scores in
-        float32, so SentencePiece may split the same word differently after different texts; here a word is always split
-        the same way.
+        If no piece reaches across words, encodes each word once and remembers it. For a unigram model, which adds
+        scores in float32, this also splits a word always the same way.
         """
         if not self.by_word:
             return self._encode_whole(texts)
@@ -192,7 +181,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
         """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD.
 
-        `follows` changes nothing here: see `coder.Coder`.
+        Some tokenizers (Llama 2) put a space in front of a text. It is taken away unless the text `follows` another one.
         """
         del follows
         table = self._raw_bytes
@@ -219,19 +208,15 @@ class Tokenizer:
         return table
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
     def piece_bytes(self) -> list[bytes]:
-        """Returns the raw text of each id in UTF-8; empty for control tokens."""
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """Returns the ids of the byte pieces, at most 256, int32. They spell characters that have no piece of their own."""
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
     def id_of(self, piece: str) -> int:
-        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
         i = self._sp.piece_to_id(piece)
         if self._sp.id_to_piece(i) != piece:
             raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
@@ -239,7 +224,7 @@ class Tokenizer:
 
 
 def encode_marked(tokenizer, text: str) -> list[int]:
-    """Returns what `coder.Coder.encode_marked` does, for a tokenizer that encodes the text between control tokens by itself."""
+    """See `Tokenizer.encode_marked`; for a tokenizer that encodes the text between control tokens by itself."""
     ids: list[int] = []
     for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
@@ -258,23 +243,14 @@ def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
 
 
 def controls_of(tokenizer) -> re.Pattern[str]:
-    """Returns the expression of a control token, as its only group."""
     longest_first = sorted(tokenizer.controls, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer. The result depends only on the arguments, including the order of the texts.
+    """Trains a tokenizer, by the arguments alone. "unigram" (Kudo 2018) takes about seven times as long as "bpe".
 
-    Args:
-      texts: a sample of the texts; SentencePiece holds all of it in memory.
-      vocab_size: the number of ids in all.
-      chat_tokens: True to give the last five ids to the ChatML tokens; the model then has `vocab_size` - 5 pieces.
-      model_type: "bpe", or "unigram" (Kudo 2018), which takes about seven times as long to train.
-
-    Raises:
-      ConfigError: the model_type is unknown, or there is too little text for the vocabulary (the message names the
-        largest possible size).
+    Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")

@@ -15,8 +15,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older, with_keys
-from jaxlm.data.batches import passes
-from jaxlm.data.batches.rows import Rows
+from jaxlm.data.batches.rows import MOST_PASSES, Rows, passes
 from jaxlm.host.console import human
 from jaxlm.plan import flops, settle
 from jaxlm.plan.cost import tokens
@@ -184,12 +183,12 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     """Returns how often the largest run reads sources more than once, in words. Raises ConfigError if that is too often."""
     most = max(climbed, key=lambda run: run.tokens)
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
-    epochs = passes.passes(batches, most.config.train.steps)
+    epochs = passes(batches, most.config.train.steps)
     times = most.tokens / sum(order.data.token_counts()[source] for source in epochs)
-    if times > passes.MOST:
+    if times > MOST_PASSES:
         raise ConfigError(
             f"the largest budget, {human(most.tokens)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
-            f"and beyond {passes.MOST} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
+            f"and beyond {MOST_PASSES} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
         )
     again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
     return again and f"the largest budget reads {again}: the law takes every token for a new one"

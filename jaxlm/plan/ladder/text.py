@@ -4,7 +4,7 @@ import shlex
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.data.batches import passes
+from jaxlm.data.batches.rows import MOST_PASSES
 from jaxlm.host.console import hours, human, spent, table
 from jaxlm.plan.ladder.law import LEVEL, WIDE
 from jaxlm.plan.text import WIDTH, block, wrapped
@@ -127,7 +127,7 @@ def _sentence(row: dict) -> str:
     text += f"by rule a rate of {row['lr']:g}{matrices} and b2 {row['b2']:g}"
     if row["epochs"]:
         text += "; times through the data: " + ", ".join(f"{name} {times:.2g}" for name, times in row["epochs"].items())
-        if max(row["epochs"].values()) > passes.MOST:
+        if max(row["epochs"].values()) > MOST_PASSES:
             text += " (beyond about four times a token teaches less than a new one: arXiv:2305.16264)"
     return text
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data.batches import encoded
-from jaxlm.data.chats import chat, examples, masks
+from jaxlm.data.chats import chat, examples
 from jaxlm.data.chats.records import Messages, Notes, Row, Unfit, message_of
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.train.rl.process import Failed, Processes
@@ -186,8 +186,8 @@ class Reader(typing.NamedTuple):
         """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
         example = examples.Chat(asked.messages, asked.place, tools=asked.tools)
         if example.keys:
-            for key in masks.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
-                self.notes.note("refused", key, asked.place, masks.UNWRITTEN)
+            for key in encoded.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
+                self.notes.note("refused", key, asked.place, encoded.UNWRITTEN)
         try:
             return chat.render(self.tokenizer, asked.messages, tools=asked.tools)
         except ConfigError as error:

@@ -36,12 +36,16 @@ def atomic(text, i):
     return text.replace(".", " and PersonX thanks PersonY.", 3) + " AndroidRuntime" * 2
 
 
+def audited(sources):
+    return audit.rank([audit.scan(name, documents) for name, documents in sources.items()])
+
+
 def kinds(text):
     return {name for name, group in GROUPS.items() for _ in group.matches(text)}
 
 
 def test_junk_of_a_one_percent_source_comes_first():
-    found = audit.audit(
+    found = audited(
         {
             "web": documents(400),
             "physics": documents(95, PHYSICS, seed=1),
@@ -61,7 +65,7 @@ def test_junk_of_a_one_percent_source_comes_first():
 
 @pytest.mark.parametrize("tic", ["SpeakerQ", "entity_slot", "<name>", "[SPEAKER]", "ANONYMIZED", "#-#-#"])
 def test_an_unknown_tic_of_a_small_source_is_found(tic):
-    found = audit.audit(
+    found = audited(
         {
             "web": documents(200),
             "physics": documents(50, PHYSICS, seed=1),
@@ -74,7 +78,7 @@ def test_an_unknown_tic_of_a_small_source_is_found(tic):
 
 def test_one_of_many_identifiers_is_no_tic():
     names = [f"{a}{b.capitalize()}" for a in PHYSICS for b in PHYSICS]
-    found = audit.audit(
+    found = audited(
         {
             "web": documents(100),
             "code": documents(30, names, seed=1),
@@ -86,13 +90,13 @@ def test_one_of_many_identifiers_is_no_tic():
 
 
 def test_a_single_source_is_judged_by_shapes():
-    found = audit.audit({"events": documents(40, PHYSICS, change=lambda t, i: t.replace("the ", "the SpeakerQ "))})
+    found = audited({"events": documents(40, PHYSICS, change=lambda t, i: t.replace("the ", "the SpeakerQ "))})
     assert (found[0].text, found[0].concentration) == ("SpeakerQ", 1)
     assert not any(finding.kind == "word" for finding in found)
 
 
 def test_words_of_a_domain_are_named_but_low():
-    found = audit.audit({"web": documents(200), "physics": documents(50, PHYSICS, seed=1)})
+    found = audited({"web": documents(200), "physics": documents(50, PHYSICS, seed=1)})
     words = [finding for finding in found if finding.kind == "word"]
     assert {finding.text.lower() for finding in words} == {*PHYSICS}
     assert all(finding.source == "physics" and finding.concentration > 0.99 for finding in words)
@@ -113,7 +117,7 @@ def manual(text, i):
 
 @pytest.mark.parametrize("others", [{}, {"web": documents(200)}])
 def test_what_a_manual_is_about_is_no_junk(others):
-    found = audit.audit({"manual": documents(60, PHYSICS, seed=1, change=manual)} | others)
+    found = audited({"manual": documents(60, PHYSICS, seed=1, change=manual)} | others)
     assert {"PostgreSQL", "&nbsp;", "ValueError"} <= {finding.text for finding in found}
     assert [finding.text for finding in found if finding.is_junk] == []
 
@@ -125,7 +129,7 @@ def test_junk_in_a_manual_comes_before_what_it_is_about():
             page += "\nWhen AgentP meets AgentQ, AgentP smiles.\nE/AndroidRuntime( 12): dead\n22&mdash;3"
         return f"Skip to main content\n{page}" if i % 5 == 0 else page
 
-    found = audit.audit({"manual": documents(60, PHYSICS, seed=1, change=change)})
+    found = audited({"manual": documents(60, PHYSICS, seed=1, change=change)})
     junk = [finding for finding in found if finding.is_junk]
     assert found[: len(junk)] == junk
     expected = {"Skip to main content", "&mdash;", "AgentP", "AndroidRuntime", "log line"}
@@ -142,7 +146,7 @@ def test_an_unnatural_word_is_junk_in_a_fixed_frame_alone():
             "talk": documents(10, seed=2, change=lambda text, i: text.replace("the ", frame)),
             "web": documents(200),
         }
-        return next((f.text, f.is_junk) for f in audit.audit(rows) if f.text == "SpeakerQ")
+        return next((f.text, f.is_junk) for f in audited(rows) if f.text == "SpeakerQ")
 
     assert judged("the SpeakerQ has ") == ("SpeakerQ", True)
     assert judged("SpeakerQ ") == ("SpeakerQ", False)
@@ -159,7 +163,7 @@ def test_an_unnatural_word_is_junk_in_a_fixed_frame_alone():
     ],
 )
 def test_lines_are_junk_by_their_place(place, is_junk):
-    found = audit.audit({"pages": documents(30, change=place)})
+    found = audited({"pages": documents(30, change=place)})
     lines = [finding for finding in found if finding.kind == "line"]
     assert any(finding.is_junk for finding in lines) == is_junk
     assert lines
@@ -173,14 +177,14 @@ def test_what_the_target_has_too_is_no_junk():
 
 
 def test_two_sources_of_the_same_kind_have_nothing_to_say():
-    assert audit.audit({"a": documents(100, PHYSICS), "b": documents(100, PHYSICS, seed=1)}) == []
+    assert audited({"a": documents(100, PHYSICS), "b": documents(100, PHYSICS, seed=1)}) == []
 
 
 def test_boilerplate_lines_are_found_whatever_their_digits():
     def page(text, i):
         return f"{text}\nPosted on {i + 1} March 20{i % 10 + 10} | {i} comments\n{text[::-1]}"
 
-    found = audit.audit({"blog": documents(30, change=page), "web": documents(100, seed=1)})
+    found = audited({"blog": documents(30, change=page), "web": documents(100, seed=1)})
     assert found[0].kind == "line"
     assert found[0].text == "Posted on 0 March 0 | 0 comments"
     assert found[0].documents == 30
@@ -189,7 +193,7 @@ def test_boilerplate_lines_are_found_whatever_their_digits():
 
 def test_boilerplate_within_paragraphs_is_found_once_in_its_longest_form():
     plug = "Sign up to the weekly letter of our house"
-    found = audit.audit(
+    found = audited(
         {"blog": documents(30, change=lambda t, i: f"{t} {plug}! {t[::-1]}"), "web": documents(100, seed=1)}
     )
     assert [finding.text for finding in found if finding.kind in ("line", "clause")] == [plug]
@@ -234,7 +238,7 @@ def test_boilerplate_within_paragraphs_is_found_once_in_its_longest_form():
     ],
 )
 def test_known_junk(text, kind, label):
-    found = audit.audit({"a": [("d", text)]})
+    found = audited({"a": [("d", text)]})
     assert (kind, label) in {(finding.kind, finding.text) for finding in found}
 
 
@@ -320,13 +324,13 @@ def test_one_result_whatever_the_order_of_the_sources():
         "physics": documents(20, PHYSICS, seed=1),
         "events": documents(5, seed=2, change=atomic),
     }
-    once = audit.audit(sources)
-    assert once == audit.audit(sources) == audit.audit(dict(reversed(sources.items())))
+    once = audited(sources)
+    assert once == audited(sources) == audited(dict(reversed(sources.items())))
     assert once
 
 
 def test_rows_are_json():
-    row = audit.audit({"events": documents(5, change=atomic)})[0].to_row()
+    row = audited({"events": documents(5, change=atomic)})[0].to_row()
     assert json.loads(json.dumps(row)) == row
     assert row["examples"][0].keys() == {"document", "text"}
 
@@ -375,6 +379,6 @@ def test_wikitext_shows_its_marks_first():
     chunks = [(f"w{i}", text[i : i + 20_000]) for i in range(0, 400_000, 20_000)]
     plays = (SHARED / "tinyshakespeare.txt").read_text()
     others = [(f"s{i}", plays[i : i + 20_000]) for i in range(0, 400_000, 20_000)]
-    found = audit.audit({"wiki": chunks, "plays": others})
+    found = audited({"wiki": chunks, "plays": others})
     assert [finding.text for finding in found[:2]] == ["<unk>", "@-@"]
     assert all(finding.source == "wiki" and finding.kind == "unk" for finding in found[:2])

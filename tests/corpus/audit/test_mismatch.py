@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.audit import mismatch, textstats
+from jaxlm.corpus.audit import mismatch
 
 
 def prose(seed: int, documents: int, topic: str, shared: float = 0.6) -> list[str]:
@@ -139,24 +139,24 @@ def test_bad_input_is_refused():
 
 def test_samples_are_bounded():
     texts = (f"{i} " * 500 for i in range(10**9))
-    sample = textstats.sample(texts, sample_chars=20_000, read_bytes=1_000_000)
-    assert 20_000 <= sum(map(len, sample.passages)) < 20_000 + textstats.PASSAGE_CHARS
+    sample = mismatch.sample(texts, sample_chars=20_000, read_bytes=1_000_000)
+    assert 20_000 <= sum(map(len, sample.passages)) < 20_000 + mismatch.PASSAGE_CHARS
     assert 1_000_000 <= sample.n_bytes < 1_010_000
     assert len(sample.lengths) > len(set(sample.groups.tolist())) >= 4
 
 
 def test_js_divergence_by_hand():
-    assert textstats.js_divergence(np.array([1, 2, 2, 1]), np.array([1, 2])) == 0
-    assert textstats.js_divergence(np.array([1, 1]), np.array([2, 2, 2])) == pytest.approx(1)
+    assert mismatch.js_divergence(np.array([1, 2, 2, 1]), np.array([1, 2])) == 0
+    assert mismatch.js_divergence(np.array([1, 1]), np.array([2, 2, 2])) == pytest.approx(1)
     # p = (1/2, 1/2), q = (1, 0): H(3/4, 1/4) - H(1/2, 1/2) / 2
-    assert textstats.js_divergence(np.array([1, 2]), np.array([1, 1])) == pytest.approx(0.811278 - 0.5, abs=1e-6)
+    assert mismatch.js_divergence(np.array([1, 2]), np.array([1, 1])) == pytest.approx(0.811278 - 0.5, abs=1e-6)
 
 
 def test_nearest_mixture_of_known_distributions():
     rng = np.random.default_rng(0)
     components = rng.dirichlet(np.full(500, 0.3), size=3) + 1e-12
     weights = np.array([0.6, 0.0, 0.4])
-    assert textstats.nearest_mixture(components, weights @ components) == pytest.approx(weights, abs=0.005)
+    assert mismatch.nearest_mixture(components, weights @ components) == pytest.approx(weights, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_nearest_mixture_of_known_distributions():
     ],
 )
 def test_formats_are_seen(kind, text):
-    found = textstats.formats([text])
+    found = mismatch.formats([text])
     assert found[kind]["passages"] == 1
     assert found[kind]["lines"] >= 0.3
     assert all(other["passages"] == 0 for name, other in found.items() if name != kind)
@@ -191,17 +191,17 @@ def test_formats_are_seen(kind, text):
     ],
 )
 def test_prose_is_not_taken_for_a_format(text):
-    assert all(value["passages"] == 0 for value in textstats.formats([text]).values())
+    assert all(value["passages"] == 0 for value in mismatch.formats([text]).values())
 
 
 def test_a_comment_is_no_heading():
     source = "# a comment\nx = f(1)\n# another\ny = f(2)\nreturn y\n"
-    assert textstats.formats([source])["heading"]["lines"] == 0
+    assert mismatch.formats([source])["heading"]["lines"] == 0
 
 
 def test_readability_orders_plain_and_learned_english():
-    plain = textstats.readability(["The cat sat on the mat. It was a good cat. We like it."])
-    learned = textstats.readability(
+    plain = mismatch.readability(["The cat sat on the mat. It was a good cat. We like it."])
+    learned = mismatch.readability(
         [
             "Notwithstanding considerable methodological heterogeneity, contemporary epidemiological investigations "
             "demonstrate statistically significant associations between environmental determinants and morbidity."
@@ -210,9 +210,9 @@ def test_readability_orders_plain_and_learned_english():
     assert plain["flesch"] > 90 > 30 > learned["flesch"]
     assert plain["words_per_sentence"] == pytest.approx(14 / 3)
     assert learned["chars_per_word"] > 2 * plain["chars_per_word"]
-    assert textstats.readability(["1234", ""]) == {"words_per_sentence": 0.0, "chars_per_word": 0.0, "flesch": 0.0}
+    assert mismatch.readability(["1234", ""]) == {"words_per_sentence": 0.0, "chars_per_word": 0.0, "flesch": 0.0}
     # made, hoped: one syllable each; table, wanted: two
-    two = textstats.readability(["made hoped table wanted."])
+    two = mismatch.readability(["made hoped table wanted."])
     assert two["flesch"] == pytest.approx(206.835 - 1.015 * 4 - 84.6 * 6 / 4)
 
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxlm.corpus.dedup import lines, near
+from jaxlm.corpus.dedup.near import Signer
 from jaxlm.corpus.dedup.sql import connect
-from jaxlm.corpus.dedup.tables import Signer
 from jaxlm.corpus.stage import Document
 
 NEAR = {"threshold": 0.6, "ngram": 5, "bands": 20, "rows": 5}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxlm.corpus.sources import code, languages
+from jaxlm.corpus.sources import code, registry
 
 MIT = "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining\na copy of this software"
 GPL = "GNU GENERAL PUBLIC LICENSE\n   Version 3, 29 June 2007\n ... GNU Affero General Public License, version 3"
@@ -107,4 +107,13 @@ def test_expressions(expression, wanted, allowed):
 
 def test_languages():
     names = ["a/B.PY", "x.cpp", "Dockerfile", "a.json", "py", "x.C#", "CMakeLists.txt", ".py"]
-    assert [languages.of_file(name) for name in names] == ["python", "c++", "dockerfile", "", "", "", "cmake", "python"]
+    assert [registry.language_of(name) for name in names] == [
+        "python",
+        "c++",
+        "dockerfile",
+        "",
+        "",
+        "",
+        "cmake",
+        "python",
+    ]

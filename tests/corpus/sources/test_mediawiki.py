@@ -6,7 +6,7 @@ import html
 
 import pytest
 
-from jaxlm.corpus.sources import streams, wikitext
+from jaxlm.corpus.sources import mediawiki, streams
 from jaxlm.corpus.sources.units import split_source
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
@@ -106,7 +106,7 @@ def test_a_truncated_dump_yields_what_came_before(tmp_path, read_source):
     ],
 )
 def test_wikitext(source, shown):
-    assert wikitext.to_markdown(source, frozenset({"file", "image", "category"})) == shown
+    assert mediawiki.to_markdown(source, frozenset({"file", "image", "category"})) == shown
 
 
 def test_what_is_taken_out_before_parsing_changes_nothing(monkeypatch):
@@ -115,8 +115,8 @@ def test_what_is_taken_out_before_parsing_changes_nothing(monkeypatch):
         "{{Infobox|a=[[File:x.png|{{y}}]]|b={{nowrap|z}}}} {{{arg|{{t}}}}} <!-- {{ c --> {{open [[l|{{m}}n]]\n"
         "{|\n| a {{b}} || {{convert|1|{{u}}}}\n|-\n| {{!}} || c{{d|\n|e}}\n|}\n* {{item}}\n"
     )
-    fast = wikitext.to_markdown(text, frozenset({"file"}))
-    monkeypatch.setattr(wikitext, "_without_silent", str)
-    assert wikitext.to_markdown(text, frozenset({"file"})) == fast
+    fast = mediawiki.to_markdown(text, frozenset({"file"}))
+    monkeypatch.setattr(mediawiki, "_without_silent", str)
+    assert mediawiki.to_markdown(text, frozenset({"file"})) == fast
     assert "mot" in fast
     assert "cite" not in fast

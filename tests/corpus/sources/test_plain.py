@@ -14,7 +14,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import text as text_reader
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.corpus.sources.plain import iterate_documents, source_signature
+from jaxlm.corpus.sources.units import iterate_documents, source_signature
 
 
 def read(spec, **options):

@@ -97,7 +97,7 @@ def test_documentation_stays_with_the_defaults(text):
 def test_the_pattern_of_a_finding_removes_it(kind):
     template = "Posted on {0} May 20{0} by us (c)\nIn {1} SpeakerQ went 1st. Follow us on [all] our channels{0}! End"
     texts = [template.format(10 + i, "abcdefghijklmnopqrstu"[i] * 9) for i in range(21)]
-    found = audit.audit({"s": [(f"d{i}", text) for i, text in enumerate(texts[:20])]})
+    found = audit.rank([audit.scan("s", [(f"d{i}", text) for i, text in enumerate(texts[:20])])])
     finding = next(finding for finding in found if finding.kind == kind)
     changed, edits = clean(texts[20], patterns=(finding.pattern,), level="match")
     assert edits == {finding.pattern: 1}

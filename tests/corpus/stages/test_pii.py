@@ -12,7 +12,7 @@ import pytest
 from jaxlm.config import ConfigError
 from jaxlm.configs import base
 from jaxlm.corpus.stage import Document, Stage
-from jaxlm.corpus.stages import registry, secrets
+from jaxlm.corpus.stages import pii, registry
 
 PLACES = (  # each format stands in each of these
     "You can use {} for that.",
@@ -362,8 +362,8 @@ def test_a_jwt_stands_anywhere_but_within_a_word(around):
     header, payload = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0"
     for token in (f"{header}.{payload}.dozjgNryP4J3jVmN-HrPAvj_VzkNI9w", f"{header}.{payload}"):
         text = around.format(token)
-        assert [text[start:end] for start, end in secrets.find(text)] == [token]
-        assert not list(secrets.find("x" + token))
+        assert [text[start:end] for start, end in pii.find_secrets(text)] == [token]
+        assert not list(pii.find_secrets("x" + token))
 
 
 def test_long_runs_of_one_character_take_no_time(stage):

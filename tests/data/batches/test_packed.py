@@ -11,8 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import loader, packing, replay, rows
-from jaxlm.data.chats import masks
+from jaxlm.data.batches import encoded, loader, replay, rows
 from jaxlm.data.chats.examples import Place
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import held_out
@@ -57,7 +56,9 @@ def segments(batch, row: int) -> list[tuple[list[int], list[float]]]:
 
 
 def of_example(source, number: int) -> list[tuple[list[int], list[float]]]:
-    return [(ids.tolist(), (kinds[1:] != masks.GIVEN).astype(float).tolist()) for ids, kinds in source.segments(number)]
+    return [
+        (ids.tolist(), (kinds[1:] != encoded.GIVEN).astype(float).tolist()) for ids, kinds in source.segments(number)
+    ]
 
 
 def test_each_text_stands_whole_in_its_row(given):
@@ -156,7 +157,7 @@ def test_what_is_held_out_comes_once_and_is_trained_on_never(given):
     assert len(given.val) + len(given.train) == 60
     assert not {tuple(ids) for ids, _ in want} & {tuple(ids) for ids, _ in train}
     assert sum(batch["weights"].sum() for batch in batches) == given.val.counted().sum()
-    ends = sum((kinds == masks.ENDS).sum() for n in range(len(given.val)) for _, kinds in given.val.segments(n))
+    ends = sum((kinds == encoded.ENDS).sum() for n in range(len(given.val)) for _, kinds in given.val.segments(n))
     without = sum(batch["weights"].sum() for batch in given.held_out(3, ends=False))
     assert without == given.val.counted().sum() - ends
     assert ends > 0
@@ -171,7 +172,7 @@ def test_held_out_examples_of_another_file(files, tokenizer, tmp_path):
 
 def test_a_reference_judges_each_pair_once(files, tokenizer):
     made = tiny_chats.make(files[True], tokenizer, pairs=True, sizes=(0, 256, 4))
-    assert packing.pairs_in_row(256) == 4
+    assert rows.pairs_in_row(256) == 4
     for val, source in ((False, made.train), (True, made.val)):
         numbers = [n for _, numbers_BxP in made.judged(val, 4) for n in numbers_BxP.ravel().tolist() if n >= 0]
         assert sorted(numbers) == list(range(len(source)))
@@ -242,7 +243,7 @@ def test_a_prompt_stands_before_each_text_and_is_no_target(files, tokenizer):
             n = len(want) + 2
             assert ids[first : first + n].tolist() == [384, 385, 386, *want[:-1].tolist()]
             weights = batch["weights"][row, first : first + n].tolist()
-            assert weights == [0, 0, 0, *(kinds[1:] != masks.GIVEN).tolist()]
+            assert weights == [0, 0, 0, *(kinds[1:] != encoded.GIVEN).tolist()]
             first += n
     assert made.data.sha256 != plain.data.sha256
 

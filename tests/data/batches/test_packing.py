@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxlm.data.batches import packing, rows
+from jaxlm.data.batches import packed, rows
 
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.integers(2, 33, 50)
@@ -13,11 +13,11 @@ COUNTED = LENGTHS // 2
 SIZES = {"seed": 3, "seq_len": 32, "batch_size": 4}
 
 
-def plan(**changes) -> packing.Plan:
-    return packing.Plan(LENGTHS, COUNTED, **SIZES | changes)
+def plan(**changes) -> packed.Plan:
+    return packed.Plan(LENGTHS, COUNTED, **SIZES | changes)
 
 
-def items(planned) -> list[packing.Item]:
+def items(planned) -> list[packed.Item]:
     return list(itertools.chain.from_iterable(planned))
 
 
@@ -55,15 +55,15 @@ def test_the_order_of_asking_is_no_matter():
 
 
 def test_a_row_has_at_most_so_many():
-    short = packing.Plan(np.full(50, 2), np.full(50, 1), **SIZES, most=3)
+    short = packed.Plan(np.full(50, 2), np.full(50, 1), **SIZES, most=3)
     assert [len(row) for row in short.rows(0)] == [3] * 4
-    assert [len(row) for row in packing.Plan(np.full(50, 2), np.full(50, 1), **SIZES).rows(0)] == [16] * 4
+    assert [len(row) for row in packed.Plan(np.full(50, 2), np.full(50, 1), **SIZES).rows(0)] == [16] * 4
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_replay_is_its_share_of_what_counts(share):
     """After every batch, to the tokens of a piece."""
-    replay = packing.Replay(share, 20)
+    replay = packed.Replay(share, 20)
     made, counted, replayed, numbers = plan(replay=replay), 0, 0, []
     for batch in range(60):
         found = items(made.rows(batch))
@@ -77,7 +77,7 @@ def test_replay_is_its_share_of_what_counts(share):
 
 
 def test_the_examples_do_not_depend_on_replay():
-    with_replay, without = plan(replay=packing.Replay(0.3, 20)), plan()
+    with_replay, without = plan(replay=packed.Replay(0.3, 20)), plan()
 
     def stream(made, batches):
         return {item.number for batch in range(batches) for item in items(made.rows(batch)) if not item.replay}
@@ -86,11 +86,11 @@ def test_the_examples_do_not_depend_on_replay():
 
 
 def test_once_has_each_in_order():
-    found = packing.once(LENGTHS, seq_len=32, batch_size=4)
+    found = packed.once(LENGTHS, seq_len=32, batch_size=4)
     assert sorted(item.number for planned in found for item in items(planned)) == list(range(50))
     assert all(len(planned) == 4 for planned in found)
     assert max(sum(LENGTHS[item.number] for item in row) for planned in found for row in planned) <= 32
     assert [max(item.number for item in items(planned)) for planned in found] == sorted(
         max(item.number for item in items(planned)) for planned in found
     )
-    assert packing.once(LENGTHS[:0], seq_len=32, batch_size=4) == []
+    assert packed.once(LENGTHS[:0], seq_len=32, batch_size=4) == []

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from jaxlm.data.batches import loader, rows, trace
+from jaxlm.data.batches import loader, rows
 from jaxlm.data.shards import mixture
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -21,7 +21,7 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
     with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
         for step in range(3, 23):
             batch = next(batches)
-            traced = trace.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step)
+            traced = rows.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step)
             assert [r.slot for r in traced] == list(range(8))
             for row in traced:
                 ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
@@ -39,15 +39,15 @@ def test_trace_knows_the_final_mixture(data):
     coder = data.tokenizer()
     with loader.TrainLoader(order, start_step=4) as batches:
         for step in range(4, 9):
-            batch, traced = next(batches), trace.describe_batch(order, step)
+            batch, traced = next(batches), rows.describe_batch(order, step)
             for row in traced:
                 ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
                 assert "".join(d.text for d in row.documents) == coder.decode(ids)
             assert ({row.source for row in traced} == {"math", "code"}) == (step >= 6)
-            assert (traced == trace.describe_batch(plain, step)) == (step < 6)
+            assert (traced == rows.describe_batch(plain, step)) == (step < 6)
 
 
 def test_trace_of_another_step_differs_and_snippets_are_short(data):
-    a, b = (trace.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step, snippet_chars=7) for step in (3, 4))
+    a, b = (rows.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step, snippet_chars=7) for step in (3, 4))
     assert a != b
     assert max(len(d.text) for row in a for d in row.documents) == 7

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tiny_hf
 
-from jaxlm.data.chats import chat, examples, masks
+from jaxlm.data.batches import encoded
+from jaxlm.data.chats import chat, examples
 from jaxlm.data.chats.examples import Chat
 from jaxlm.data.chats.records import Place
 from jaxlm.data.tokenizer import coder
@@ -52,12 +53,12 @@ def theirs(folder, source):
     return coder.load(folder)
 
 
-def said(tokenizer, found: masks.Masked) -> list[str]:
+def said(tokenizer, found: encoded.Masked) -> list[str]:
     """The text of each run of tokens that count, the control token at its end by name."""
     names = {i: piece for piece, i in tokenizer.controls.items()}
-    texts, before = [], masks.GIVEN
+    texts, before = [], encoded.GIVEN
     for i, kind in zip(found.ids.tolist(), found.kinds.tolist(), strict=True):
-        if kind and before in (masks.GIVEN, masks.ENDS):
+        if kind and before in (encoded.GIVEN, encoded.ENDS):
             texts.append([])
         if kind:
             texts[-1].append(i)
@@ -67,16 +68,16 @@ def said(tokenizer, found: masks.Masked) -> list[str]:
 
 @pytest.mark.parametrize("turns", TALKS)
 def test_the_answers_count_and_what_ends_them(turns, ours):
-    (found,) = masks.masked(ours, [talk(turns)])
+    (found,) = encoded.masked(ours, [talk(turns)])
     assert said(ours, found) == [content + "<|im_end|>" for role, content in turns if role == "assistant"]
-    assert (found.ids[found.kinds == masks.ENDS] == chat.end_id(ours)).all()
+    assert (found.ids[found.kinds == encoded.ENDS] == chat.end_id(ours)).all()
     opened = [[i for i in found.ids[:at].tolist()][-2:] for at in found.turns]
     assert opened == [[ours.id_of("<|assistant|>"), *ours.encode("\n")]] * len(opened)
 
 
 def test_the_ids_are_those_that_are_asked_with(ours):
     """Up to an answer: what the model gets when it is sampled."""
-    (found,) = masks.masked(ours, [talk(TALKS[1])])
+    (found,) = encoded.masked(ours, [talk(TALKS[1])])
     messages = list(talk(TALKS[1]).messages)
     assert [found.ids[:at].tolist() for at in found.turns] == [chat.ids(ours, messages[:n]) for n in (2, 4)]
 
@@ -85,7 +86,7 @@ def test_the_ids_are_those_that_are_asked_with(ours):
 def test_a_template_without_marks(source, tmp_path):
     tokenizer = theirs(tmp_path, source)
     turns = [turn for turn in TALKS[1] if turn[0] != "system" or source is CHATML]
-    (found,) = masks.masked(tokenizer, [talk(turns)])
+    (found,) = encoded.masked(tokenizer, [talk(turns)])
     end = "</s>" if source is LLAMA else "<|im_end|>"
     answers = [content for role, content in turns if role == "assistant"]
     if source is LLAMA:
@@ -100,7 +101,7 @@ def test_a_template_without_marks(source, tmp_path):
 
 def test_what_is_given_does_not_count(ours):
     turns = TALKS[1]
-    whole, half = masks.masked(ours, [talk(turns), talk(turns, given=3)])
+    whole, half = encoded.masked(ours, [talk(turns), talk(turns, given=3)])
     assert said(ours, half) == said(ours, whole)[1:]
     np.testing.assert_array_equal(half.ids, whole.ids)
 
@@ -124,8 +125,8 @@ def test_a_mask_fails_closed(kind, ours, monkeypatch):
     """In one line."""
     source, why = WRONG[kind]
     monkeypatch.setattr(chat, "template", lambda _: source)
-    (found,) = masks.masked(ours, [talk([("user", "hello"), ("assistant", "at")])])
-    assert isinstance(found, masks.Unmasked)
+    (found,) = encoded.masked(ours, [talk([("user", "hello"), ("assistant", "at")])])
+    assert isinstance(found, encoded.Unmasked)
     assert why in found.why
     assert "\n" not in found.why
 
@@ -155,7 +156,7 @@ IN_A_ROW = [("user", "the cat"), ("assistant", "cat"), ("assistant", "t")]
 def test_what_the_template_adds_is_learnt(source, turns, answers, tmp_path):
     """Without marks: never a search for the answer's text."""
     tokenizer = theirs(tmp_path, source)
-    (found,) = masks.masked(tokenizer, [talk(turns)])
+    (found,) = encoded.masked(tokenizer, [talk(turns)])
     assert said(tokenizer, found) == answers
 
 
@@ -168,10 +169,10 @@ THINKS = CHATML.replace(
 def test_an_answer_that_is_written_otherwise_in_the_middle_is_told(tmp_path):
     tokenizer = theirs(tmp_path, THINKS)
     turns = [("user", "hello"), ("assistant", "<think>"), ("user", "on"), ("assistant", "a mat")]
-    (found,) = masks.masked(tokenizer, [talk(turns)])
+    (found,) = encoded.masked(tokenizer, [talk(turns)])
     assert said(tokenizer, found) == ["<think></think>a mat<|im_end|>"]
     assert found.otherwise == (1,)
-    (alone,) = masks.masked(tokenizer, [talk(turns[:2])])
+    (alone,) = encoded.masked(tokenizer, [talk(turns[:2])])
     assert said(tokenizer, alone) == ["<think></think><think><|im_end|>"]
 
 
@@ -190,8 +191,8 @@ def test_all_marks_count_but_those_of_messages_that_are_given(tmp_path):
     turns = [turn for answer in answers for turn in (("user", "x"), ("assistant", answer))]
     whole, half, light = talk(turns), talk(turns, given=3), talk(turns)
     light.messages[3]["weight"] = 0
-    found = masks.masked(tokenizer, [whole, half, light])
-    texts = [tokenizer.decode(one.ids[one.kinds != masks.GIVEN].tolist()) for one in found]
+    found = encoded.masked(tokenizer, [whole, half, light])
+    texts = [tokenizer.decode(one.ids[one.kinds != encoded.GIVEN].tolist()) for one in found]
     assert texts == ["12345678" + "9013", "56789013", "1234789013"]
 
 
@@ -207,7 +208,7 @@ def test_an_answer_that_calls_a_tool(content, tmp_path):
     tokenizer = theirs(tmp_path, CALLS)
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
     one = Chat((*asked, CALL | {"content": content}, *answered), Place("a", 1))
-    (found,) = masks.masked(tokenizer, [one])
+    (found,) = encoded.masked(tokenizer, [one])
     assert said(tokenizer, found) == [f"{content}on<|im_end|>", "z<|im_end|>"]
 
 
@@ -215,7 +216,7 @@ def test_arguments_stay_text_where_the_template_wants_text(tmp_path):
     wanted = "m.tool_calls[0].function.arguments + ''"
     tokenizer = theirs(tmp_path, CALLS.replace("m.tool_calls | map(attribute='function.name') | join(',')", wanted))
     call = CALL | {"tool_calls": [{"function": {"name": "on", "arguments": '{"a": 1}'}}]}
-    (found,) = masks.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))])
+    (found,) = encoded.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))])
     assert said(tokenizer, found) == ['{"a": 1}<|im_end|>']
 
 
@@ -223,21 +224,21 @@ def test_what_the_template_writes_nowhere_is_told(ours, tmp_path):
     """What ours refuses too."""
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
     one = Chat((*asked, CALL, *answered), Place("a", 1), tools=[{"name": "on"}])
-    assert masks.masked(ours, [one]) == [masks.Unmasked("", ("tool", "tool_calls", "tools"))]
+    assert encoded.masked(ours, [one]) == [encoded.Unmasked("", ("tool", "tool_calls", "tools"))]
     tokenizer = theirs(tmp_path, CALLS)
-    assert masks.masked(tokenizer, [one]) == [masks.Unmasked("", ("tools",))]
+    assert encoded.masked(tokenizer, [one]) == [encoded.Unmasked("", ("tools",))]
 
 
 def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
     """The model is asked with a line's end; together with spaces behind it that is one token."""
     tokenizer = theirs(tmp_path, CHATML)
     chats = [talk([("user", "hello"), ("assistant", answer)]) for answer in ("hi", "    return x")]
-    first, second = masks.masked(tokenizer, chats)
-    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], masks.INSIDE)
+    first, second = encoded.masked(tokenizer, chats)
+    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], encoded.INSIDE)
 
 
 def test_nobody_answers(ours):
-    (found,) = masks.masked(ours, [talk(TALKS[0][:1])])
+    (found,) = encoded.masked(ours, [talk(TALKS[0][:1])])
     assert "nothing in it is the assistant's" in found.why
 
 
@@ -257,8 +258,8 @@ def test_the_mask_is_that_of_transformers(given, ours, tmp_path):
         if not CHATS.is_file():
             pytest.skip(f"{CHATS} is absent")
         talks = list(examples.read(str(CHATS), "auto", False))[:200]
-    for one, found in zip(talks, masks.masked(ours, talks), strict=True):
+    for one, found in zip(talks, encoded.masked(ours, talks), strict=True):
         settings = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         want = loaded.apply_chat_template(list(one.messages), **settings)
         assert found.ids.tolist() == want["input_ids"]
-        assert (found.kinds != masks.GIVEN).astype(int).tolist() == want["assistant_masks"]
+        assert (found.kinds != encoded.GIVEN).astype(int).tolist() == want["assistant_masks"]

@@ -107,7 +107,7 @@ def test_a_size_that_is_left_open_is_chosen_and_then_is_the_datas(corpus, tmp_pa
 
 
 def test_a_tokenizer_that_is_named_has_its_own_size(corpus, data, tmp_path):
-    model = str(data.path / shards.TOKENIZER)
+    model = str(data.path / "tokenizer.model")
     assert corpus.build(tmp_path / "d", tokenizer_path=model, vocab_size=0).vocab_size == 325
 
 
@@ -205,7 +205,7 @@ def test_one_document_cannot_be_split(tmp_path):
 
 
 def test_a_given_tokenizer_is_used(corpus, data, tmp_path):
-    model = str(data.path / shards.TOKENIZER)
+    model = str(data.path / "tokenizer.model")
     built = corpus.build(tmp_path / "d", tokenizer_path=model)
     assert built.manifest["tokenizer"] == data.manifest["tokenizer"]
     assert built.manifest["sources"]["code"]["train"]["shards"] == data.manifest["sources"]["code"]["train"]["shards"]

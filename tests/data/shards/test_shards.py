@@ -160,7 +160,7 @@ def test_flipped_bits_of_a_shard_are_never_read(copy, data, monkeypatch):
 def test_flipped_bits_of_small_files_are_found_before_they_are_used(copy, data):
     """Today's silent ones: other ids, other bits per byte, other documents in a trace."""
     index = copy / "train" / "prose" / shards.DOCUMENTS
-    for path in (copy / shards.TOKENIZER, copy / shards.TOKEN_BYTES, index):
+    for path in (copy / "tokenizer.model", copy / shards.TOKEN_BYTES, index):
         raw = path.read_bytes()
         for at in range(0, len(raw), len(raw) // 10):
             flip(path, at)

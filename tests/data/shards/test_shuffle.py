@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxlm.data.shards.shuffle import Shuffle
+from jaxlm.data.shards.build import Shuffle
 
 DOCUMENTS = [(f"id{i}é", "text " * (i % 50) + str(i), i * 7919) for i in range(3000)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.corpus.conclude import FORMAT
+from jaxlm.corpus.prepare import FORMAT
 from jaxlm.data.shards import vocabulary
 
 

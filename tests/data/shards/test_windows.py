@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import loader, rows, trace
+from jaxlm.data.batches import loader, rows
 from jaxlm.data.shards import mixture
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -56,8 +56,8 @@ def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
     assert not all(map(np.array_equal, take(order, 20), whole))  # the comparison can fail
     coder = data.tokenizer()
     for step in (0, 1, 4, 20):
-        assert trace.describe_batch(order, step) == trace.describe_batch(plain, order.batch_number(step + 1) - 1)
-        text = "".join(document.text for document in trace.describe_batch(order, step)[0].documents)
+        assert rows.describe_batch(order, step) == rows.describe_batch(plain, order.batch_number(step + 1) - 1)
+        text = "".join(document.text for document in rows.describe_batch(order, step)[0].documents)
         assert text.startswith(coder.decode(left[step][0]))
 
 

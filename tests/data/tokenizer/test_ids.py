@@ -12,8 +12,8 @@ import tiny_data
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.data.batches import replay
-from jaxlm.data.chats import chat, examples, masks
+from jaxlm.data.batches import encoded, replay
+from jaxlm.data.chats import chat, examples
 from jaxlm.data.shards import build
 from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.ours import Tokenizer
@@ -191,7 +191,7 @@ def from_examples(coder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(chat, "template", lambda _: "{{ messages[0].content }}\n\n" + answer)
     place = examples.Place("a", 1)
     talks = [({"role": "user", "content": text}, {"role": "assistant", "content": "x"}) for text in TEXTS]
-    found = masks.masked(coder, [examples.Chat(talk, place) for talk in talks])
+    found = encoded.masked(coder, [examples.Chat(talk, place) for talk in talks])
     return [one.ids[:-3].tolist() for one in found]
 
 
@@ -314,7 +314,7 @@ def from_shards(coder, data, tmp_path, monkeypatch):
 CALLERS = {
     "jaxlm/data/shards/build.py": (from_shards,),
     "jaxlm/data/chats/chat.py": (from_conversations,),
-    "jaxlm/data/chats/masks.py": (from_examples,),
+    "jaxlm/data/batches/encoded.py": (from_examples,),
     "jaxlm/data/batches/replay.py": (from_replayed_text,),
     "jaxlm/eval/core.py": (from_core,),
     "jaxlm/eval/humaneval.py": (from_humaneval,),
