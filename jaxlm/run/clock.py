@@ -88,17 +88,18 @@ class Clock:
     Args:
       pulse: where to show what the run does; None to show nothing.
       since: the `time.monotonic()` from which this start counts; now by default.
+
+    Attributes:
       redo: the last step that was done already; steps up to it count as REPEATED.
     """
 
-    def __init__(self, pulse: Pulse | None = None, since: float | None = None, redo: int = 0):
+    def __init__(self, pulse: Pulse | None = None, since: float | None = None):
         self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
         self._mark = time.monotonic() if since is None else since
         self.activity, self._pulse, self._detail = START, pulse, ""
         self._spells: dict[str, tuple[float, float, int]] = {}  # detail -> the first spell, the others' sum and number
-        self.redo = redo
         self.began = self._mark
-        self.step = 0
+        self.step = self.redo = 0
         self._show()
 
     def begin(self, activity: str, detail: str = "") -> None:
@@ -137,6 +138,10 @@ class Clock:
         self.step = step
         self.begin(REPEATED if step <= self.redo else STEP)
         self.redo = max(step, self.redo)  # for a rollback within this start
+
+    def repeat_until(self, step: int) -> None:
+        """Says that earlier starts did the steps up to `step`."""
+        self.redo = step
 
     def add(self, activity: str, seconds: float) -> None:
         """Counts seconds that passed outside this process, such as those since an earlier start died."""

@@ -22,7 +22,7 @@ class Save(Hook):
       config: `config.checkpoint`: every how many steps, and minutes.
       failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
       meta: JSON values to store in each checkpoint (config, fingerprint of the data).
-      milestones: the steps at which a phase ends. Their checkpoints are never deleted.
+      milestones: the steps at which a phase ends.
       remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
       alive: called while a finished state waits for room on the disk.
     """
@@ -45,8 +45,6 @@ class Save(Hook):
         self._remark, self._told = remark, False
         self._every, self._milestones, self._end = Every(config.every_steps, milestones), milestones, 0
         self._pace = Pace(config.every_minutes, failures_per_day)
-        if milestones:
-            checkpointer.pinned |= milestones
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
@@ -243,15 +241,11 @@ class Sample(Measuring):
         return figures | more
 
 
-def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:
+def owed(hooks: Sequence[Hook], step: int, end: int) -> list[Hook]:
     """Returns the hooks that are due at `step`, from which the run starts, and that no earlier start of the run has done.
 
     Only the first process writes the run's files, so all processes get the answer of the first.
-
-    Args:
-      interrupted: True if the checkpoint says that no hook ran after its step. Only checkpoints by older versions say
-        so; today the run's files tell it.
     """
     due = [hook for hook in hooks if hook.due(step, end)]
-    undone = from_first(lambda: [interrupted or not hook.done(step) for hook in due])
+    undone = from_first(lambda: [not hook.done(step) for hook in due])
     return [hook for hook, still in zip(due, undone, strict=True) if still]

@@ -12,7 +12,7 @@ a watch decides must follow from what all processes see alike (metrics, steps), 
 import dataclasses
 import logging
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -75,15 +75,12 @@ class Batches(typing.Protocol):
     """Gives the batches of successive steps.
 
     Attributes:
-      on_failure: called with an error that will leave this process, one of several, without a batch soon.
-      activity: what the wait for a batch counts as (`train.clock`).
+      activity: what the wait for a batch counts as (`run.clock`).
       from_state: True if a batch is made of the state. Then the step before it is waited for first, as a part of that step.
     """
 
     activity: str
     from_state: bool
-
-    on_failure: Callable[[Exception], object]
 
     def __call__(self, state: TrainState) -> Batch:
         """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it.

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from jaxlm.config import Config, StopConfig
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
@@ -48,10 +48,15 @@ class Outlook:
         done = last.get("step") or 0
         return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
 
+    def ahead(self, step: int) -> list[futures.Future] | forecast.TooEarly:
+        """Returns the three futures after `step`, or why there are none. Raises ValueError or ArithmeticError if none fits."""
+        fitted = forecast.fit(*self.losses(), self.rate, step, self.steps)
+        return fitted if isinstance(fitted, forecast.TooEarly) else futures.futures(fitted, self.steps, *self.prices())
+
     def futures(self, step: int) -> list[futures.Future] | forecast.TooEarly:
-        """Returns the three futures after `step`, or why there are none."""
+        """Returns `ahead`, for readers: a curve that nobody thought of is too early to say."""
         try:
-            return _look(self.losses, self.rate, self.prices, step, self.steps)
+            return self.ahead(step)
         except (ValueError, ArithmeticError) as error:
             return forecast.TooEarly(f"no forecast: {error}")
 
@@ -73,18 +78,6 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
 def write(folder: pathlib.Path, gathered: dict) -> None:
     """Writes RUN/report.html from what `Outlook.summary` returned."""
     page.write(folder / NAME, gathered)
-
-
-def _look(
-    losses: Callable[[], tuple[Sequence[int], Sequence[float]]],
-    rate: forecast.Rate,
-    prices: Callable[[], tuple[float, float]],
-    step: int,
-    end: int,
-) -> list[futures.Future] | forecast.TooEarly:
-    """Returns the three futures of a run after `step` of `end` steps; for the arguments see `StopByForecast`."""
-    fitted = forecast.fit(*losses(), rate, step, end)
-    return fitted if isinstance(fitted, forecast.TooEarly) else futures.futures(fitted, end, *prices())
 
 
 class Report(Hook):
@@ -124,25 +117,16 @@ class StopByForecast(Hook):
     new. It ends nothing, for the rest of the plan may serve more than the loss.
 
     Args:
-      losses: () -> (steps, losses), the training losses that were logged so far, of all starts of the run.
-      rate: steps from 1 -> learning rates: those that the run had, and those of its plan.
-      prices: () -> (seconds a step, dollars an hour).
       every_steps: how often to look; 0 = never. The steps of the evaluations are a good choice.
-      workdir: the run's folder, for the command that it recommends.
     """
 
     name = "futures"
+    outlook: Outlook
     config: StopConfig
-    losses: Callable[[], tuple[Sequence[int], Sequence[float]]]
-    rate: forecast.Rate
-    prices: Callable[[], tuple[float, float]]
     every_steps: int
-    workdir: str
-    _end: int = 0
     _advised: str = ""
 
     def due(self, step: int, end: int) -> bool:
-        self._end = end
         return self.config.usd_per_centinat > 0 and Every(self.every_steps, end=False).due(step, end)
 
     def done(self, step: int) -> bool:
@@ -157,7 +141,7 @@ class StopByForecast(Hook):
     def _advice(self, step: int) -> tuple[str, str]:
         """Returns a line to show or "", and why the run should end; "" if it should not."""
         try:
-            ahead = _look(self.losses, self.rate, self.prices, step, self._end)
+            ahead = self.outlook.ahead(step)
         except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
             return f"no forecast at step {step}: {error}", ""
         advice = futures.advice(ahead, self.config.usd_per_centinat)
@@ -165,7 +149,7 @@ class StopByForecast(Hook):
         if advice.word not in (futures.STOP, futures.DECAY):
             return "", ""
         steps = next(future.steps for future in ahead if future.name == futures.DECAY)
-        branch = f"jaxlm train {shlex.quote(self.workdir)} --branch=decay --steps={steps}"
+        branch = f"jaxlm train {shlex.quote(str(self.outlook.folder))} --branch=decay --steps={steps}"
         line = f"{advice.line.removeprefix('stop: ')}; {branch} finishes the model from here"
         if advice.word == futures.STOP:
             return "", f"stopped at step {step}: {line}"

@@ -317,7 +317,7 @@ def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", "checkpoint.every_steps=0"]))
     ends = Run().hook(plan()).milestones
     assert ends == {200, 10_000, 60_000, 90_000}
-    saver = types.SimpleNamespace(pinned=set(), wants_save=lambda: False, verify_s=0.0)
+    saver = types.SimpleNamespace(wants_save=lambda: False, verify_s=0.0)
     three = [
         hooks.Save(saver, c.checkpoint, 2.0, {}, ends),
         hooks.HeldOut(lambda variables: {}, loop.Every(0, ends), {}),
@@ -325,4 +325,3 @@ def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     ]
     for hook in three:
         assert [step for step in (1, 199, 200, 201, 10_000, 60_000, 90_000) if hook.due(step, 90_001)] == sorted(ends)
-    assert saver.pinned == ends

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -94,8 +95,11 @@ class Chats(Kind):
             together(lambda: _keep_base(model, pathlib.Path(config.workdir)), first_only=True)
         return model
 
-    def batches(self, ready: Ready, done: int) -> loop.Batches:
-        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done)
+    def as_before(self, data: packed.Packed) -> str:
+        return data.data.as_before
+
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
+        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, failed)
         together(batches.fill)
         return batches
 

@@ -1,38 +1,25 @@
 """What a kind of training gives to the one loop: its objective, data, batches and evaluation."""
 
 import dataclasses
-import typing
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
 
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config
-from jaxlm.data.tokenizer.coder import Encoded
+from jaxlm.data.batches.order import Order
 from jaxlm.eval.harness import Benchmarks
 from jaxlm.eval.held_out import Evaluator
 from jaxlm.models.transformer import Transformer
+from jaxlm.plan.settle import Settled
+from jaxlm.plan.tune import admission
+from jaxlm.run.checkpoints.mirror import Mirror
+from jaxlm.run.scores import Scores
 from jaxlm.step import parts as parts_lib
 from jaxlm.step.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop
 from jaxlm.train.origin import Origin
-from jaxlm.train.stability import Window
-
-
-class Data(typing.Protocol):
-    """The data that a run trains on; `data` holds the tokenizer."""
-
-    data: Encoded
-    passed_over: Sequence[Window]
-
-    def fingerprint(self) -> dict[str, str]:
-        """Returns everything that decides the batches. A run resumes only if its fingerprint is the same."""
-
-    def passing_over(self, windows: Sequence[Window]) -> "Data":
-        """Returns the same data without some batches. A window is the numbers of its first and last batch."""
-
-    def batch_number(self, step: int) -> int:
-        """Returns the number, from 1, of the batch of `step`: `step`, unless batches are passed over; 0 for step 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +33,7 @@ class Ready:
 
     config: Config
     parts: parts_lib.Parts
-    data: Data
+    data: Order
     benchmarks: Benchmarks | None = None
     base: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
@@ -72,11 +59,14 @@ class Kind:
         """Returns what is minimised."""
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
-        """Returns the parts of a config for this kind of training."""
         return parts_lib.make(config, mesh, self.objective, self.adapter, self.rows)
 
-    def data(self, config: Config) -> Data:
+    def data(self, config: Config) -> Order:
         """Opens the data, which it makes first if there is none. Called on all processes."""
+
+    def as_before(self, data: Order) -> str:
+        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if no other way."""
+        return ""
 
     def origin(self, config: Config) -> Origin | None:
         """Returns the weights to begin from; None for new ones."""
@@ -88,23 +78,20 @@ class Kind:
         """
         return ready
 
-    def batches(self, ready: Ready, done: int) -> loop.Batches:
-        """Returns the batches of the steps that follow after `done` steps."""
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
+        """Returns the batches of the steps after `done`. `failed`: see `batches.LoaderBatches`."""
 
     def held_out(self, ready: Ready) -> Evaluator | None:
         """Returns what measures the model on held-out text; None if none is held out."""
 
-    def passes(self, data: Data, steps: int) -> dict[str, float]:
+    def passes(self, data: Order, steps: int) -> dict[str, float]:
         """Returns source -> how many times a run of so many steps goes through it, for the first lines."""
 
-    def documents(self, data: Data, step: int) -> list[str]:
+    def documents(self, data: Order, step: int) -> list[str]:
         """Returns the ids of the documents in the batch of a step, for the log."""
 
-    def switch(self, data: Data) -> int | None:
-        """Returns the last step before the data draws by another mixture; None if it keeps one.
-
-        Losses before and after it can't be compared.
-        """
+    def switch(self, data: Order) -> int | None:
+        """Returns the last step before the data draws by another mixture, with losses of its own; None if it keeps one."""
         return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
@@ -114,3 +101,22 @@ class Kind:
     def remark(self, ready: Ready) -> hooks.Remark:
         """Returns what looks at the figures of evaluations and of samples."""
         return hooks.nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run whose folder is locked, with all that its attempts have in common.
+
+    Attributes:
+      ready, program: parts and data, with nothing passed over yet; what compiles the step.
+      scores: the held-out losses of all starts, and by what the best checkpoints are chosen; each attempt adds its own.
+      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
+    """
+
+    kind: Kind
+    settled: Settled
+    folder: pathlib.Path
+    ready: Ready
+    program: admission.Once
+    scores: Scores
+    mirror: Mirror | None

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -113,7 +114,8 @@ class Rewards(Chats):
                 say(baseline.line())
         return ready
 
-    def batches(self, ready: Ready, done: int) -> loop.Batches:
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
+        del failed  # one process alone: nobody waits for it
         return self._rollouts
 
     def held_out(self, ready: Ready) -> Evaluator | None:

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+from collections.abc import Callable
 
 import jax
 
@@ -48,13 +49,13 @@ class Text(Kind):
             return origin.open(config.workdir)  # begins with its own weights
         return origin.begin(config, readers.READERS)
 
-    def batches(self, ready: Ready, done: int) -> LoaderBatches:
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> LoaderBatches:
         if line := passes.words(ready.data, ready.config.train.steps):
             say(f"mixture: {line}")
         for line in passes.rounded(ready.data):
             say(line)
         first = jax.process_index() == 0
-        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
+        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, failed, verify=first)
         if jax.process_count() > 1:
             together(batches.fill)
         return batches

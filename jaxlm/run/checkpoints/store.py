@@ -12,6 +12,7 @@ import typing
 import jax
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.devices import processes
 from jaxlm.devices.processes import from_first, say, together, working
 from jaxlm.host import files
 from jaxlm.host.files import is_step
@@ -19,6 +20,9 @@ from jaxlm.run.checkpoints import digest, keep, meta, restore, verify
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 from jaxlm.step.state import TrainState
+
+if typing.TYPE_CHECKING:  # it imports fsspec, which `jaxlm sample` need not wait for
+    from jaxlm.run.checkpoints.mirror import Mirror
 
 _DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
@@ -33,14 +37,14 @@ class Checkpointer:
     Args:
       directory: `WORKDIR/checkpoints`.
       config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
-      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
+      scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
+      pinned: steps that rotation never deletes.
+      mirror: gets each checkpoint once it is verified, and is waited for before rotation takes it; None on all processes
+        but the first.
+      stopping: True once the run was asked to stop; waits are then short.
       read_only: True for programs that only restore; nothing is then written.
 
     Attributes:
-      pinned: steps that rotation never deletes. The caller may add some.
-      spared: returns steps that rotation leaves alone for now, because they are being copied.
-      on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
-      stopping: True once the run was asked to stop; waits are then short.
       reserve: the room held back on the disk; None if `read_only`.
       failing: why saving fails now, in one line; "" if it does not.
       abandoned: True if a save hangs and was given up; there are no more saves then.
@@ -54,17 +58,17 @@ class Checkpointer:
         config: CheckpointConfig | None = None,
         *,
         scores: typing.Mapping[int, float] | None = None,
+        pinned: typing.Collection[int] = (),
+        mirror: "Mirror | None" = None,
+        stopping: typing.Callable[[], bool] = lambda: False,
         read_only: bool = False,
     ):
         self.directory = pathlib.Path(directory).resolve()
         if read_only and not self.directory.is_dir():
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._scores, self._read_only = config, {} if scores is None else scores, read_only
-        self.pinned: set[int] = set()
+        self._pinned, self._mirror, self._stopping = {*pinned}, mirror, stopping
         self._held = -1  # the step that `hold` keeps
-        self.spared: typing.Callable[[], typing.Collection[int]] = tuple
-        self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
-        self.stopping: typing.Callable[[], bool] = lambda: False
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
@@ -91,7 +95,7 @@ class Checkpointer:
             return
         self._prepared = True
         size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
-        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
+        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self._pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
 
@@ -177,6 +181,8 @@ class Checkpointer:
         for thread in self._deleting:
             thread.join(timeout=60)
             self.left_behind |= thread.is_alive()  # TensorStore aborts a process whose Python ends while it reads
+        if self.left_behind:
+            processes.leave_behind()
 
     def wants_save(self) -> bool:
         """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
@@ -193,7 +199,7 @@ class Checkpointer:
 
     def holds(self, most_s: float) -> bool:
         """True if a finished state that could not be saved is worth another try. `most_s`: of `unprotected_s`."""
-        lost = self.abandoned or not self.failing or self.moved() or self.stopping()
+        lost = self.abandoned or not self.failing or self.moved() or self._stopping()
         return not lost and self.unprotected_s() < most_s
 
     def unprotected_s(self) -> float:
@@ -213,8 +219,8 @@ class Checkpointer:
         return verify.read_checksums(self.directory / str(step)) is not None
 
     def _wait(self, event: threading.Event) -> bool:
-        least = _PATIENCE_STOPPING_S if self.stopping() else _PATIENCE_S
-        if wait(self._saving, event, say, self.stopping, max(least, 3 * self._longest_s)):
+        least = _PATIENCE_STOPPING_S if self._stopping() else _PATIENCE_S
+        if wait(self._saving, event, say, self._stopping, max(least, 3 * self._longest_s)):
             return True
         took = time.monotonic() - self._saving.began
         self.failing = f"checkpoint {self._saving.step} was not done after {took:.0f} s: {self._saving.folder}"
@@ -235,9 +241,9 @@ class Checkpointer:
             return
         if saving.verified:
             self.verify_s = saving.verify_s
-        for call in self.on_verified:
+        if self._mirror:
             try:
-                call(saving.step, saving.folder)
+                self._mirror.begin(saving.step)
             except Exception as error:  # a mirror that fails must not end the run
                 say(f"checkpoint {saving.step}: {error}")
         self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
@@ -284,8 +290,8 @@ class Checkpointer:
         # other process has to wait for a deletion.
         there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
         whole = [step for step in there if self.verified(step)] if self._config.verify else None
-        gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
-        gone = set(gone) - {*self.spared(), self._held}
+        gone = keep.obsolete(there, self._scores, self._config, whole, self._pinned | keep.needed(self.directory))
+        gone = set(gone) - {*(self._mirror.wanted() if self._mirror else ()), self._held}
         self._delete([self.directory / str(step) for step in gone])
         self._steps -= gone
 

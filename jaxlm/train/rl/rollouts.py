@@ -90,7 +90,6 @@ class Rollouts:
         self._tokenizer = prompts.data.tokenizer()
         self._stops = chat.ends(self._tokenizer)
         self._judge = jax.jit(self._judged)
-        self.on_failure: Callable[[Exception], object] = lambda error: None  # one process alone: nobody waits for it
         self.common_word = ""
 
     def __call__(self, state: TrainState) -> Batch:
