@@ -2,7 +2,7 @@
 
 It is run as a script by `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and
 writes the token, or why the program failed, to the file descriptor that it is told. Processes that judge a policy's answers
-(train/rl/forks.py) give up the same.
+(train/rl/judges.py) give up the same.
 
 The seccomp filter leaves the calls that Python computes with, and no others: no network, no other process, no signal to one, no
 writing of files, nothing that changes the machine. The kernel asks it at each system call; it needs no privilege and no

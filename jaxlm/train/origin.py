@@ -35,7 +35,6 @@ from jaxlm.step import optim
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import growth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +71,12 @@ class Origin:
         return self.provenance | {"digest": self.digest()}
 
     def grown(self, model: ModelConfig) -> "Origin":
-        """Returns the origin with as many ids as `model` has: itself, or with new rows (see `growth`)."""
+        """Returns the origin with as many ids as `model` has: itself, or with new rows (see `grown_leaf`)."""
         old = self.config.model
         if old.vocab_size >= model.vocab_size:
             return self
         new = dataclasses.replace(old, vocab_size=model.vocab_size)
-        leaf = growth.grow(self.leaf, old, new)
+        leaf = grown_leaf(self.leaf, old, new)
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, model=new),
@@ -109,7 +108,7 @@ class Origin:
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
-        leaf = growth.merge(self.leaf, self.adapter, added)
+        leaf = merged_leaf(self.leaf, self.adapter, added)
 
         def digest() -> str:
             named = tree.named_leaves({name: part for name, part in added().items() if name in adapters.MERGED})
@@ -150,6 +149,58 @@ class Origin:
             optim.check_learns(c.optim, c.train.steps, done + 1)
         state = self.state(parts.abstract, parts.shardings)
         return state, parts.load_frozen(self), {"passed_over": passed_over}
+
+
+Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
+
+_VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
+_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
+
+
+def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
+    """Returns what reads the grown model's parameters, given what reads its own. Rows that stay keep every bit.
+
+    Args:
+      old, new: the model before and after; they differ in `vocab_size`.
+    """
+
+    def grown(name: str) -> np.ndarray:
+        table = leaf(name)
+        if name not in _VOCABULARY_AXIS:
+            return table
+        axis = _VOCABULARY_AXIS[name]
+        rows = np.moveaxis(table, axis, 0)[: old.vocab_size]
+        padding = np.zeros((new.padded_vocab_size - new.vocab_size, rows.shape[1]), rows.dtype)
+        added = _new_rows(rows, new.vocab_size - old.vocab_size).astype(rows.dtype)
+        return np.ascontiguousarray(np.moveaxis(np.concatenate([rows, added, padding]), 0, axis))
+
+    return grown
+
+
+def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
+    """The rows of the new ids, float64 [count, D]: made on the host, so that they are the same on every mesh."""
+    rows_VxD = rows_VxD.astype(np.float64)
+    noise = np.random.default_rng(len(rows_VxD)).standard_normal((count, rows_VxD.shape[1]))
+    return rows_VxD.mean(0) + _SPREAD * rows_VxD.std(0) * noise
+
+
+def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:
+    """Returns what reads the parameters with the adapter merged into them, given what reads those of its base.
+
+    An adapter that was trained beside quantised kernels is added to what these stood for: to the model that it has learnt
+    beside.
+
+    Args:
+      trained: reads the adapter's variables, on the host.
+    """
+    variables = functools.cache(trained)
+
+    def merged(name: str) -> np.ndarray:
+        base = quantized.rounded(name, leaf(name), adapter.settings.quantize)
+        params = adapters.merge(tree.nested([(name, base)]), variables(), adapter)
+        return np.asarray(dict(tree.named_leaves(params))[name])
+
+    return merged
 
 
 _COMMON = 5000  # the first pieces of a vocabulary are the commonest ones

@@ -25,8 +25,7 @@ from jaxlm.run.loggers import Writer
 from jaxlm.run.metrics import JsonLines
 from jaxlm.run.scores import Scores
 from jaxlm.step import optim
-from jaxlm.train.log.meter import Meter, make_meter, recounted
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.log.recorder import Meter, Recorder, make_meter, recounted
 from jaxlm.train.loop import Hook, Watch, between_s
 
 JUMP = 1.05  # the rate rises by less than this where steps are added early in a run: that is no news

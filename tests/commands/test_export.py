@@ -10,7 +10,7 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.cli import cli
-from jaxlm.commands import chat, model_card
+from jaxlm.commands import chat, export
 from jaxlm.config import config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import results
@@ -59,11 +59,11 @@ def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
     keys = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
     c = config.resolve(config_files.of_run(run, keys))
     for step in (0, 800):
-        assert model_card._sources(c, step)[1] == ""
-    sources, mixture = model_card._sources(c, 801)
+        assert export._sources(c, step)[1] == ""
+    sources, mixture = export._sources(c, 801)
     assert mixture == "b 0.75, a 0.25 to step 800, then a 0.5, b 0.5"
     assert sources["b"]["share"] == 0.75  # of the first
-    facts = model_card.facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
+    facts = export._facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
     assert f"The mixture changed: {mixture}." in card.text(facts)
 
 

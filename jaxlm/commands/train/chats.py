@@ -32,7 +32,7 @@ from jaxlm.step.step import cast
 from jaxlm.train import announcement, hooks, loop, origin
 from jaxlm.train import batches as batches_lib
 from jaxlm.train.origin import Origin
-from jaxlm.train.pairs import answers, preferences, reference
+from jaxlm.train.pairs import preferences, reference
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -124,8 +124,8 @@ class Chats(Kind):
         return data.places(step)
 
     def remark(self, ready: Ready) -> hooks.Remark:
-        before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
-        return answers.Remarks(before, ready.data.replay_share)
+        before = from_first(lambda: hooks.base_before(pathlib.Path(ready.config.workdir)))
+        return hooks.Remarks(before, ready.data.replay_share)
 
 
 class Pairs(Chats):

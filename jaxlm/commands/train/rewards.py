@@ -25,8 +25,7 @@ from jaxlm.step.objectives import base, policy, reward
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, origin
 from jaxlm.train.origin import Origin
-from jaxlm.train.pairs import answers
-from jaxlm.train.rl import policies, process, prompts, rewards, rollouts, scorer
+from jaxlm.train.rl import policies, process, prompts, rewards, rollouts
 
 _ASKED = 500  # held-out prompts that the best constant answer is looked for on
 
@@ -104,7 +103,7 @@ class Rewards(Chats):
         with jax.set_mesh(parts.mesh):
             reference = parts.reference(self.origin(c), frozen) if c.policy.reference else None
             moment = ledger.moment(self._folder)
-            scores = scorer.Scorer(_reward_model(c), parts.mesh, room, moment) if c.reward.model else None
+            scores = rewards.Scorer(_reward_model(c), parts.mesh, room, moment) if c.reward.model else None
             rewarder = rewards.Rewarder(c.reward, self._process, scores, say)
             self._rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, self._folder)
         if int(state.step) == 0:
@@ -125,7 +124,7 @@ class Rewards(Chats):
         return policies.of_policy(ready.config, lambda: self._rollouts.common_word, say)
 
     def remark(self, ready: Ready) -> hooks.Remark:
-        return answers.Remarks(None, 0.0)
+        return hooks.Remarks(None, 0.0)
 
 
 def _reward_model(config: Config) -> Origin:

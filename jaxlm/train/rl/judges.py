@@ -4,6 +4,7 @@ Packages of the extra `rl` are imported when a task needs them.
 """
 
 import ast
+import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
@@ -12,17 +13,23 @@ import gc
 import importlib
 import inspect
 import itertools
+import json
 import logging
 import math
 import os
+import pathlib
 import random
 import re
+import resource
+import select
+import signal
 import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jaxlm.train.rl import forks
+from jaxlm.host import files, sandbox_child
 
 # Tasks of reasoning-gym that evaluate an answer as Python, by `eval` or by sympy's `parse_expr`.
 EVALUATED = {
@@ -60,6 +67,103 @@ class Wrong(Exception):
     """What is wrong with what a function returned."""
 
 
+_MOST = 4096  # bytes of a result
+_PIPE = 3  # the descriptor of it in a fork
+_WAIT_S = 5.0  # for a call that takes milliseconds
+_MEMORY = 1 << 30  # bytes of addresses that a fork may take beside those of this process
+# What an answer that is evaluated may use of Python, beside the names of sympy.
+_PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
+
+
+class Forks:
+    """Makes forks, as many at a time as there are cores.
+
+    Attributes:
+      confined: True if a fork can reach no network, disk or process; it was tried.
+    """
+
+    def __init__(self):
+        self._readable = [*sandbox_child.readable(), *(path for path in sys.path if path.endswith("-packages"))]
+        self._rules = sandbox_child.rules()
+        self.confined = self.results([_is_confined]) == [True]
+        if not self.confined:
+            self._rules = b""
+
+    def results(self, calls: Iterable[Callable[[], object]]) -> list:
+        """Returns what each call returned, by way of JSON; a text in its place says why it returned nothing."""
+        with concurrent.futures.ThreadPoolExecutor(files.cores()) as pool:
+            return list(pool.map(self._result, calls))
+
+    def _result(self, call: Callable[[], object]) -> object:
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            self._end_with(call, write)
+        os.close(write)
+        try:
+            ended = select.select([read], [], [], _WAIT_S)[0]
+            said = os.read(read, _MOST) if ended else b""
+        finally:
+            os.close(read)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if not ended:
+            return f"took over {_WAIT_S:g} s"
+        with contextlib.suppress(ValueError):  # it wrote nothing, or half
+            return json.loads(said)
+        return "ended before it was judged"
+
+    def _end_with(self, call: Callable[[], object], write: int) -> None:
+        """Makes the call, in a fork; writes what it returns, and ends this process."""
+        try:
+            os.dup2(write, _PIPE)
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in range(_PIPE):
+                os.dup2(null, number)
+            os.closerange(_PIPE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            if self._rules:
+                sandbox_child.limit(2 * _WAIT_S, _addresses() + _MEMORY)
+                sandbox_child.give_up(self._rules, self._readable)
+            result = call()
+        except BaseException as error:  # SystemExit too
+            result = type(error).__name__
+        os.write(_PIPE, json.dumps(result).encode()[:_MOST])
+        os._exit(0)
+
+
+def _addresses() -> int:
+    """The bytes of addresses that this process has (Linux)."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _is_confined() -> bool:
+    try:
+        os.open(os.devnull, os.O_WRONLY)
+    except PermissionError:
+        return True
+    return False
+
+
+def only_computes() -> Callable[[str, tuple], None]:
+    """Returns an audit hook (`sys.addaudithook`) that refuses code made of a text if it does more than compute.
+
+    It may name what sympy exports, some of Python's functions and variables of one letter. So an answer that its task
+    evaluates can't name the true answer, which stands in the variables around it, nor the judge's functions.
+    """
+    allowed = {"sympy", *importlib.import_module("sympy").__all__, *_PYTHON}
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event != "exec" or not arguments[0].co_filename.startswith("<"):
+            return
+        codes = [arguments[0]]
+        for code in codes:
+            codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+            if wrong := {name for name in code.co_names if len(name) > 1} - allowed:
+                raise PermissionError(f"an answer may not use {min(wrong)}")
+
+    return hook
+
+
 def final(answer: str) -> str:
     """Returns what is judged of an answer: what stands in its last <answer>...</answer>, else all of it, stripped."""
     answers = _ANSWER.findall(answer)
@@ -71,7 +175,7 @@ class Judge:
 
     def __init__(self):
         self._tasks: list[Gym | None] = []
-        self._forks: forks.Forks | None = None
+        self._forks: Forks | None = None
         self._function: Callable | None = None
         self._name = ""
         self._format: re.Pattern | None = None
@@ -106,7 +210,7 @@ class Judge:
             self._make_forks()
 
     def _make_forks(self) -> None:
-        self._forks = forks.Forks()
+        self._forks = Forks()
         for gym in self._tasks:
             if gym and gym.hook and not self._forks.confined:
                 raise Refused(
@@ -231,7 +335,7 @@ class Gym:
                 return block[number - first]
 
         self.entry, self.name = entry, f"reasoning_gym:{name}"
-        self.hook = forks.only_computes() if name in EVALUATED else None
+        self.hook = only_computes() if name in EVALUATED else None
         try:
             self._all = dataset(0)
         except Exception as error:

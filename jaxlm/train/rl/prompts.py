@@ -21,9 +21,8 @@ from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host.console import Say
-from jaxlm.train.rl import tasks
 from jaxlm.train.rl.process import Failed, Processes
-from jaxlm.train.rl.sources import Item, Made, Reader, Source
+from jaxlm.train.rl.sources import Item, Made, Reader, Source, Spec, parse_tasks
 
 __all__ = ["Item", "Prompts", "make", "room"]
 
@@ -112,7 +111,7 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)
     reader = Reader(tokenizer, room(config), config.seed, *held_out, say, notes)
-    specs = tasks.parse(r.tasks)
+    specs = parse_tasks(r.tasks)
     if not specs and not d.path:
         raise ConfigError(
             f"{config.program} needs prompts: --config.data.path=FILE.jsonl of rows with a prompt or messages, or "
@@ -134,7 +133,7 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
 
 
-def _source(spec: tasks.Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:
+def _source(spec: Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:
     if spec.kind == "gsm8k":
         return reader.rows(spec.name or path, "reward.tasks" if spec.name else "data.path", number)
     return Made(spec, number, process, reader)

@@ -5,19 +5,19 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 
 import numpy as np
 
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import ConfigError, RunError, nearest
 from jaxlm.data.batches import encoded
 from jaxlm.data.chats import chat, examples, masks
 from jaxlm.data.chats.records import Messages, Notes, Row, Unfit, message_of
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.train.rl.process import Failed, Processes
-from jaxlm.train.rl.tasks import Spec, for_evaluation
 
 _TRIES = 64  # questions that are made for one item, until one fits
 _HALF = 2**31  # training takes questions below it, evaluation from it on
@@ -25,6 +25,55 @@ _AT_ONCE = 16  # questions made by an order, so that it ends in time
 _PROBED = 16  # questions that are made to see how long they are
 _COLUMNS = ("answer", "task")  # of what a task asks
 _TRUTH = "####"  # of GSM8K: what follows it is the final answer
+
+
+_ONE_IN = 8  # questions, one is for evaluation
+KINDS = ("reasoning_gym", "gsm8k")
+_COMMA = re.compile(r",(?![^\[(]*[\])])")  # not between the brackets of a value
+
+
+class Spec(typing.NamedTuple):
+    """One task.
+
+    Attributes:
+      text: as it is written in the config.
+      kind: one of KINDS.
+      name: of the dataset in reasoning-gym; for gsm8k the file, or "".
+      options: key -> value, as they are written.
+    """
+
+    text: str
+    kind: str
+    name: str
+    options: Mapping[str, str]
+
+
+def parse_tasks(tasks: str) -> list[Spec]:
+    """Returns the tasks that `reward.tasks` names. Raises ConfigError if one is not written as it should be."""
+    return [_spec(text.strip()) for text in _COMMA.split(tasks)] if tasks.strip() else []
+
+
+def _spec(text: str) -> Spec:
+    kind, _, rest = text.partition(":")
+    if kind not in KINDS:
+        raise ConfigError(f"config.reward.tasks: there is no kind of task {kind!r}; {nearest(kind, KINDS)}")
+    if kind == "gsm8k":
+        return Spec(text, kind, rest, {})
+    name, _, query = rest.partition("?")
+    if not name:
+        raise ConfigError(f"config.reward.tasks: {text!r} names no task: reasoning_gym:chain_sum, for example")
+    options = {}
+    for part in filter(None, query.split("&")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"config.reward.tasks: {part!r} in {text!r} is no key=value")
+        options[key] = value
+    return Spec(text, kind, name, options)
+
+
+def for_evaluation(question: str) -> bool:
+    """True if a question is never trained on: one in eight, by a hash of its text."""
+    return hashlib.blake2b(question.encode(), digest_size=1).digest()[0] % _ONE_IN == 0
 
 
 @dataclasses.dataclass(frozen=True)

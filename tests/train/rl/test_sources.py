@@ -10,7 +10,7 @@ import tiny_chats
 from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.chats.records import Notes
-from jaxlm.train.rl import process, rewards, sources, tasks
+from jaxlm.train.rl import process, rewards, sources
 from jaxlm.train.rl.sources import Made, Reader
 
 WITH_GYM = pytest.mark.skipif(
@@ -209,7 +209,7 @@ MATH = "gsm8k"
 @pytest.fixture(scope="module")
 def judging():
     """The process, with three tasks; it takes seconds to import reasoning-gym."""
-    specs = tasks.parse(f"{FEW},{SETS},{MATH}")
+    specs = sources.parse_tasks(f"{FEW},{SETS},{MATH}")
     found = process.Processes([(spec.kind, spec.name, dict(spec.options)) for spec in specs], "", "", 60.0)
     found.start()
     yield found
@@ -219,7 +219,7 @@ def judging():
 @pytest.fixture
 def made(judging, reader):
     def make(task: str = FEW, **options) -> Made:
-        (spec,) = tasks.parse(task)
+        (spec,) = sources.parse_tasks(task)
         return Made(spec, [FEW, SETS].index(task), judging, reader(**options))
 
     return make
@@ -290,7 +290,7 @@ class _Section:
 @pytest.mark.faults
 def test_an_answer_that_a_task_never_ends_to_judge_is_wrong(reader, said):
     """countdown computes what stands there: 9**9**9 has 370 million digits."""
-    (spec,) = tasks.parse("reasoning_gym:countdown")
+    (spec,) = sources.parse_tasks("reasoning_gym:countdown")
     judging = process.Processes([(spec.kind, spec.name, {})], "", "", 3.0)
     items = Made(spec, 0, judging, reader(room=2000)).draw(range(3))
     rewarder = rewards.Rewarder(_Section(spec.text, 3.0), judging, say=said.append)
