@@ -22,11 +22,7 @@ from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Talks until ctrl-D, /quit or the end of standard input; returns 2 if a line of a file could not be answered, else 0.
-
-    Raises:
-      ConfigError: there is no such run or model.
-    """
+    """Talks until ctrl-D, /quit or the end of standard input; returns 2 if a line of a file could not be answered, else 0."""
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
     chosen = [(config, args.step or args.checkpoint)]

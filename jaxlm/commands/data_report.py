@@ -34,12 +34,7 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
     """Returns the result of `make`, cached in a JSON file.
 
     Args:
-      path: the path of the file.
       about: what the result depends on, stored with it. If the file's `about` differs, the result is computed again.
-      make: computes the result.
-
-    Returns:
-      The entries of `about` and of the result in one dict.
     """
     known = files.json_there(path)
     if about.items() <= known.items():

@@ -128,11 +128,7 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
 
 
 def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
-    """Returns what the card says of the data that a checkpoint of this step has seen; nothing if the data is not here.
-
-    Returns:
-      (source -> where it is from, its share of the first mixture and its tokens; both mixtures in words if it has seen both).
-    """
+    """What the card says of the data: (source -> origin, share of the first mixture, tokens; both mixtures in words, or "")."""
     try:
         data = shards.open_data(config.data.dir)
     except ConfigError:

@@ -25,7 +25,6 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
 
     Args:
       args: `config`, the folder; `preset`, a name or None; `out`, the data directory or None.
-      overrides: `KEY=VALUE`, as on the command line.
 
     Raises:
       ConfigError: nothing there can be read, there is no such preset, or the data directory would lie in the folder.

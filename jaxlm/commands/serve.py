@@ -22,12 +22,7 @@ _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it.
-
-    Raises:
-      ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
-      RunError: the port is in use.
-    """
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it."""
     _check(config, args)
     from jaxlm.serve import guard
     from jaxlm.serve.batcher import Batcher

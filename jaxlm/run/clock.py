@@ -148,7 +148,6 @@ class Clock:
         self._seconds[activity] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each activity up to now. Their sum is the wall time of all starts."""
         return self._seconds | {self.activity: self._seconds[self.activity] + time.monotonic() - self._mark}
 
     def _show(self) -> None:

@@ -105,10 +105,6 @@ def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[di
     """Returns what changed since the run's last start, [{name, was, is}, ...]; [] if there was none, or its files are damaged.
 
     Call it before the new start is recorded.
-
-    Args:
-      config: the config of the new start, with "auto" as the user left it.
-      new: what else the new start records: hardware, choices.
     """
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:

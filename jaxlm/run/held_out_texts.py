@@ -46,11 +46,7 @@ def of_run(folder: pathlib.Path) -> Texts:
 
 
 def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
-    """Returns a line that says that two runs measure different texts, and what to do; "" if not, or if one is unknown.
-
-    Args:
-      runs: the commands' arguments: "A", or "A B".
-    """
+    """Returns a line that says that two runs measure different texts, and what to do; "" if not, or if one is unknown."""
     names = sorted(source for source in a.keys() | b.keys() if a.get(source) != b.get(source))
     if not (a and b and names):
         return ""

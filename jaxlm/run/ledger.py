@@ -133,11 +133,7 @@ def record_start(
     config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
 
     Args:
-      step: the number of steps already done.
       manifest_sha256: of the data directory's manifest.
-      hardware: the devices; `machine()` is added.
-      choices: the settings that this start decided (attention backend, mesh, ...).
-      changed: what `differences.since_last_start` returned.
       flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
       held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
@@ -174,9 +170,6 @@ def end(
     Never raises: a full disk says one line.
 
     Args:
-      step: the last step that it did; 0 if it did none.
-      code: the exit code; -9 for a process that SIGKILL ended.
-      cause: the ending's, such as "budget".
       pid: this process by default. A supervisor gives its child's.
       hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
     """
@@ -189,7 +182,6 @@ def end(
 
 
 def note(folder: pathlib.Path, mirrored: bool) -> None:
-    """Adds to how this start ended whether the mirror holds all of it. Never raises."""
     _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
 
 
@@ -228,7 +220,6 @@ def _now() -> str:
 
 
 def packages() -> dict[str, str | None]:
-    """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
     return {name: _version(name) for name in _PACKAGES}
 
 

@@ -26,11 +26,8 @@ class Writer:
     """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them.
 
     Args:
-      workdir: the run's folder.
-      config: `config.log`.
       run_config: the whole resolved config as a dict, for W&B to show, without its secrets.
       first: the first step of this start. TensorBoard hides what earlier starts wrote of it and of later steps.
-      on_full: called when the disk becomes full, to make room.
     """
 
     def __init__(
@@ -88,11 +85,6 @@ class TensorBoard(_Guarded):
 
     tensorboardX makes the events. Its own writer is not used: once the disk was full for a moment, its thread is dead and
     the eleventh scalar after that waits for ever.
-
-    Args:
-      folder: the folder of event files; each start of a run writes one of its own.
-      first: TensorBoard hides what earlier files hold of this step and of later ones.
-      on_full: called when the disk becomes full, to make room.
     """
 
     def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):
@@ -120,7 +112,6 @@ class TensorBoard(_Guarded):
         self._append(step=first, session_log=self._session(status=self._session.START))
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Writes the scalars of one step."""
         # What is not finite is no point of a curve, and tensorboardX would say so each time.
         finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
         if self._file and finite:
@@ -146,11 +137,6 @@ class WandB(_Guarded):
 
     W&B drops what is logged for a step before its latest one. So `step` is a metric, over which the others are drawn, and
     not W&B's own step: after a resume the steps that are done again are there twice.
-
-    Args:
-      workdir: the run's folder.
-      mode: "online" or "offline".
-      run_config: the config to show, without secrets.
     """
 
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
@@ -175,7 +161,6 @@ class WandB(_Guarded):
             self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Logs the scalars of one step."""
         if self._run:
             with self._guard("W&B can't be written to"):
                 self._run.log({"step": step} | scalars)

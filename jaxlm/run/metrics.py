@@ -30,9 +30,7 @@ class Appender:
     oldest are dropped. One line says when it begins, and one when it is over.
 
     Args:
-      path: the file; it and its folder are made when the first record is written.
       on_full: called when the disk becomes full, to make room. The record is then tried once more.
-      keep: the number of records that may wait.
     """
 
     def __init__(self, path: pathlib.Path, on_full: Callable[[], None] | None = None, keep: int = KEEP):
@@ -117,7 +115,6 @@ class JsonLines(Appender):
         super().__init__(path, on_full)
 
     def write(self, record: dict) -> None:
-        """Writes one object. NaN and infinities become null, since JSON has neither."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.append((json.dumps(clean) + "\n").encode())
 

@@ -16,9 +16,6 @@ _EVALUATIONS = ("val/", "eval/")  # how the names begin of what is not measured 
 class Scores(dict[int, float]):
     """step -> the score of a checkpoint, the lowest of which is best: the metric, or minus it where the highest is best.
 
-    Args:
-      config: `config.checkpoint`.
-
     Attributes:
       losses: step -> held-out loss, NaN if it was not finite.
     """
@@ -49,7 +46,6 @@ class Scores(dict[int, float]):
         return [list(map(list, figures.items())) for figures in (self, self.losses)]
 
     def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
-        """Takes in what `pairs` of the first process returned."""
         self.update({int(step): score for step, score in scores})
         self.losses.update({int(step): loss for step, loss in losses})
 

@@ -33,9 +33,6 @@ class StopSignal:
 
     If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this
     class turns its own requests into SIGTERM, and all processes stop at the same step.
-
-    Args:
-      doing: returns the activity of the run (`clock.ACTIVITIES`), for the line that answers a signal.
     """
 
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
@@ -62,11 +59,7 @@ class StopSignal:
         self._before.clear()
 
     def ask(self, why: typing.Any) -> None:
-        """Asks all processes to stop at the same step, with the ending `why`. Any thread may ask; the first one counts.
-
-        Args:
-          why: a `loop.Ending`; None for a signal.
-        """
+        """Asks all processes to stop at the same step, with the ending `why`. Any thread may ask; the first one counts."""
         self._why = self._why or why
         if not self._requested.is_set():
             self._requested.set()

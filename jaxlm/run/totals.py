@@ -32,7 +32,6 @@ class Earlier:
 
 
 def begun() -> float:
-    """Returns the `time.monotonic()` at which this start began: the supervisor says it, else this process' own start."""
     since = supervised.since()
     return process_began() if since is None else since
 

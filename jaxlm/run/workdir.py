@@ -58,17 +58,12 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
 
 
 def saved_config(folder: pathlib.Path) -> config_dict.ConfigDict | None:
-    """Returns the config that a run's folder keeps; None if it keeps none."""
     path = folder / "config.json"
     return config_files.from_run(path) if path.is_file() else None
 
 
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
-    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more.
-
-    Args:
-      as_before: of examples, `packed.Texts.as_before`.
-    """
+    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
     checkpoints = folder / "checkpoints"
     if weights.begun(checkpoints):
         newest = max(int(path.name) for path in checkpoints.iterdir() if is_step(path.name))
@@ -111,7 +106,6 @@ def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
-    """Raises ConfigError if the arrays of this optimizer's state differ from those in the folder's checkpoints."""
     _check_same(folder, "an optimizer", "optim", optim, _OPTIM_STATE_KEYS)
 
 

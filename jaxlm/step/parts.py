@@ -29,8 +29,7 @@ from jaxlm.step.state import TrainState
 class Adapter(typing.Protocol):
     """Variables that are trained while the model's own parameters are frozen. Hashable."""
 
-    def attach(self, model: Transformer) -> Transformer:
-        """Returns the model that reads the adapter's variables."""
+    def attach(self, model: Transformer) -> Transformer: ...
 
     def init(self, model: Transformer, key: jax.Array) -> Variables:
         """Returns new variables for the adapter, by collection."""
@@ -57,7 +56,6 @@ class Parts:
     """All parts that training with a config on a mesh needs.
 
     Attributes:
-      abstract, shardings: the shapes of the train state, and the sharding of each of its leaves.
       frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
         They are the model's parameters as `models.quantized` keeps them.
       init: key -> new variables, by collection, of what is trained beside the model's parameters.
@@ -113,9 +111,6 @@ class Parts:
         """Returns the variables of the model as training begins, in the types in which a step computes, without scalar heads.
 
         New LoRA factors and rows change nothing at first, so they are left out. Call it under `jax.set_mesh(mesh)`.
-
-        Args:
-          frozen: the frozen variables, which are not copied.
         """
         begun = {} if self.frozen else {"params": self._params(origin)}
         begun |= {name: part for name, part in self._beside(origin).items() if name not in self.objective.heads}
@@ -129,11 +124,7 @@ class Parts:
         return origin.params(self.abstract.params["params"], shardings)
 
     def _beside(self, origin: Weights | None) -> Variables:
-        """Returns what an origin trained beside the parameters, of the collections that are trained here.
-
-        Raises:
-          ConfigError: an array has another shape here.
-        """
+        """What an origin trained beside the parameters, of the collections trained here. Raises ConfigError."""
         arrays = {}
         for name, part in (origin.trained() if origin else {}).items():
             if name not in self.abstract.params:
@@ -155,7 +146,6 @@ class Parts:
         )
 
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a batch, with their shardings."""
         return self.objective.shapes(self.config, self.mesh)
 
     def jit(self) -> jax.stages.Wrapped:
@@ -172,9 +162,9 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone: no parameter is made.
+        """Returns the train step, lowered from shapes alone, also for absent devices or an abstract mesh.
 
-        The mesh's devices may be absent, and the mesh may be abstract: then the step is lowered for this machine's platform.
+        On an abstract mesh the step is lowered for this machine's platform.
         """
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
         shapes = (self.frozen, self.abstract, self.batch())
@@ -195,9 +185,6 @@ def make(
     """Returns the parts of a config whose `model.attention` and `model.dtype` are set (not auto).
 
     Args:
-      mesh: the devices to train on. On an abstract mesh the step can be lowered, but not compiled or run.
-      make_objective: a function such as `objectives.lm.make`.
-      adapter: what to train instead of the model's parameters, if anything.
       rows: ids whose rows learn at another rate (`optim.make`).
 
     Raises:

@@ -53,7 +53,6 @@ def shardings(
     """Returns the NamedSharding of every leaf: the optimizer's arrays are sharded like their parameter, scalars replicated.
 
     Args:
-      abstract: the shapes of the state.
       logical: the logical axes of every parameter (a tree with tuples as leaves), by collection.
       offload: True to keep the optimizer's arrays in the host's memory instead of the device's.
     """

@@ -173,11 +173,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
 
 
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
-    """(scaled gradients in float32, their global norm at most `limit`; norms by group; global norm, both before clipping).
-
-    Args:
-      limit: 0 = no clipping.
-    """
+    """(scaled gradients in float32, their global norm at most `limit` (0: any); norms by group, global norm, both before)."""
     norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
     grad_norm = _total(norms)
     clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0

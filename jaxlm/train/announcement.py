@@ -29,11 +29,7 @@ _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
 def announce(
     made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int, trained: str = ""
 ) -> None:
-    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it.
-
-    Args:
-      trained: what is trained in place of all parameters, in words; "" if all are.
-    """
+    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it."""
     if made.config.log.parameters:
         say(table(made.abstract.params))
     if trained:
@@ -55,12 +51,9 @@ def lines(
     """Returns what a start says: model, data, memory, choices, length. One line each, and a warning if there is cause.
 
     Args:
-      config: the config, with nothing left at "auto".
-      mesh: all devices of the run.
       tokens: source -> its training tokens.
       passes: source -> how many times the whole run goes through it; {} if that can't be said.
       program: the compiled step; None if the run has no step left.
-      done: how many steps are done already.
       trained: how many numbers are trained in place of all parameters, and what they are; "" if all are.
     """
     m, t = config.model, config.train
@@ -86,11 +79,7 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
 
 
 def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
-    """Returns a line about the kernels that `adapter.quantize` leaves as they are; none without any.
-
-    Args:
-      frozen: what `quantized.freeze` returns, or its shapes.
-    """
+    """Returns a line about the kernels that `adapter.quantize` leaves as they are; none without any."""
     kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
     short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
     why = "no block of 32 to 64 divides their inputs"
@@ -138,11 +127,7 @@ def _length(config: Config, mesh: Mesh, done: int) -> str:
 
 
 def table(params: dict) -> str:
-    """Returns the table of parameters' shapes (`log.parameters`).
-
-    Args:
-      params: the trained variables, by collection, or their shapes.
-    """
+    """Returns the table of parameters' shapes (`log.parameters`)."""
     return parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False)
 
 
@@ -162,11 +147,7 @@ class FirstRate(Watch):
     nobody knows their time.
 
     Args:
-      hooks: what runs between the steps.
-      steps: the last step of the run.
       spent: () -> (seconds, dollars) of all starts so far.
-      usd_per_hour: the price of this start.
-      say: shows a line.
     """
 
     clock: Clock

@@ -32,7 +32,6 @@ class LoaderBatches:
 
     Args:
       loader: yields this process's rows (`sharding.local_rows`) of successive steps. `close` closes it.
-      shapes: the shapes of a global batch with their shardings (`Parts.batch`).
       failed: called once with the loader's error, if there is a reserve.
       reserve: how many batches to hold back. With 0 the loader's error is raised at once.
     """

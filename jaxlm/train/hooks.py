@@ -20,10 +20,7 @@ class Save(Hook):
     """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
     Args:
-      config: `config.checkpoint`: every how many steps, and minutes.
       failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
-      meta: JSON values to store in each checkpoint (config, fingerprint of the data).
-      milestones: the steps at which a phase ends.
       remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
       alive: called while a finished state waits for room on the disk.
     """
@@ -99,7 +96,6 @@ class Here(Hook):
 
     Args:
       moved: returns the line that says so, or "". Asked on the first process.
-      others: the hooks that write.
     """
 
     name = "folder"
@@ -122,7 +118,7 @@ Remark = Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]
 
 
 def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Returns no further figures and no lines: the `Remark` of a kind of training that has none."""
+    """Returns no further figures and no lines: for a kind of training that has none."""
     del step, figures
     return {}, []
 
@@ -133,7 +129,9 @@ _BASE, _CHANGE, _ENDED = "val/base/bits_per_byte", "val/base/change", "samples/e
 
 
 class Remarks:
-    """Looks at the figures of evaluations and of samples: `(step, figures) -> (more figures, lines for the user)`.
+    """Says in plain words what goes wrong while a model learns to answer: it forgets its base, or its answers do not end.
+
+    Called with (step, figures of an evaluation or of samples); returns (more figures, lines for the user).
 
     Args:
       before: the bits per byte of the base's text before the first step; None if they are not known yet. Those that are
@@ -185,12 +183,7 @@ def base_before(folder: pathlib.Path) -> float | None:
 
 
 class Measuring(Hook):
-    """Measures the model at regular steps.
-
-    Args:
-      measure: what measures it; None if there is nothing to measure, and then the hook is never due.
-      every: when.
-    """
+    """Measures the model at regular steps."""
 
     def __init__(self, measure: Callable | None, every: Every):
         self._measure, self._every = measure, every
@@ -206,10 +199,7 @@ class HeldOut(Measuring):
     """Measures the held-out loss.
 
     Args:
-      measure: variables -> metrics; None if no text is held out.
-      losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
       remark: new `val/loss` -> a line for the user, or "".
-      further: (step, metrics) -> (more metrics, lines for the user).
     """
 
     name = "held-out"
@@ -239,12 +229,7 @@ class HeldOut(Measuring):
 
 
 class Benchmarks(Measuring):
-    """Asks the questions of benchmarks.
-
-    Args:
-      measure: (variables, step) -> metrics, `eval/TASK/METRIC`. It also writes RUN/eval/STEP. None if no benchmark is wanted.
-      measured: the steps that earlier starts measured. The hook adds its own.
-    """
+    """Asks the questions of benchmarks."""
 
     name = "benchmarks"
 
@@ -268,8 +253,6 @@ class Sample(Measuring):
 
     Args:
       sample: (variables, step) -> (lines to show, metrics). It also writes WORKDIR/samples/<step>.jsonl.
-      milestones: the steps at which a phase ends.
-      further: (step, metrics) -> (more metrics, lines for the user).
       chooses: True if one of its figures chooses the best checkpoint; then it is no decoration.
     """
 

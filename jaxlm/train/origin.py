@@ -36,14 +36,18 @@ from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 
+Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
+
+_VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
+_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
+_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """Weights to start from.
 
     Attributes:
-      config: the config of the model.
-      tokenizer: a function that reads the model's tokenizer.
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
@@ -129,10 +133,6 @@ class Origin:
         Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later. `meta`
         names the batches that were passed over.
 
-        Args:
-          parts: the parts of that run.
-          fingerprint: the fingerprint of its data.
-
         Raises:
           ConfigError: there is no state here, the model, optimizer or data differ, or no step to come has a rate above 0.
           RunError: the checkpoint is damaged.
@@ -151,17 +151,10 @@ class Origin:
         return state, parts.load_frozen(self), {"passed_over": passed_over}
 
 
-Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
-
-_VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
-_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
-
-
 def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
     """Returns what reads the grown model's parameters, given what reads its own. Rows that stay keep every bit.
 
-    Args:
-      old, new: the model before and after; they differ in `vocab_size`.
+    A base that was trained without ChatML's tokens gets them this way.
     """
 
     def grown(name: str) -> np.ndarray:
@@ -179,6 +172,9 @@ def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
 
 def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
     """The rows of the new ids, float64 [count, D]: made on the host, so that they are the same on every mesh."""
+    # The mean of all others, so that at first a new token is as likely as an average one (Hewitt 2021, "Initializing New Word
+    # Embeddings for Pretrained Language Models"), plus a little noise by which the new tokens differ. They depend on the
+    # parameters alone, not on the run's seed: whoever grows the same base gets the same model, and an adapter fits it.
     rows_VxD = rows_VxD.astype(np.float64)
     noise = np.random.default_rng(len(rows_VxD)).standard_normal((count, rows_VxD.shape[1]))
     return rows_VxD.mean(0) + _SPREAD * rows_VxD.std(0) * noise
@@ -189,9 +185,6 @@ def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Var
 
     An adapter that was trained beside quantised kernels is added to what these stood for: to the model that it has learnt
     beside.
-
-    Args:
-      trained: reads the adapter's variables, on the host.
     """
     variables = functools.cache(trained)
 
@@ -203,7 +196,6 @@ def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Var
     return merged
 
 
-_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
 
 
@@ -276,7 +268,6 @@ def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run
     Args:
       said: what the run's checkpoint says of it (`Origin.identity`).
       base: the identity of the model that is there now; {} for a run that needs none.
-      run: the folder of the run, for the message.
     """
     if base and said.get("digest") != base["digest"]:
         raise ConfigError(

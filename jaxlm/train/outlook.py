@@ -27,8 +27,6 @@ class Outlook:
     """What the forecast of a run needs. It reads metrics.jsonl, so only the first process calls its methods.
 
     Attributes:
-      rate: steps from 1 -> learning rates.
-      steps: the last step of the plan.
       final: the final mixture, if there is one. Its losses are of other text, and the forecast, which is of the first
         mixture, leaves them out.
     """
@@ -81,7 +79,6 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
 
 
 def write(folder: pathlib.Path, gathered: dict) -> None:
-    """Writes RUN/report.html from what `Outlook.summary` returned."""
     page.write(folder / NAME, gathered)
 
 
@@ -213,11 +210,7 @@ def _start(start: dict) -> dict[str, typing.Any]:
 
 
 class Report(Hook):
-    """Shows the three futures at the end of each phase.
-
-    Args:
-      milestones: the last steps of the phases.
-    """
+    """Shows the three futures at the end of each phase."""
 
     name = "report"
     decoration = True

@@ -36,11 +36,7 @@ class Point:
     """Where a run stands after a step.
 
     Attributes:
-      step: the number of steps done.
       wall_s, cost_usd: the seconds and dollars of all starts so far.
-      val_loss: the held-out loss; None if it was not measured, or is not finite.
-      train_loss: the training loss, smoothed; None if none was logged.
-      skipped: the number of updates skipped so far.
     """
 
     step: int
@@ -56,7 +52,6 @@ def point(records: Records, step: int, spent: tuple[float, float] | None = None,
 
     Args:
       spent: (seconds, dollars) so far; by default those of the last record up to `step`.
-      at_least: the first step whose training loss counts. Before the first step of all, its own loss stands for the loss.
     """
     until = [record for number, record in sorted(records.items()) if number <= step]
     if spent is None:
@@ -172,9 +167,6 @@ def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str]
     """Returns (cause, why) if the phase's row says that the run must stop: cause "gate" or "budget"; None if it may go on.
 
     A budget stops a phase before its end. Once the phase is at its end, its overspending is only shown in the bill.
-
-    Args:
-      run: the folder of the run, for the command that the line recommends.
     """
     c, key = phase.config, f"phases.plan.{phase.name}"
     ended, at = f"phase {phase.name} ended at step {r['last_step']:,} with", r["last_step"]
@@ -208,17 +200,8 @@ class Phases(Hook):
     every step if it is alone, else every `log.every_steps`, since all processes wait for its word.
 
     Args:
-      config: phases, budgets and length of the run; `phases.accept` names the phase whose failed gate or spent budget counts
-        no more.
-      run: the folder of the run, for the commands that lines recommend.
       rows: the rows that earlier starts wrote, on the first process.
       append: writes a row to run.json.
-      records: () -> step -> metrics of the whole run.
-      spent: () -> (seconds, dollars) of all starts of the run so far.
-
-    Attributes:
-      milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
-      spent: as given.
     """
 
     name = "phases"
@@ -348,11 +331,7 @@ class Phases(Hook):
 
 
 def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[float, float]]) -> Phases:
-    """Returns the hook of the run in `folder`. Raises ConfigError if two phases end at the same step.
-
-    Args:
-      spent: price of this start in dollars an hour -> (seconds, dollars) of all starts so far.
-    """
+    """Returns the hook of the run in `folder`. Raises ConfigError if two phases end at the same step."""
     return Phases(
         config,
         str(folder),

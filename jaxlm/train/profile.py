@@ -20,6 +20,16 @@ from jaxlm.config import ConfigError, ProfileConfig
 from jaxlm.devices.processes import say
 from jaxlm.train.loop import Ending, Hook, Moment
 
+Message = Mapping[int, list]  # of a protobuf: number of a field -> its values
+CLASSES = ("attention", "matmul", "elementwise", "communication", "idle")  # elementwise: all other computation
+
+_COMMUNICATION = re.compile(r"all-?_?reduce|all-?_?gather|all-?_?to-?_?all|reduce-?_?scatter|collective|nccl", re.I)
+_ATTENTION = re.compile(r"fmha|flash|mha_|cudnn.*(attention|sdpa)", re.I)
+_MATMUL = re.compile(r"gemm|matmul|cublas|cutlass|nvjet|\bdot\b|^dot|convolution|xmma", re.I)
+_NOT_A_PLACE = re.compile(r"^$|^[A-Z]|[(>]|^(while|body|closed_call|checkpoint|rematted_computation)$")
+_CONTAINERS = ("while", "call", "conditional")  # their bodies have events of their own
+_PRODUCTS = ("dot", "convolution")
+
 
 def check(config: ProfileConfig, first: int) -> None:
     """Raises ConfigError if the steps to trace begin before `first`, the first step that this start will do."""
@@ -106,17 +116,6 @@ class _Begin(Hook):
         self._trace.running = True
 
 
-Message = Mapping[int, list]  # of a protobuf: number of a field -> its values
-CLASSES = ("attention", "matmul", "elementwise", "communication", "idle")  # elementwise: all other computation
-
-_COMMUNICATION = re.compile(r"all-?_?reduce|all-?_?gather|all-?_?to-?_?all|reduce-?_?scatter|collective|nccl", re.I)
-_ATTENTION = re.compile(r"fmha|flash|mha_|cudnn.*(attention|sdpa)", re.I)
-_MATMUL = re.compile(r"gemm|matmul|cublas|cutlass|nvjet|\bdot\b|^dot|convolution|xmma", re.I)
-_NOT_A_PLACE = re.compile(r"^$|^[A-Z]|[(>]|^(while|body|closed_call|checkpoint|rematted_computation)$")
-_CONTAINERS = ("while", "call", "conditional")  # their bodies have events of their own
-_PRODUCTS = ("dot", "convolution")
-
-
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     """An instruction of a compiled program."""
@@ -175,7 +174,12 @@ def classify(event: Event) -> str:
 
 
 def summarise(events: Iterable[Event], steps: int) -> Profile:
-    """Returns the mean profile of a step, over `steps` steps and all devices. Raises ValueError if `events` is empty."""
+    """Returns the mean profile of a step, over `steps` steps and all devices. Raises ValueError if `events` is empty.
+
+    Each instant belongs to the operation that runs then. If several run at once, they share the instant equally.
+    Communication gets only the instants without computation, since it costs nothing while computation runs. Instants
+    without any operation are idle. So the shares of all classes add up to 1.
+    """
     by_device: dict[str, list[Event]] = collections.defaultdict(list)
     for event in events:
         by_device[event.device].append(event)
@@ -226,7 +230,11 @@ def place(scope: str) -> str:
 
 
 def read(path: pathlib.Path) -> list[Event]:
-    """Returns the operations in an `.xplane.pb`: those of the GPUs, or those of the CPU if there is no GPU."""
+    """Returns the operations in an `.xplane.pb`: those of the GPUs, or those of the CPU if there is no GPU.
+
+    The format is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events (for each thunk of a CPU, for each stream of
+    a GPU), protobuf the compiled programs.
+    """
     programs = instructions(path.read_bytes())
     planes = list(ProfileData.from_file(str(path)).planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]

@@ -57,7 +57,6 @@ class Spikes(Watch):
     there are enough losses, a loss counts as a spike that is more than twice the first.
 
     Args:
-      config: `config.stability`.
       tell: (step, loss, score) -> None; called for the first spike of each series.
       hold: called with the first step of a series, so that the last checkpoint before it stays until the next series.
       switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
@@ -116,7 +115,6 @@ class Overfit(Watch):
 
     Args:
       evaluations: how many rises in a row are told; 0 = never.
-      switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
     """
 
     reads = ("loss",)
@@ -159,12 +157,6 @@ def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: 
 
     It is stopped if it was rolled back before for steps that overlap with these, or too often to one checkpoint: then other
     batches did not help.
-
-    Args:
-      ending: the ROLL_BACK.
-      step: the last step that was done.
-      checkpoints: the steps of the whole checkpoints.
-      rollbacks: the entries of run.json so far.
     """
     to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
     again = any(r["steps"][0] <= step and ending.first_bad <= r["steps"][1] for r in rollbacks)
@@ -181,14 +173,12 @@ def carry_out(
 ) -> str:
     """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next attempt does the rest.
 
-    Only the first process calls it.
+    Only the first process calls it. Returns "", or why the run must stop instead: that is written too, since the checkpoints of
+    these steps are spoiled.
 
     Args:
       batches: the numbers of the first and the last batch to pass over.
       settings: what another try depends on; see `held_back`.
-
-    Returns:
-      "", or why the run must stop instead. That is written too, since the checkpoints of these steps are spoiled.
     """
     to, why = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
     if not why:
@@ -224,7 +214,6 @@ def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[
     """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches.
 
     Args:
-      metas: step -> what was saved beside the arrays, with `passed_over`.
       rollbacks: the entries of run.json, each with `batches`, the window that it passes over.
     """
     return sorted(
@@ -244,8 +233,6 @@ def passed_over(
     """Returns (the windows to pass over, those asked for that come too late).
 
     Args:
-      saved: the windows of the checkpoint that the run goes on from.
-      wanted: the windows of the config and of rollbacks.
       last_batch: the number of the last batch that the checkpoint was trained on. What comes before it can't be changed.
     """
     windows, late = [tuple(window) for window in saved], []
@@ -263,7 +250,6 @@ def teller(
     """Returns what `Spikes` calls for a spike: it says it, and adds a line to a file, with the documents of the batch.
 
     Args:
-      path: WORKDIR/spikes.jsonl; only the first process writes it.
       documents: step -> the ids of the documents in its batch.
       number: step -> the number of its batch in the order.
     """

@@ -38,10 +38,7 @@ class Log:
     before the checkpoints: what is entered first is closed last, and then the time of the last save is in it too.
 
     Args:
-      folder: the run's folder, locked.
       clock: counts the time. The seconds of earlier starts are added to it.
-      train: the run's length and batch.
-      hardware: its price.
 
     Raises:
       OSError: metrics.jsonl or run.json can't be read.
@@ -87,13 +84,8 @@ class Log:
         Only the first process writes.
 
         Args:
-          settled: the config; what was asked goes to config.json.
-          data: the data, for its hash.
-          mesh: all devices of the run.
-          done: how many steps are done already.
           scores: of all starts. The recorder adds its own.
           between: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
-          on_full: called when the disk becomes full, to make room for logs; None to make none.
         """
         config, (hooks, watches) = settled.runs, between
         writer = together(lambda: self._open(settled, data, mesh, done, on_full), first_only=True)
@@ -143,7 +135,7 @@ class Log:
 
 
 def hardware() -> dict:
-    """Returns the processors and the devices of this start."""
+    """Returns the processors and the devices of this start, for the ledger."""
     devices = jax.devices()
     return {
         "machine": platform.machine(),

@@ -27,8 +27,6 @@ class SaveInFlight(Watch):
     Ends the run, with exit code 1, when saving fails and too much work is unsaved.
 
     Args:
-      config: `config.checkpoint`: how much is too much, in minutes and dollars.
-      usd_per_hour: the price of all devices; 0 if nobody knows.
       ask: how one of several processes ends the run for all (`StopSignal.ask`); None: by what this watch returns.
     """
 
@@ -73,8 +71,6 @@ class Row(typing.NamedTuple):
     """A row of a table of what may go wrong, in plain words.
 
     Attributes:
-      reads: the metrics that it is about.
-      window: how many steps it looks at.
       condition: (the first `window` steps of this start, the last) -> what the sentence quotes; None if all is well.
       sentence: what is said, with {names} of what the condition returns.
     """

@@ -44,9 +44,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
 class Chats(Kind):
     """Supervised fine-tuning: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`).
 
-    Args:
-      config: the config; nothing but its tokenizer is read here.
-
     Raises:
       ConfigError: there is no origin, it has no chat template, or the adapter can't be trained so.
     """
@@ -107,12 +104,10 @@ class Chats(Kind):
         return loss.joined([self._of_examples(ready), self._of_base(ready)])
 
     def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
-        """What measures the held-out answers."""
         c, parts = ready.config, ready.parts
         return loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
 
     def _of_base(self, ready: Ready) -> loss.Evaluator | None:
-        """What measures the text of the base, where it is here."""
         c, parts = ready.config, ready.parts
         sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
         return loss.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
@@ -225,9 +220,7 @@ def examples(
     """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
 
     Args:
-      tokenizer: of the model.
       text: what is replayed between them; None for nothing.
-      pairs: True for pairs, False for chats.
       closed: True: rows hold the last token of each text too.
     """
     folder = pathlib.Path(config.workdir)

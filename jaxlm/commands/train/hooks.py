@@ -27,12 +27,7 @@ def make(
     clock: Clock,
     stack: contextlib.ExitStack,
 ) -> tuple[list[Hook], list[Watch]]:
-    """Returns what runs between the steps, and what looks at their metrics. What they open is closed with `stack`.
-
-    Args:
-      ready: of this attempt, with its data.
-      bill: the phases, with what earlier starts spent.
-    """
+    """Returns what runs between the steps, and what looks at their metrics. What they open is closed with `stack`."""
     c, data, kind = ready.config, ready.data, opened.kind
     # It sees the training loss as a watch, and the held-out loss by its hook.
     overfit = stability.Overfit(c.stability.overfit_evals, kind.switch(data))

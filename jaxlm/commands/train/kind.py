@@ -42,7 +42,6 @@ class Kind:
     """One kind of training, made once for a run.
 
     Attributes:
-      adapter: what to train instead of the model's parameters, if anything.
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
       keeps_origin: True if each start reads the origin again, so that it must stay what it was.
       trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
@@ -95,7 +94,7 @@ class Kind:
         return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
-        """Returns the watches of this kind of training, beside those of all."""
+        """Returns the watches beside those of all kinds."""
         return ()
 
     def remark(self, ready: Ready) -> hooks.Remark:

@@ -42,7 +42,6 @@ def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: boo
     """Turns any error in its `with` block, which reads checkpoint `step`, into an error with a message of one line.
 
     Args:
-      step: the checkpoint's step.
       wrong: the files that differ from their checksums: [] means that none does, so the checkpoint is not damaged; None
         that it has no checksums, so that the error alone must tell.
       same_tree: True if the checkpoint's arrays have the names that the caller wants.
@@ -96,7 +95,6 @@ def number(error: BaseException) -> int | None:
 
 
 def full(error: BaseException) -> bool:
-    """True if the disk, or the quota on it, is full."""
     return number(error) in FULL
 
 

@@ -37,14 +37,11 @@ def obsolete(
     """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best`, multiples of `keep_every`, `pinned`.
 
     Args:
-      steps: the steps of the checkpoints on disk.
       scores: step -> score, the lowest of which is best. A step that is absent, or whose score is not finite, is never
         among the best.
-      config: `config.checkpoint`.
       whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
         checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
         whole ones stay.
-      pinned: steps that are never deleted.
     """
     counted = sorted(steps if whole is None else set(steps) & set(whole))
     newest = counted[-config.keep_last :]
@@ -56,7 +53,6 @@ def obsolete(
 
 
 def best(steps: Sequence[int], scores: Mapping[int, float]) -> int | None:
-    """Returns the step with the lowest score; None if no step has a finite one."""
     return next(iter(ranked(steps, scores)), None)
 
 
@@ -78,7 +74,6 @@ def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
 
 
 def needed(checkpoints: pathlib.Path) -> set[int]:
-    """Returns the steps that other runs need."""
     return {int(file.stem) for file in checkpoints.glob("*.needed") if is_step(file.stem)}
 
 
@@ -94,16 +89,7 @@ def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
 def lacking(
     directory: pathlib.Path, there: int, size: float, config: CheckpointConfig, pinned: int = 0, steps: int = 0
 ) -> str:
-    """Returns a warning if the checkpoints of a run do not seem to fit on the disk; "" if they do.
-
-    Args:
-      directory: where the checkpoints are.
-      there: the number of checkpoints that are there already.
-      size: the bytes of one checkpoint.
-      config: `config.checkpoint`.
-      pinned: the number of checkpoints that the run keeps for good, as milestones.
-      steps: the last step of the run; 0 if it is not known.
-    """
+    """Returns a warning if the checkpoints of a run do not seem to fit on the disk; "" if they do."""
     count = most(config, steps, pinned)
     bytes_ = max(1, count - there) * size + config.reserve_mb * 1e6
     try:
@@ -121,12 +107,7 @@ def lacking(
 
 
 class Reserve:
-    """A file of random bytes in the work directory, which is deleted when the disk is full.
-
-    Args:
-      workdir: the folder of the run.
-      megabytes: the size of the file (10^6 bytes); 0 = none.
-    """
+    """A file of random bytes in the work directory, which is deleted when the disk is full."""
 
     def __init__(self, workdir: pathlib.Path, megabytes: float):
         self._path, self._bytes = workdir / RESERVE, int(megabytes * 1e6)
@@ -139,11 +120,7 @@ class Reserve:
         return False
 
     def make(self, most: float = math.inf) -> bool:
-        """Writes the file, unless it is there. Returns True if it is there now. Never raises.
-
-        Args:
-          most: a size in bytes above which the reserve is not needed: that of a checkpoint.
-        """
+        """Writes the file, unless it is there. Returns True if it is there now. Never raises."""
         self._bytes = int(min(self._bytes, most))
         if self._bytes and not self.held:
             try:

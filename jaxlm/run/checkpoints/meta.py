@@ -20,7 +20,6 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 
 
 def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
-    """Returns `meta` with the step, the digests, and a sha256 over all of it."""
     content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # as it reads back: no tuples
     return {**content, _SEAL: seal(content)}
 

@@ -41,7 +41,6 @@ class Pace:
 
     Args:
       every_minutes: the interval; `AUTO` for the best one; 0 for none.
-      failures_per_day: see `minutes`.
     """
 
     def __init__(self, every_minutes: float, failures_per_day: float):
@@ -63,7 +62,6 @@ class Pace:
 
         Args:
           wanted: True if one is due for another reason. Asked on the first process only.
-          verify_s: how long verifying the last checkpoint took.
         """
         if step == self._asked:
             return self._answer

@@ -39,10 +39,6 @@ class Remote:
 
     Each method tries again after an error that may pass (30% of the requests may fail), with pauses that double, and
     then raises the last error. A file that is absent raises FileNotFoundError at once.
-
-    Args:
-      url: a folder, or a URL such as `s3://bucket/runs/a`.
-      pause_s: seconds before the second attempt.
     """
 
     def __init__(self, url: str, pause_s: float = 0.25):
@@ -76,7 +72,6 @@ class Remote:
         self._patiently(write)
 
     def read(self, name: str) -> bytes:
-        """Returns the content of a small file."""
         return b"".join(self._patiently(lambda: list(self._chunks(name))))
 
     def measure(self, name: str) -> Sum:
@@ -159,13 +154,11 @@ def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, s
 
 
 def measure(path: pathlib.Path) -> Sum:
-    """Returns the sum of a local file."""
     with open(path, "rb") as file:
         return _measure(iter(lambda: file.read(_CHUNK), b""))
 
 
 def sum_of(content: bytes) -> Sum:
-    """Returns the sum of a file with this content."""
     return _measure([content])
 
 

@@ -84,10 +84,7 @@ class Saving:
     """One save, in a thread that can be left behind when the storage hangs.
 
     Args:
-      folder: the checkpoint's folder, `checkpoints/<step>`.
-      items: the arrays to save, on the devices.
       meta: JSON values; `digests` holds the digest of every array.
-      check: True to read the arrays back.
 
     Attributes:
       copied: set when the arrays' memory may be used again.
@@ -195,7 +192,6 @@ def probe(folder: pathlib.Path) -> None:
 
 
 def remove_partial(directory: pathlib.Path, step: int) -> None:
-    """Deletes what a save of `step` that failed left behind. What can't be deleted stays."""
     for path in directory.glob(f"{step}.{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -205,7 +201,6 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
 
     Args:
       stopping: asked four times a second. When it turns true during the wait, at most half a minute is left.
-      most_s: the most seconds to wait.
     """
     began, say_at, stopped = time.monotonic(), 60.0, stopping()
     while not event.wait(0.25):

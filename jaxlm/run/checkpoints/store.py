@@ -35,7 +35,6 @@ class Checkpointer:
     """The checkpoints of one run.
 
     Args:
-      directory: `WORKDIR/checkpoints`.
       config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
       scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
       pinned: steps that rotation never deletes.
@@ -86,11 +85,7 @@ class Checkpointer:
         self._delete(left)  # a crash left them half gone or half written
 
     def prepare(self, state: TrainState, steps: int = 0) -> None:
-        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk.
-
-        Args:
-          state, steps: a state or its shapes, and the last step of the run.
-        """
+        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk."""
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
@@ -129,10 +124,6 @@ class Checkpointer:
 
         Waits for the previous save, the digests and the copy to the host. A thread then writes the files, reads them back
         from the disk and writes their checksums. An error of the disk is told by `check`, and never raised.
-
-        Args:
-          state: the state, on the devices. Its memory may be reused as soon as `save` returns.
-          meta_of_run: JSON values to save beside the arrays.
         """
         self.wait()
         step = int(state.step)
@@ -215,7 +206,6 @@ class Checkpointer:
         return f"the save of step {saving.step} hangs for {took / 60:.0f} minutes, {saving.at}: {saving.folder}"
 
     def verified(self, step: int) -> bool:
-        """True if every array of the checkpoint was read back from the disk and equalled what was saved."""
         return verify.read_checksums(self.directory / str(step)) is not None
 
     def _wait(self, event: threading.Event) -> bool:
@@ -280,7 +270,6 @@ class Checkpointer:
     # Deleting
 
     def _remove_partial(self) -> None:
-        """Deletes what saves that failed left behind, beside the training."""
         for step in self._partial:
             self._beside(functools.partial(remove_partial, self.directory, step))
 
@@ -341,7 +330,6 @@ class Checkpointer:
         return int(step)
 
     def meta(self, step: int) -> dict:
-        """Returns the dict that was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
         return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
@@ -362,9 +350,6 @@ class Checkpointer:
 
         Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` and says so. If all checkpoints are damaged it
         moves none, so that a run never starts from scratch by accident.
-
-        Args:
-          needs: names of dicts that `meta` must hold: without them a checkpoint counts as damaged.
 
         Raises:
           NoWholeCheckpointError: all checkpoints are damaged.

@@ -61,7 +61,6 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
     """Reads every array of a checkpoint, some chunks at a time. Returns "", or what differs from what was saved.
 
     Args:
-      folder: the checkpoint.
       digests: name -> digest of each array, as they were on the device.
       go_on: asked before each array; False ends the reading with "".
     """
@@ -132,7 +131,6 @@ def write_checksums(folder: pathlib.Path) -> None:
 
 
 def seal(value: object) -> str:
-    """Returns the sha256 of a JSON value, however it is laid out as text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

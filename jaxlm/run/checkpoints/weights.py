@@ -18,9 +18,7 @@ def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> N
     """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
 
     Args:
-      checkpoints: `WORKDIR/checkpoints`.
       make: returns the parameters, on the devices. They are let go before the checkpoint is read back.
-      config: the resolved config of the run, without secrets.
 
     Raises:
       RunError: a number is not finite, or the checkpoint can't be written or differs on disk.
@@ -60,5 +58,4 @@ def begun(checkpoints: pathlib.Path) -> bool:
 
 
 def bytes_of(params: dict) -> int:
-    """Returns the bytes of all leaves, arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

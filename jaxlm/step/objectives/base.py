@@ -31,7 +31,6 @@ class Sums(typing.NamedTuple):
     """Sums over a batch. The step adds them over microbatches and divides them by `weight` once.
 
     Attributes:
-      loss: the float32 scalar to differentiate.
       weight: the number of tokens, pairs or rows over which the loss is averaged.
       metrics: float32 scalars by name, which are divided by `weight` too. "nll" is the plain cross-entropy.
     """
@@ -42,13 +41,11 @@ class Sums(typing.NamedTuple):
 
 
 def unchanged(running: Running, metrics: dict[str, jax.Array]) -> Running:
-    """Returns `running` unchanged, for objectives that adapt nothing."""
     del metrics
     return running
 
 
 def as_it_is(batch: Batch) -> Batch:
-    """Returns `batch`, for objectives whose loss of a row depends on no other row."""
     return batch
 
 
@@ -85,7 +82,6 @@ class Objective:
 
     @property
     def minibatches(self) -> int:
-        """Returns the number of parts of the batch, each of which is an update of every pass."""
         return self.updates // self.passes
 
 
@@ -108,7 +104,6 @@ def token_logp(
     """Returns log p(target) of each token in nats, float32 [B, T]. The backward pass works in tiles too.
 
     Args:
-      key: the key for dropout; None for no dropout.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
     return hidden_logp(model, variables, hidden(model, variables, batch, key), batch["targets"], tile)
@@ -150,7 +145,6 @@ def split_rows(x_Bx: jax.Array, parts: int) -> jax.Array:
 
 
 def join_rows(x_AxMx: jax.Array) -> jax.Array:
-    """Returns the array [B, ...] whose `split_rows` this is."""
     return x_AxMx.swapaxes(0, 1).reshape(-1, *x_AxMx.shape[2:])
 
 

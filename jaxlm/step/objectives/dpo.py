@@ -32,9 +32,7 @@ class Answers(typing.NamedTuple):
     """What is known of the answers on one side of the pairs, float32 [B, P] each.
 
     Attributes:
-      logp: log p(answer), in nats.
       ratio: log p(answer) less the reference's; log p(answer) itself if there is no reference.
-      tokens: the number of tokens that count.
       mean: `ratio` by token.
     """
 
@@ -45,7 +43,6 @@ class Answers(typing.NamedTuple):
 
 
 def has_reference(config: DpoConfig) -> bool:
-    """True if the loss compares the policy with a reference."""
     return config.loss not in _WITHOUT_REFERENCE
 
 
@@ -88,7 +85,6 @@ def pair_sums(loss_BxP: jax.Array, metrics: dict[str, jax.Array], pair_BxP: jax.
 
 
 def _total(x_BxP: jax.Array, pair_BxP: jax.Array) -> jax.Array:
-    """Returns the sum over the pairs that there are, a scalar."""
     return jnp.sum(jnp.where(pair_BxP > 0, x_BxP, 0))
 
 

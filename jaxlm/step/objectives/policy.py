@@ -41,7 +41,6 @@ def figures(config: Config) -> tuple[str, ...]:
 
 
 def in_row(config: Config) -> int:
-    """Returns the number of answers in each row."""
     return config.rollout.prompts * config.rollout.answers // config.train.batch_size
 
 
@@ -133,7 +132,6 @@ def token_loss(
     (k3); PPO `value_weight` times the value's loss.
 
     Args:
-      batch: arrays with the names of `shapes`.
       logp_BxT: log p(target) of the policy as it is now, in nats.
       values_BxT: PPO's values as they are now.
     """
@@ -230,7 +228,6 @@ def advantages(config: Config, batch: base.Batch, scores_BxS: jax.Array, beta: j
 
     Args:
       batch: `weights` and `segment_ids`, and what `judge` returned.
-      scores_BxS: the reward of each answer.
       beta: the weight of the KL penalty; not read without "reference".
     """
     c, weights_BxT, ids_BxT = config.policy, batch["weights"], batch["segment_ids"]

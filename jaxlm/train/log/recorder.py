@@ -30,10 +30,6 @@ class Meter:
     """Turns finished steps into tokens/s, MFU, the seconds of each activity, dollars and time left.
 
     Args:
-      clock: counts the seconds of all starts.
-      earlier: what `books.carry_on` found of earlier starts. Their dollars stay what they were.
-      tokens_per_step: the number of tokens in a global batch.
-      usd_per_hour: the price of the machine in this start.
       flops_palm, flops_causal: FLOPs a token, counted by the PaLM convention and with causal attention.
       peak_flops: the peak FLOP/s of all devices together; None if unknown, and then there is no MFU.
     """
@@ -91,11 +87,7 @@ class Meter:
 def make_meter(
     per_token: flops.FlopsPerToken, train: TrainConfig, hardware: HardwareConfig, clock: Clock, earlier: Earlier
 ) -> Meter:
-    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`.
-
-    Args:
-      per_token: what the run computes for a token: `flops.of` its config.
-    """
+    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`."""
     peak = _peak_tflops(hardware)
     return Meter(
         clock,
@@ -129,14 +121,9 @@ class Recorder:
     """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
 
     Args:
-      meter: computes speed, dollars and time left.
-      writer: the writer of metrics on the first process, which alone writes and shows anything; None on the others.
       first: the first step of this start. It is always logged, and so is the last.
-      steps: the last step of the run.
-      every_steps: the number of steps from one logged step to the next.
       reads: the names of metrics to read at every step. The others are read at logged steps only.
       before: step -> training loss of the steps that earlier starts logged, for the mean that is shown.
-      scores: takes all that goes into metrics.jsonl but the clocks; its best held-out loss is shown. None for no scores.
       between_s: (step, the last step) -> seconds that evaluations, saves and the like will take from the one to the other.
     """
 

@@ -27,7 +27,6 @@ def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, 
     """Returns the pairs with what the reference says of them, from the run's folder or judged now.
 
     Args:
-      folder: the run's folder.
       done: the steps that the run has done. After the first one only the file can tell.
       variables: all variables of the model, which at step 0 is the reference.
       judge: what the model says of the pairs now.

@@ -36,6 +36,12 @@ EVALUATED = {
     *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),
     *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
 }
+_MOST = 4096  # bytes of a result
+_PIPE = 3  # the descriptor of it in a fork
+_WAIT_S = 5.0  # for a call that takes milliseconds
+_MEMORY = 1 << 30  # bytes of addresses that a fork may take beside those of this process
+# What an answer that is evaluated may use of Python, beside the names of sympy.
+_PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
 _LINE = 300  # characters of an error's line
 _LARGEST = 3.4e38  # of float32
 _BLOCK = 500  # questions that a task makes at a time, if it can't make any one
@@ -67,16 +73,11 @@ class Wrong(Exception):
     """What is wrong with what a function returned."""
 
 
-_MOST = 4096  # bytes of a result
-_PIPE = 3  # the descriptor of it in a fork
-_WAIT_S = 5.0  # for a call that takes milliseconds
-_MEMORY = 1 << 30  # bytes of addresses that a fork may take beside those of this process
-# What an answer that is evaluated may use of Python, beside the names of sympy.
-_PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
-
-
 class Forks:
-    """Makes forks, as many at a time as there are cores.
+    """Calls functions in forks of this process that can reach nothing but the result that they owe.
+
+    A fork takes milliseconds where an interpreter with its packages takes seconds. On Linux it gives up network, disk and
+    other processes before it calls (sandbox_child.py), and it has no open file but the pipe for its result.
 
     Attributes:
       confined: True if a fork can reach no network, disk or process; it was tried.
@@ -185,8 +186,6 @@ class Judge:
 
         Args:
           tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
-          function: MODULE:FUNCTION, or "".
-          form: a regular expression, or "".
           apart: True to judge each answer in a fork of this process, which then has its packages.
 
         Raises:
@@ -278,7 +277,6 @@ class Judge:
         return _numbers(self._function(prompts, answers, **columns), count)
 
     def format(self, answers: Sequence[str]) -> list[float]:
-        """Returns 1.0 for each answer that the regular expression matches as a whole, else 0.0."""
         return [float(self._format.fullmatch(answer) is not None) for answer in answers]
 
 

@@ -25,17 +25,9 @@ class Failed(Exception):
 class Processes:
     """The processes of tasks and functions, each with its orders; one that has nothing to do is not started.
 
-    Args:
-      tasks: (kind, name, options) of each, as `judges.Judge.load` takes them.
-      function: MODULE:FUNCTION, or "".
-      form: a regular expression, or "".
-      timeout_s: how long an order may take.
-      folder: where OUTPUT is written anew; None to drop it.
-
     Attributes:
       questions: draws questions, and sees no answers but true ones.
       judge: judges each answer to a task in a fork of its own. Neither has this process's environment.
-      function: calls the function and matches the form; it has.
     """
 
     def __init__(
@@ -71,8 +63,6 @@ class Process:
 
     Args:
       load: the arguments of `judges.Judge.load`, the first order of each process.
-      timeout_s: how long an order may take.
-      folder: where OUTPUT is written; None to drop it.
       keys: True to give it all of this process's environment.
     """
 

@@ -35,11 +35,7 @@ class Prompts(Order):
 
     Attributes:
       data: the tokenizer, and how much there is.
-      sources: where prompts come from.
-      seed: of their order.
-      count: the prompts of a step.
       room: the most tokens that a prompt has.
-      passed_over: see `Order`.
     """
 
     data: Texts
@@ -50,7 +46,6 @@ class Prompts(Order):
     passed_over: Windows = ()
 
     def parts(self) -> dict[str, str]:
-        """See `Order`: "data", "seed", "prompts"."""
         return {"data": self.data.sha256, "seed": str(self.seed), "prompts": str(self.count)}
 
     def made(self, number: int, rows: None) -> list[Item]:
@@ -79,7 +74,6 @@ class Prompts(Order):
         return [item for source, share in zip(self.sources, shares, strict=True) for item in source.held_out(share)]
 
     def places(self, step: int) -> list[str]:
-        """Returns where the prompts of a step stand, for the log. `step` counts from 1."""
         return [item.place for item in self.step(step)]
 
     def passes(self, steps: int) -> dict[str, float]:
@@ -98,10 +92,7 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     """Reads the prompts of `data.path`, or opens those of `reward.tasks`.
 
     Args:
-      config: the config: its sections data, examples, reward, rollout, train, and the seed.
       tokenizer: that of the model, with its template (see `data.chat`).
-      process: of `rewards.make`.
-      say: called with a line about each thing that a user should know.
 
     Raises:
       ConfigError: a prompt can't be used, none is left, or `reward.function` does not take what they have.

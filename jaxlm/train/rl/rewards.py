@@ -38,6 +38,7 @@ from jaxlm.train.rl.sources import Item, parse_tasks
 _LOST = 8  # answers of a call that a task may hang or die on
 _ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
 _CANDIDATES = 32  # true answers that are tried as the constant one
+_ROWS = 8  # that a reward model scores at one time
 _SHOWN = 60  # characters of an answer in a message
 Chat = Sequence[Mapping[str, str]]
 Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer -> their scores, float32[N]
@@ -73,8 +74,6 @@ class Rewarder:
     """Scores answers.
 
     Args:
-      config: the section `reward`.
-      process: of `make`.
       model: a reward model, if there is one; its scores are added.
       say: called with a line about what went wrong and did not end the run.
     """
@@ -88,10 +87,6 @@ class Rewarder:
 
     def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each).
-
-        Args:
-          items: what each answer answers.
-          answers: their texts.
 
         Raises:
           RunError: a part can't be had, in one line: what failed, on which item and answer, and why.
@@ -126,7 +121,6 @@ class Rewarder:
         return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
 
     def close(self) -> None:
-        """Ends the processes."""
         self._process.close()
 
     def _exact(self, order: str, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
@@ -209,22 +203,13 @@ def _where(item: Item, answer: str) -> str:
     return f"{item.place}, answered {shown[:_SHOWN] + '...' * (len(shown) > _SHOWN)!r}"
 
 
-Messages = Sequence[Mapping[str, str]]
-_ROWS = 8  # that are scored at one time
-
-
 class Scorer:
     """Scores chats that end with an answer, by the score of the token that ends it.
 
     Args:
       found: the reward model, as `origin.open` returns it.
-      mesh: where it lies.
       tokens: how long a chat may be; a longer one loses its oldest tokens.
       moment: what its chat template takes for now (`chat.dated`).
-
-    Attributes:
-      model: the model below the head.
-      kernel: the head's, float32[D].
 
     Raises:
       ConfigError: the model has no such head, or no chat template.
@@ -252,7 +237,7 @@ class Scorer:
         score = lambda variables, batch: reward.scores(model, variables, batch, None, 1)  # noqa: E731
         self._score: Callable = jax.jit(score, out_shardings=sharding.replicated(mesh))
 
-    def __call__(self, chats: Sequence[Messages]) -> np.ndarray:
+    def __call__(self, chats: Sequence[Chat]) -> np.ndarray:
         """Returns the score of each chat, whose last message is the answer, float32[N]."""
         texts, scores = [self._ids(messages) for messages in chats], []
         length = _power_of_two(max(map(len, texts)))
@@ -270,7 +255,7 @@ class Scorer:
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return jax.device_put(batch, sharding.replicated(self._mesh))
 
-    def _ids(self, messages: Messages) -> list[int]:
+    def _ids(self, messages: Chat) -> list[int]:
         """The ids of a chat up to the token that ends its last message."""
         text, spans, *_ = self._writer.written(messages, None, last=True)
         ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)

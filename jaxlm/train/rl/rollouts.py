@@ -45,9 +45,7 @@ class Answer(typing.NamedTuple):
     """What the policy said to one prompt.
 
     Attributes:
-      ids: the new tokens, with the one that ended the answer.
       logp: the decode engine's log p of each of them, in nats.
-      text: the answer without what ended it.
       ended: False if it was cut off at `rollout.max_new_tokens`.
     """
 
@@ -66,11 +64,8 @@ class Rollouts:
     Made and used under `jax.set_mesh` of the run's mesh.
 
     Args:
-      parts, frozen: of the run.
-      prompts: what is asked.
       rewarder: (items, answers) -> (the reward of each, float32[N]; its parts by name).
       reference: the variables of the model as the run began; None to compare with nothing.
-      folder: the run's folder, in which the answers of logged steps are written.
     """
 
     activity, from_state = clock.ROLLOUT, True

@@ -25,8 +25,6 @@ _AT_ONCE = 16  # questions made by an order, so that it ends in time
 _PROBED = 16  # questions that are made to see how long they are
 _COLUMNS = ("answer", "task")  # of what a task asks
 _TRUTH = "####"  # of GSM8K: what follows it is the final answer
-
-
 _ONE_IN = 8  # questions, one is for evaluation
 KINDS = ("reasoning_gym", "gsm8k")
 _COMMA = re.compile(r",(?![^\[(]*[\])])")  # not between the brackets of a value
@@ -36,9 +34,7 @@ class Spec(typing.NamedTuple):
     """One task.
 
     Attributes:
-      text: as it is written in the config.
       kind: one of KINDS.
-      name: of the dataset in reasoning-gym; for gsm8k the file, or "".
       options: key -> value, as they are written.
     """
 
@@ -81,7 +77,6 @@ class Item:
     """One prompt.
 
     Attributes:
-      messages: the chat; its last message is to be answered.
       ids: of the chat, up to where the answer begins.
       columns: what else is known of it, for `reward.function`.
       place: where it stands, "gsm8k.jsonl:12", or which question of a task it is, "reasoning_gym:chain_sum 17".
@@ -125,10 +120,7 @@ class Rows:
     """Prompts of a file, in another order each pass. A `Source`.
 
     Attributes:
-      name: for the user.
       train, val: the prompts to train on, and those that are held out.
-      seed: of the orders.
-      sha256: a hash of all prompts to train on.
     """
 
     name: str
@@ -166,12 +158,8 @@ class Reader(typing.NamedTuple):
     """How files become `Rows`.
 
     Attributes:
-      tokenizer: of the model, with its chat template.
-      room: the most tokens that a prompt may have.
-      seed: of the orders.
       val_fraction: of the prompts, held out by a hash of what is asked.
       val_path: a file of held-out prompts; "" to take them from the others.
-      say: called with a line about each thing that a user should know.
       notes: where is noted what is left out and what is not read, for `Notes.lines`.
     """
 
@@ -188,7 +176,6 @@ class Reader(typing.NamedTuple):
 
         Args:
           path: a .jsonl, .json or .parquet file, a folder of them, or a glob.
-          key: the config's key that names it, for messages.
           task: the number of the task `gsm8k` that reads it; None for prompts without a true answer.
 
         Raises:
@@ -278,9 +265,7 @@ class Made:
 
     Args:
       spec: the task.
-      number: its number among `reward.tasks`.
       process: where its questions are made.
-      reader: the tokenizer, the room and the seed.
 
     Raises:
       ConfigError: no question fits.
