@@ -14,9 +14,9 @@ from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices import sharding
 from jaxlm.host import files
 from jaxlm.host.console import say
-from jaxlm.host.files import is_step, within
+from jaxlm.host.files import within
 from jaxlm.run import loggers
-from jaxlm.run.checkpoints import restore, weights
+from jaxlm.run.checkpoints import keep, restore, weights
 
 TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
@@ -66,7 +66,7 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
     """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
     checkpoints = folder / "checkpoints"
     if weights.begun(checkpoints):
-        newest = max(int(path.name) for path in checkpoints.iterdir() if is_step(path.name))
+        newest = max(keep.steps(checkpoints))
         # In a thread, so that a signal ends the run while the read hangs.
         metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))
         for meta in metas.values():

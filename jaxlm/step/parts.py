@@ -18,24 +18,13 @@ from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.devices import sharding, tree
 from jaxlm.models import params as params_lib
 from jaxlm.models import quantized
+from jaxlm.models.adapters import Adapter
 from jaxlm.models.transformer import Transformer
 from jaxlm.step import optim, step
 from jaxlm.step import state as state_lib
 from jaxlm.step.objectives import base
 from jaxlm.step.objectives.base import Objective, Variables
 from jaxlm.step.state import TrainState
-
-
-class Adapter(typing.Protocol):
-    """Variables that are trained while the model's own parameters are frozen. Hashable."""
-
-    def attach(self, model: Transformer) -> Transformer: ...
-
-    def init(self, model: Transformer, key: jax.Array) -> Variables:
-        """Returns new variables for the adapter, by collection."""
-
-    def logical_axes(self, model: Transformer) -> Variables:
-        """Returns the logical axes of each variable: a tree like that of `init`, with tuples as leaves."""
 
 
 class Weights(typing.Protocol):

@@ -9,9 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm.config import AdapterConfig, Config
 from jaxlm.data.batches.passes import MOST as MOST_PASSES
-from jaxlm.data.tokenizer.coder import Encoded
 from jaxlm.devices import tree
-from jaxlm.devices.processes import say
 from jaxlm.host.console import Say, dollars, duration, human, size
 from jaxlm.models import quantized
 from jaxlm.plan.params import count_params
@@ -26,22 +24,8 @@ _SOURCES = 6  # that are named; there may be dozens
 _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
 
 
-def announce(
-    made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int, trained: str = ""
-) -> None:
-    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it."""
-    if made.config.log.parameters:
-        say(table(made.abstract.params))
-    if trained:
-        trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
-    about = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
-    for line in (*about, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
-        say(line)
-
-
 def lines(
-    config: Config,
-    mesh: Mesh,
+    made: Parts,
     tokens: Mapping[str, int],
     passes: Mapping[str, float],
     program: Program | None,
@@ -50,24 +34,28 @@ def lines(
 ) -> list[str]:
     """Returns what a start says: model, data, memory, choices, length. One line each, and a warning if there is cause.
 
+    Before that the table of parameters, if the config asks for it.
+
     Args:
       tokens: source -> its training tokens.
       passes: source -> how many times the whole run goes through it; {} if that can't be said.
       program: the compiled step; None if the run has no step left.
-      trained: how many numbers are trained in place of all parameters, and what they are; "" if all are.
+      trained: what is trained in place of all parameters, in words; "" if all are.
     """
-    m, t = config.model, config.train
+    config, mesh, m, t = made.config, made.mesh, made.config.model, made.config.train
     split = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}{split and f' ({split})'}"
+    numbers = f"{tree.count(made.abstract.params):,} trained ({trained}), " if trained else ""
     most = max(passes, key=passes.get, default="")
     return [
-        f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}"
-        f"{m.n_layers} layers of d {m.d_model}; {devices}",
+        *([table(made.abstract.params)] if config.log.parameters else []),
+        f"model: {m.family}, {count_params(m):,} parameters, {numbers}{m.n_layers} layers of d {m.d_model}; {devices}",
         *([_data(tokens, passes)] if tokens else []),  # what is asked may be made without end
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
         _length(config, mesh, done),
         *([_too_often(most, passes[most])] if most and passes[most] > MOST_PASSES else []),
+        *of_whole_kernels(made.frozen, config.adapter.quantize),
     ]
 
 

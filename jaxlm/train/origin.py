@@ -255,7 +255,7 @@ def better(config: Config, checkpoint: str | int) -> str:
         return ""
     folder, name = pathlib.Path(config.workdir), config.checkpoint.best_metric
     scores = Scores(config.checkpoint).read(folder)
-    steps = Checkpointer(folder / "checkpoints", scores=scores, read_only=True).steps()
+    steps = keep.steps(folder / "checkpoints")
     best = keep.best(steps, scores)
     if best in (None, steps[-1]):
         return ""

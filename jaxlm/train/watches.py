@@ -62,7 +62,6 @@ class Alive(Watch):
         self._beat(step)
 
 
-WINDOW = 50  # steps over which figures are averaged
 Steps = Mapping[str, np.ndarray]  # metric -> its values, one a step
 Condition = Callable[[Steps, Steps], dict[str, object] | None]
 

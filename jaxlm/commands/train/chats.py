@@ -18,7 +18,6 @@ from jaxlm.data.tokenizer import coder
 from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import held_out as loss
 from jaxlm.host import screen
-from jaxlm.host.files import is_step
 from jaxlm.interop import readers
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
@@ -78,7 +77,7 @@ class Chats(Kind):
         """The model that the run begins with; if `keeps_origin`, the checkpoint that it began with."""
         checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
         if self.keeps_origin and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
-            metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if is_step(p.name)))
+            metas = restore.read_metas(checkpoints, keep.steps(checkpoints))
             bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
             config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
         try:

@@ -10,6 +10,7 @@ from jaxlm.config import Config
 from jaxlm.data.batches.order import Order
 from jaxlm.eval.harness import Benchmarks
 from jaxlm.eval.held_out import Evaluator
+from jaxlm.models.adapters import Adapter
 from jaxlm.models.transformer import Transformer
 from jaxlm.plan.settle import Settled
 from jaxlm.plan.tune import admission
@@ -48,7 +49,7 @@ class Kind:
       next_command: the command to try on what comes out, for the last line; {} stands for the run.
     """
 
-    adapter: parts_lib.Adapter | None = None
+    adapter: Adapter | None = None
     rows: tuple[int, ...] = ()
     keeps_origin = False
     trained = ""

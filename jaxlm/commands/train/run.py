@@ -141,9 +141,11 @@ class Attempt:
             stack.callback(batches.close)
             mesh, data, make_room = ready.parts.mesh, ready.data.data, checkpointer.reserve.free
             recorder = log.begin(o.settled, data, mesh, done, o.scores, (doing, watching), make_room)
-            announcement.announce(
-                ready.parts, data, kind.passes(ready.data, c.train.steps), program, done, kind.trained
-            )
+            passes = kind.passes(ready.data, c.train.steps)
+            for line in announcement.lines(
+                ready.parts, data.token_counts("train"), passes, program, done, kind.trained
+            ):
+                say(line)
             inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
             state, ending = loop.run(loop.Run(mesh, c.train.steps, program and program.step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
@@ -171,7 +173,7 @@ class Attempt:
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.opened.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
-            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
+            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
             now = ready.data.fingerprint()
             check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
             check_base(meta.get("base", {}), base, self.opened.folder)

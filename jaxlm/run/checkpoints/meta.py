@@ -7,7 +7,6 @@ state and the counters, and `running` if the objective adapts scalars. Orbax res
 import dataclasses
 import json
 import pathlib
-from collections.abc import Collection
 
 from jaxlm.host.files import json_of
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
@@ -24,12 +23,10 @@ def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
     return {**content, _SEAL: seal(content)}
 
 
-def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool = False) -> dict:
+def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
     """Returns the dict that was saved in a checkpoint's folder.
 
     Args:
-      needs: names of dicts without which the caller can't use the checkpoint. Only older checkpoints, which have no seal,
-        may lack them and be otherwise whole.
       must_be_sealed: True to refuse what has no seal; older checkpoints have none.
 
     Raises:
@@ -50,8 +47,6 @@ def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool
     good = isinstance(digests, dict) and digests and all(isinstance(value, int) for value in digests.values())
     if not good or meta.get("step") != step:
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks its step or its digests")
-    if lacking := [name for name in needs if not isinstance(meta.get(name), dict)]:
-        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks {lacking[0]}")
     return meta
 
 

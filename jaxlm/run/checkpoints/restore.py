@@ -63,10 +63,10 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
     return items
 
 
-def read_meta(folder: pathlib.Path, needs: Collection[str] = ()) -> dict:
+def read_meta(folder: pathlib.Path) -> dict:
     """Returns the dict that was saved beside the arrays; see `meta.read`. Raises RunError for an OSError."""
     with _readable(folder):
-        return meta.read(folder, needs)
+        return meta.read(folder)
 
 
 def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:

@@ -343,9 +343,7 @@ class Checkpointer:
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
-    def restore_latest(
-        self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
-    ) -> tuple[TrainState, dict]:
+    def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
         """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
         Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` and says so. If all checkpoints are damaged it
@@ -358,7 +356,7 @@ class Checkpointer:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                saved = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
+                saved = together(lambda s=step: restore.read_meta(self.directory / str(s)), errors=_DAMAGE)
                 state = self.restore(step, abstract, shardings)
             except CorruptCheckpointError as error:
                 say(f"{error}; going back to the checkpoint before it")

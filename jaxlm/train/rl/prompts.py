@@ -21,6 +21,7 @@ from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host.console import Say
+from jaxlm.step.objectives import policy
 from jaxlm.train.rl.process import Failed, Processes
 from jaxlm.train.rl.sources import Item, Made, Reader, Source, Spec, parse_tasks
 
@@ -84,8 +85,7 @@ class Prompts(Order):
 
 def room(config: Config) -> int:
     """Returns the most tokens that a prompt may have: what is left of an answer's share of a row."""
-    in_row = config.rollout.prompts * config.rollout.answers // config.train.batch_size
-    return config.train.seq_len // in_row - config.rollout.max_new_tokens
+    return config.train.seq_len // policy.in_row(config) - config.rollout.max_new_tokens
 
 
 def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:

@@ -97,27 +97,9 @@ class Item:
         return self.messages[-1]["content"]
 
 
-class Source(typing.Protocol):
-    """What prompts are drawn from. Draw `number` (from 0) is the same in each process."""
-
-    name: str
-    sha256: str
-    tokens: int  # of all its prompts; 0 if there is no end of them
-    columns: Collection[str]  # the names of all that its items have
-
-    def draw(self, numbers: Sequence[int]) -> list[Item]:
-        """Returns the items of these draws, for training."""
-
-    def held_out(self, count: int) -> list[Item]:
-        """Returns the first `count` of the held-out items, or as many as there are."""
-
-    def passes(self, draws: int) -> float:
-        """Returns how many times so many draws go through it; 0 if there is no end of it."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Prompts of a file, in another order each pass. A `Source`.
+    """Prompts of a file, in another order each pass.
 
     Attributes:
       train, val: the prompts to train on, and those that are held out.
@@ -138,13 +120,16 @@ class Rows:
         return {name for item in (*self.train, *self.val) for name in item.columns}
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:
+        """Returns the items of these draws (from 0), for training: the same in each process."""
         size = len(self.train)
         return [self.train[_order(self.seed, number // size, size)[number % size]] for number in numbers]
 
     def held_out(self, count: int) -> list[Item]:
+        """Returns the first `count` of the held-out items, or as many as there are."""
         return list(self.val[:count])
 
     def passes(self, draws: int) -> float:
+        """Returns how many times so many draws go through it; 0 if there is no end of it."""
         return draws / len(self.train)
 
 
@@ -257,7 +242,7 @@ def _sha256(items: Iterable[Item]) -> str:
 
 
 class Made:
-    """Questions of a task of reasoning-gym. A `Source`.
+    """Questions of a task of reasoning-gym, with the methods of `Rows`.
 
     Draw n owns the task's questions 64 n to 64 n + 63 from a start that follows from the seed. It is the first of them that
     fits and is not for evaluation: one question in eight is for evaluation alone, by a hash of its text. So none of the
@@ -353,3 +338,6 @@ class Made:
             return None
         columns = {"task": self._label, "answer": truth}
         return Item(messages, ids, columns, f"{self._label} {number}", (self._number, number), truth)
+
+
+Source = Rows | Made
