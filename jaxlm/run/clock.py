@@ -85,10 +85,6 @@ class Pulse:
 class Clock:
     """Counts the seconds of each activity, over all starts of a run.
 
-    Args:
-      pulse: where to show what the run does; None to show nothing.
-      since: the `time.monotonic()` from which this start counts; now by default.
-
     Attributes:
       redo: the last step that was done already; steps up to it count as REPEATED.
     """

@@ -24,20 +24,16 @@ Curve = Mapping[int, dict]  # step -> metrics
 
 
 def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the differences of two runs.
+    """Returns the differences of two runs. Raises ConfigError: one is no run, or they have no step in common.
 
     Returns:
       inputs: [{what, name, a, b}, ...], what is one of "config", "code", "data", "packages", "hardware", "price".
       steps: how many steps both have logged.
-      parted: {step, metric, a, b} at the first step at which a metric of training or evaluation differs; None if all are
-        equal to the last bit.
+      parted: {step, metric, a, b} at the first step at which a metric differs; None if all are equal to the last bit.
       held_out: a line if their held-out texts differ, "" else; then no `val/` metric counts as parted.
       loss: {mean, error, steps}: the mean of loss B - loss A over the last half of the common steps, and its standard
         error by blocks of steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
       verdict: one line.
-
-    Raises:
-      ConfigError: one of the folders is no run, or the runs have no step in common.
     """
     curves = [_curve(folder) for folder in (a, b)]
     common = sorted(curves[0].keys() & curves[1].keys())

@@ -81,10 +81,9 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
-    """Returns the moment that a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
+    """Returns what a run's chat template takes for now, for life, with its offset from UTC. Raises OSError.
 
-    That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began. Raises
-    OSError.
+    That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began.
     """
     book = read(folder)
     if files.is_moment(book.get("moment")):
@@ -133,7 +132,6 @@ def record_start(
     config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
 
     Args:
-      manifest_sha256: of the data directory's manifest.
       flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
       held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
@@ -170,7 +168,6 @@ def end(
     Never raises: a full disk says one line.
 
     Args:
-      pid: this process by default. A supervisor gives its child's.
       hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}

@@ -80,11 +80,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 
 
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
-    """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds.
-
-    Raises:
-      ConfigError: there is no such folder, or a file in it holds no number.
-    """
+    """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds."""
     if not folder.is_dir():
         raise ConfigError(
             f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"

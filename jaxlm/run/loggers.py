@@ -23,12 +23,7 @@ _FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
 
 
 class Writer:
-    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them.
-
-    Args:
-      run_config: the whole resolved config as a dict, for W&B to show, without its secrets.
-      first: the first step of this start. TensorBoard hides what earlier starts wrote of it and of later steps.
-    """
+    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them."""
 
     def __init__(
         self,

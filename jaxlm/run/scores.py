@@ -56,10 +56,7 @@ class Scores(dict[int, float]):
                 del figures[undone]
 
     def missing(self) -> str:
-        """Returns a line if no metric seen so far has the name that is asked for; else "".
-
-        A name of an evaluation is missed once there was one. The default, `val/loss`, may be missing: nothing need be held out.
-        """
+        """Returns a line if no metric seen so far, of evaluations that there were, has the name that is asked for; else ""."""
         name = self._config.best_metric
         kind = next((kind for kind in _EVALUATIONS if name.startswith(kind)), "")
         due = any(seen.startswith(kind) for seen in self._names)

@@ -82,10 +82,7 @@ class StopSignal:
         return jax.process_count() == 1 and self.asked()
 
     def why(self) -> typing.Any:
-        """Returns the `loop.Ending` that was asked for; None for a signal.
-
-        Call it after `requested` or `alone` said yes: then it is the same on all processes.
-        """
+        """Returns the `loop.Ending` that was asked for, the same on all once `requested` or `alone` is true; None for a signal."""
         return self._why
 
     def _of_any_process(self) -> typing.Any:

@@ -16,12 +16,7 @@ from jaxlm.run.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
-    """What a run took until this start began.
-
-    Attributes:
-      wall_s: all seconds. It includes the gap since the previous start died, on the same machine.
-      cost_usd: what they cost.
-    """
+    """What a run took until this start began, the gap since the previous start died on the same machine included."""
 
     wall_s: float = 0.0
     cost_usd: float = 0.0

@@ -33,18 +33,15 @@ _MUON_BETA = 0.95
 def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing.Callable:
     """Returns a function from the step (1 to `steps`) to its learning rate: linear warm-up, then `optim.schedule`.
 
-    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM,
-    arXiv:2404.06395) stays at the peak and then falls linearly during the last `decay_fraction` of all steps.
+    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; arXiv:2404.06395) stays at the
+    peak and then falls linearly during the last `decay_fraction` of all steps. `schedule_steps` stretches the schedule over
+    another number of steps. After `decay_at_step` the rate leaves it, and falls linearly towards 0 (arXiv:2502.15938), which it
+    would reach one step after the last.
 
-    `schedule_steps` stretches the schedule over another number of steps. After `decay_at_step` the rate leaves it, and falls
-    linearly towards 0 (arXiv:2502.15938), which it would reach one step after the last.
+    The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like theirs. The train
+    step also accepts a shorter tree, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: rates of all parameters below that name.
 
-    The result is one scalar, the rate of all parameters, unless `params` are given and `matrix_lr_ratio` is not 1: then
-    it is a tree like theirs with each parameter's rate. The train step also accepts a shorter tree of scalars, such as
-    {"embed": 1e-4, "layers_0": 1e-3, ...}: each is the rate of all parameters below that name.
-
-    Raises:
-      ConfigError: `matrix_lr_ratio` is for matrices of layers, and none is trained.
+    Raises ConfigError if `matrix_lr_ratio` is for matrices of layers, and none is trained.
     """
     planned = _planned(config, config.schedule_steps or steps)
     begin = config.decay_at_step
@@ -118,18 +115,12 @@ def _falling(lr: float, end: float, begin: int, steps: int) -> optax.Schedule:
 def make(
     config: OptimConfig, params: dict, rows: tuple[int, ...] = (), dtype: str = "float32"
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer. The train step multiplies its updates by the learning rate.
+    """Returns the optimizer, with decoupled weight decay (arXiv:1711.05101). The train step multiplies its updates by the rate.
 
-    The updates include decoupled weight decay (arXiv:1711.05101). `update(grads, state, params, ok=ok, rate=rate)`
-    returns the state unchanged if the scalar `ok` is false. `rate` is the highest of the step's rates, which
-    `optim.decay_follows_rate` needs.
+    `update(grads, state, params, ok=ok, rate=rate)` returns the state unchanged if the scalar `ok` is false. `rate` is the
+    highest of the step's rates, which `optim.decay_follows_rate` needs. Muon orthogonalises in `dtype`.
 
-    Args:
-      rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
-      dtype: the compute type, in which muon orthogonalises.
-
-    Raises:
-      ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`, or muon has no matrix to train.
+    Raises ConfigError if a parameter is in neither or both of `optim.decay` and `no_decay`, or muon has no matrix to train.
     """
     try:
         mask = tree.regex_mask(params, config.decay, config.no_decay)
@@ -178,12 +169,7 @@ Moment = jax.Array | quantize.Blocked
 
 
 class AdamState(typing.NamedTuple):
-    """The state that Adam keeps between two updates.
-
-    Attributes:
-      count: the number of updates done.
-      mu, nu: the first and the second moments, as trees like the parameters with a `Moment` at each leaf.
-    """
+    """What Adam keeps between two updates: how many there were, and the moments, trees of `Moment` like the parameters."""
 
     count: jax.Array
     mu: dict
@@ -193,13 +179,11 @@ class AdamState(typing.NamedTuple):
 def scale_by_adam(
     b1: float, b2: float, eps: float, *, mu_dtype: str = "float32", full_precision: typing.Sequence[str] = (".*",)
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns Adam without a learning rate, like `optax.scale_by_adam`.
-
-    `update(grads, state, params, ok=True)` leaves the state as it is if the scalar `ok` is false.
+    """Returns Adam without a learning rate. `update(grads, state, params, ok=True)` keeps the state if `ok` is false.
 
     Args:
-      full_precision: regular expressions. A parameter keeps its moments out of eight bits if its whole name matches one
-        of them, or if its last axis has no divisor from 64 to 255.
+      full_precision: regular expressions. A parameter keeps its moments out of eight bits if its whole name matches one of
+        them, or if its last axis has no divisor from 64 to 255.
     """
 
     def init(params: dict) -> AdamState:

@@ -42,11 +42,10 @@ class Weights(typing.Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """All parts that training with a config on a mesh needs.
+    """Everything that training with a config on a mesh needs.
 
     Attributes:
-      frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
-        They are the model's parameters as `models.quantized` keeps them.
+      frozen, frozen_shardings: the model's parameters as `models.quantized` keeps them; {} if all are trained.
       init: key -> new variables, by collection, of what is trained beside the model's parameters.
     """
 
@@ -62,11 +61,10 @@ class Parts:
     init: typing.Callable[[jax.Array], Variables]
 
     def create(self, origin: Weights | None = None) -> tuple[TrainState, Variables]:
-        """Returns (the state before the first step, the frozen variables) on the devices of the mesh.
+        """Returns (the state before the first step, the frozen variables), born in their shards.
 
-        Each array is created in its shards, so no device ever holds more than its part. The model's parameters come
-        from `origin` if it is given, and what is trained beside them if the origin has it. Everything else comes from
-        `config.seed`.
+        The model's parameters come from `origin` if it is given, and what is trained beside them if the origin has it. All else
+        comes from `config.seed`.
         """
 
         def make(given: Variables, key: jax.Array) -> TrainState:
@@ -80,10 +78,7 @@ class Parts:
         return state, self.load_frozen(origin)
 
     def load_frozen(self, origin: Weights | None = None) -> Variables:
-        """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint.
-
-        They are read, and quantised, a parameter at a time.
-        """
+        """Returns the frozen variables alone, for a state from a checkpoint: read, and quantised, a parameter at a time."""
         if not self.frozen:
             return {}
         c, model = self.config, self.model
@@ -138,10 +133,7 @@ class Parts:
         return self.objective.shapes(self.config, self.mesh)
 
     def jit(self) -> jax.stages.Wrapped:
-        """Returns the train step, jitted for the mesh. It reuses the memory of the old state, but not of the frozen variables.
-
-        Call it under `jax.set_mesh(mesh)`.
-        """
+        """Returns the train step, jitted for the mesh, to call under `jax.set_mesh`. It reuses the memory of the old state."""
         placed = jax.tree.map(lambda leaf: leaf.sharding, self.batch())
         return jax.jit(
             self.step(),
@@ -151,10 +143,7 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone, also for absent devices or an abstract mesh.
-
-        On an abstract mesh the step is lowered for this machine's platform.
-        """
+        """Returns the train step, lowered from shapes alone, also for absent devices; on an abstract mesh for this platform."""
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
         shapes = (self.frozen, self.abstract, self.batch())
         if isinstance(self.mesh, AbstractMesh):
@@ -171,14 +160,7 @@ def make(
     adapter: Adapter | None = None,
     rows: tuple[int, ...] = (),
 ) -> Parts:
-    """Returns the parts of a config whose `model.attention` and `model.dtype` are set (not auto).
-
-    Args:
-      rows: ids whose rows learn at another rate (`optim.make`).
-
-    Raises:
-      ConfigError: a trained variable is in neither or both of `optim.decay` and `optim.no_decay`.
-    """
+    """Returns the parts of a settled config. Raises ConfigError if `optim.decay` and `no_decay` do not split the variables."""
     model = _model(config.model, adapter)
     objective = make_objective(model, config)
     running, quantize = tuple(objective.running.items()), config.adapter.quantize

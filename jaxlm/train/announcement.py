@@ -37,10 +37,7 @@ def lines(
     Before that the table of parameters, if the config asks for it.
 
     Args:
-      tokens: source -> its training tokens.
       passes: source -> how many times the whole run goes through it; {} if that can't be said.
-      program: the compiled step; None if the run has no step left.
-      trained: what is trained in place of all parameters, in words; "" if all are.
     """
     config, mesh, m, t = made.config, made.mesh, made.config.model, made.config.train
     split = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
@@ -133,9 +130,6 @@ class FirstRate(Watch):
 
     Evaluations, samples and saves count as they took so far, in this start or else in earlier ones. Before there were any,
     nobody knows their time.
-
-    Args:
-      spent: () -> (seconds, dollars) of all starts so far.
     """
 
     clock: Clock

@@ -20,9 +20,7 @@ class Save(Hook):
     """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
     Args:
-      failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
       remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
-      alive: called while a finished state waits for room on the disk.
     """
 
     name = "checkpoint"
@@ -92,11 +90,7 @@ class Save(Hook):
 
 
 class Here(Hook):
-    """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it.
-
-    Args:
-      moved: returns the line that says so, or "". Asked on the first process.
-    """
+    """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it."""
 
     name = "folder"
 
@@ -136,7 +130,6 @@ class Remarks:
     Args:
       before: the bits per byte of the base's text before the first step; None if they are not known yet. Those that are
         measured at step 0 take their place.
-      replay: the share of the targets that is pretraining text.
     """
 
     def __init__(self, before: float | None, replay: float):
@@ -196,11 +189,7 @@ class Measuring(Hook):
 
 
 class HeldOut(Measuring):
-    """Measures the held-out loss.
-
-    Args:
-      remark: new `val/loss` -> a line for the user, or "".
-    """
+    """Measures the held-out loss."""
 
     name = "held-out"
 
@@ -249,12 +238,7 @@ class Benchmarks(Measuring):
 
 
 class Sample(Measuring):
-    """Samples continuations of the fixed prompts.
-
-    Args:
-      sample: (variables, step) -> (lines to show, metrics). It also writes WORKDIR/samples/<step>.jsonl.
-      chooses: True if one of its figures chooses the best checkpoint; then it is no decoration.
-    """
+    """Samples continuations of the fixed prompts. `chooses`: one of its figures chooses the best checkpoint."""
 
     name = "samples"
 

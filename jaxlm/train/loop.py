@@ -54,10 +54,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see between two steps: `state` is the train state after `step` steps; `say` shows a line to the user.
-
-    The next step takes the memory of `state`: a hook must not hold on to its arrays.
-    """
+    """What hooks see after `step` steps. The next step takes the memory of `state`: a hook must not hold on to its arrays."""
 
     step: int
     state: TrainState
@@ -82,10 +79,7 @@ class Batches(typing.Protocol):
     from_state: bool
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it.
-
-        The step takes the memory of `state`: it must not be held on to.
-        """
+        """Returns the batch of step `state.step` + 1, on the mesh. It must not hold on to `state`, whose memory the step takes."""
 
     def close(self) -> None: ...
 
@@ -161,15 +155,11 @@ class Watch:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that the loop needs.
+    """Everything that the loop needs. The hooks are called in their order.
 
     Attributes:
-      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`. None if
-        no step is left.
-      hooks: the hooks, called in this order at the steps at which they are due. Saving comes first, so that nothing is
-        lost if a later hook fails or hangs.
-      owed: the hooks to run before the first step: an evaluation of the initial state, or hooks that an earlier start
-        of the run did not reach.
+      train_step: reuses the memory of the old `state`. None if no step is left.
+      owed: the hooks to run before the first step: an evaluation of the initial state, or what an earlier start did not reach.
     """
 
     mesh: Mesh

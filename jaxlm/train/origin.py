@@ -51,11 +51,9 @@ class Origin:
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
-      state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
-      meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
+      state, meta: (shapes, shardings) -> the train state; what a run's checkpoint says. None in a folder of weights.
       digest: () -> a hash of the parameters. Other parameters have another one; where they lie does not matter.
-      trained: () -> the variables beside the parameters that the run trained, on the host, by collection: an adapter that
-        is not merged into the parameters, scalar heads.
+      trained: () -> what the run trained beside the parameters, on the host, by collection: an adapter, scalar heads.
       adapter: the adapter that reads `trained`; None if there is none.
     """
 
@@ -91,10 +89,9 @@ class Origin:
         )
 
     def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
-        """Returns the origin with vectors to begin prompt tuning with: itself if it has some, or rows of its embedding.
+        """Returns the origin with vectors to begin prompt tuning with, if it has none: rows of its embedding.
 
-        They are those of the tokens of `settings.prompt_text`, as often as it takes, or drawn from the common ones
-        (arXiv:2104.08691, section 3.2).
+        Those of `settings.prompt_text`, as often as it takes, or of common tokens (arXiv:2104.08691, section 3.2).
         """
         if settings.kind != "prompt" or self.adapter:
             return self
@@ -128,13 +125,12 @@ class Origin:
         )
 
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
-        """Returns (state, frozen variables, meta) for a run that goes on from this state.
+        """Returns (state, frozen variables, meta) for a run that goes on from this state; `meta` names the batches passed over.
 
-        Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later. `meta`
-        names the batches that were passed over.
+        Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later.
 
         Raises:
-          ConfigError: there is no state here, the model, optimizer or data differ, or no step to come has a rate above 0.
+          ConfigError: there is no state here, one of them differs, or no step to come has a rate above 0.
           RunError: the checkpoint is damaged.
         """
         c = parts.config
@@ -152,10 +148,7 @@ class Origin:
 
 
 def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
-    """Returns what reads the grown model's parameters, given what reads its own. Rows that stay keep every bit.
-
-    A base that was trained without ChatML's tokens gets them this way.
-    """
+    """Returns what reads a model's parameters with the rows that `new` has more. Rows that stay keep every bit."""
 
     def grown(name: str) -> np.ndarray:
         table = leaf(name)
@@ -183,8 +176,7 @@ def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
 def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:
     """Returns what reads the parameters with the adapter merged into them, given what reads those of its base.
 
-    An adapter that was trained beside quantised kernels is added to what these stood for: to the model that it has learnt
-    beside.
+    An adapter that was trained beside quantised kernels is added to what these stood for.
     """
     variables = functools.cache(trained)
 
@@ -202,15 +194,11 @@ Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of anoth
 def open(
     path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Sequence[Reader] = (), *, merge: bool = True
 ) -> Origin:
-    """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows.
+    """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows. Raises ConfigError.
 
     Args:
-      checkpoint: which checkpoint of a run: "latest", "best" or a step. Other folders have the latest alone.
-      merge: of a run that trained an adapter: True to add it to the parameters, as far as it can be (the vectors of prompt
-        tuning can't); False for the parameters of its base, and the adapter as `trained`.
-
-    Raises:
-      ConfigError: there is no such folder, checkpoint or format.
+      merge: True to add a run's adapter to the parameters, as far as it can be (the vectors of prompt tuning can't); False for
+        the parameters of its base, and the adapter as `trained`.
     """
     folder = files.expanded(path)
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
@@ -263,12 +251,7 @@ def better(config: Config, checkpoint: str | int) -> str:
 
 
 def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
-    """Raises ConfigError if the model that a run needs again, an adapter's base for one, is not the one that it began with.
-
-    Args:
-      said: what the run's checkpoint says of it (`Origin.identity`).
-      base: the identity of the model that is there now; {} for a run that needs none.
-    """
+    """Raises ConfigError if the model that a run needs again (an adapter's base) is not `said`, the one that it began with."""
     if base and said.get("digest") != base["digest"]:
         raise ConfigError(
             f"{_named(base)} is not the model that {run} began with, {_named(said)}: its parameters differ; "
@@ -277,10 +260,7 @@ def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run
 
 
 def speaker(config: Config) -> coder.Coder:
-    """Returns the tokenizer of a run of post-training: its origin's with a chat template, as the run began with it.
-
-    Raises ConfigError if it has no template.
-    """
+    """Returns the tokenizer of a run of post-training, as the run began with it. Raises ConfigError without a chat template."""
     folder, asked = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and weights.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)
@@ -313,11 +293,7 @@ def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
 
 
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
-    """Returns the ids whose rows of embedding and head are trained beside an adapter, ascending (`adapter.rows`).
-
-    "auto" are those of the chat template that pretraining never saw (`chat.own_rows`): ChatML's, but for a model that came
-    with a template.
-    """
+    """Returns the ids whose rows are trained beside an adapter, ascending; "auto": of template tokens that pretraining never saw."""
     named = [p for piece in settings.rows for p in (chat.own_rows(tokenizer) if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 

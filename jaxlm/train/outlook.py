@@ -236,13 +236,10 @@ class Report(Hook):
 
 @dataclasses.dataclass(eq=False)
 class StopByForecast(Hook):
-    """Looks at the forecast now and then. Ends the run if its rest costs more than it is worth.
+    """Looks at the forecast every so many steps. Ends the run if its rest costs more than it is worth.
 
     That is, if 0.01 nats cost more than `stop.usd_per_centinat` whatever it does next. Advice to decay now is shown when it is
     new. It ends nothing, for the rest of the plan may serve more than the loss.
-
-    Args:
-      every_steps: how often to look; 0 = never. The steps of the evaluations are a good choice.
     """
 
     name = "futures"

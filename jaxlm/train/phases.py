@@ -33,11 +33,7 @@ _MAY_BE_MISSING = ("loss_begin", "loss_end", "usd_per_point", "val_loss", "token
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Where a run stands after a step.
-
-    Attributes:
-      wall_s, cost_usd: the seconds and dollars of all starts so far.
-    """
+    """Where a run stands after a step, with the seconds and dollars of all starts so far."""
 
     step: int
     wall_s: float
@@ -48,11 +44,7 @@ class Point:
 
 
 def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
-    """Returns where the run stood after `step`, by its metrics.
-
-    Args:
-      spent: (seconds, dollars) so far; by default those of the last record up to `step`.
-    """
+    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of its last record."""
     until = [record for number, record in sorted(records.items()) if number <= step]
     if spent is None:
         spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
@@ -84,8 +76,7 @@ def row(
 ) -> dict:
     """Returns a phase's row in the bill, for run.json: what happened between two points, the second not after its end.
 
-    The loss is the held-out one if both points have it, else the training loss. `usd_per_point` is the cost of one nat, None
-    if the loss did not fall.
+    The loss is the held-out one if both points have it, else the training loss. `usd_per_point`: the cost of one nat.
     """
     held_out = before.val_loss is not None and now.val_loss is not None
     begin, end = (p.val_loss if held_out else p.train_loss for p in (before, now))
@@ -166,7 +157,7 @@ def _cells(r: dict) -> list[str]:
 def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
     """Returns (cause, why) if the phase's row says that the run must stop: cause "gate" or "budget"; None if it may go on.
 
-    A budget stops a phase before its end. Once the phase is at its end, its overspending is only shown in the bill.
+    A budget stops a phase before its end; at its end, overspending is only shown in the bill.
     """
     c, key = phase.config, f"phases.plan.{phase.name}"
     ended, at = f"phase {phase.name} ended at step {r['last_step']:,} with", r["last_step"]
@@ -198,10 +189,6 @@ class Phases(Hook):
 
     Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
     every step if it is alone, else every `log.every_steps`, since all processes wait for its word.
-
-    Args:
-      rows: the rows that earlier starts wrote, on the first process.
-      append: writes a row to run.json.
     """
 
     name = "phases"
@@ -233,10 +220,7 @@ class Phases(Hook):
         return evaluate
 
     def begin(self) -> Ending | None:
-        """Returns how an earlier start was stopped, if it was and that still holds; else None. Called before the first step.
-
-        What `phases.accept` accepts is noted in the bill, and so holds for later starts too.
-        """
+        """Returns how an earlier start was stopped, if that still holds. Notes in the bill what `phases.accept` accepts."""
         verdict = from_first(self._held_back)
         return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 

@@ -40,10 +40,9 @@ def check(config: ProfileConfig, first: int) -> None:
 
 
 class Trace(Hook):
-    """Ends the trace and shows a summary. The hook `begin` starts the trace.
+    """Ends the trace and shows a summary; the hook `begin` starts it. Only the steps between the two are traced.
 
-    This hook runs before all others and `begin` after them, so that only steps are traced. As a context manager it also ends
-    the trace if the loop fails. `window`: the first and the last step to trace; None for no trace.
+    As a context manager it also ends the trace if the loop fails. `window`: the first and the last step to trace.
     """
 
     name = "trace"
@@ -232,8 +231,7 @@ def place(scope: str) -> str:
 def read(path: pathlib.Path) -> list[Event]:
     """Returns the operations in an `.xplane.pb`: those of the GPUs, or those of the CPU if there is no GPU.
 
-    The format is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events (for each thunk of a CPU, for each stream of
-    a GPU), protobuf the compiled programs.
+    The format is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, protobuf the compiled programs.
     """
     programs = instructions(path.read_bytes())
     planes = list(ProfileData.from_file(str(path)).planes)

@@ -29,10 +29,7 @@ _SHOWN = 5  # documents of a spike in the terminal
 
 
 class NonFinite(Watch):
-    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never.
-
-    Saves no checkpoint then, since the state after many skipped updates is no better than the last checkpoint.
-    """
+    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never. Saves nothing then."""
 
     reads = ("skipped_in_a_row",)
 
@@ -111,11 +108,7 @@ class Spikes(Watch):
 
 
 class Overfit(Watch):
-    """Says when the held-out loss rose several times in a row while the training loss fell.
-
-    Args:
-      evaluations: how many rises in a row are told; 0 = never.
-    """
+    """Says when the held-out loss rose `evaluations` times in a row while the training loss fell; 0 = never."""
 
     reads = ("loss",)
 
@@ -155,8 +148,7 @@ def _ending(config: StabilityConfig, why: str, cause: str, first_bad: int) -> En
 def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> tuple[int, str]:
     """Returns (the checkpoint that a ROLL_BACK goes back to, "" or why the run must stop instead).
 
-    It is stopped if it was rolled back before for steps that overlap with these, or too often to one checkpoint: then other
-    batches did not help.
+    It stops if it was rolled back before for these steps, or too often to one checkpoint: other batches did not help.
     """
     to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
     again = any(r["steps"][0] <= step and ending.first_bad <= r["steps"][1] for r in rollbacks)
@@ -175,10 +167,6 @@ def carry_out(
 
     Only the first process calls it. Returns "", or why the run must stop instead: that is written too, since the checkpoints of
     these steps are spoiled.
-
-    Args:
-      batches: the numbers of the first and the last batch to pass over.
-      settings: what another try depends on; see `held_back`.
     """
     to, why = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
     if not why:
@@ -211,11 +199,7 @@ def held_back(
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
-    """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches.
-
-    Args:
-      rollbacks: the entries of run.json, each with `batches`, the window that it passes over.
-    """
+    """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches."""
     return sorted(
         step
         for step, meta in metas.items()
@@ -230,11 +214,7 @@ def _covers(windows: Iterable[Sequence[int]], window: Sequence[int]) -> bool:
 def passed_over(
     saved: Iterable[Sequence[int]], wanted: Iterable[Sequence[int]], last_batch: int
 ) -> tuple[list[Window], list[Window]]:
-    """Returns (the windows to pass over, those asked for that come too late).
-
-    Args:
-      last_batch: the number of the last batch that the checkpoint was trained on. What comes before it can't be changed.
-    """
+    """Returns (the windows to pass over, those asked for that come too late: up to the last batch that was trained on)."""
     windows, late = [tuple(window) for window in saved], []
     for first, last in wanted:
         if last <= last_batch and not _covers(windows, (first, last)):
@@ -247,12 +227,7 @@ def passed_over(
 def teller(
     path: pathlib.Path, documents: Callable[[int], Sequence[str]], number: Callable[[int], int], say: Say
 ) -> Callable[[int, float, float], None]:
-    """Returns what `Spikes` calls for a spike: it says it, and adds a line to a file, with the documents of the batch.
-
-    Args:
-      documents: step -> the ids of the documents in its batch.
-      number: step -> the number of its batch in the order.
-    """
+    """Returns what says a spike, and adds a line to a file, with the documents of its batch: (step, loss, score) -> None."""
 
     def tell(step: int, loss: float, score: float) -> None:
         if jax.process_index():

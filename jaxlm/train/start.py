@@ -32,16 +32,10 @@ JUMP = 1.05  # the rate rises by less than this where steps are added early in a
 
 
 class Log:
-    """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`.
+    """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`. Raises OSError.
 
     Open it as soon as the folder is locked: a start that dies before its first step is in the books from then on. Enter it
     before the checkpoints: what is entered first is closed last, and then the time of the last save is in it too.
-
-    Args:
-      clock: counts the time. The seconds of earlier starts are added to it.
-
-    Raises:
-      OSError: metrics.jsonl or run.json can't be read.
     """
 
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
@@ -81,11 +75,7 @@ class Log:
     ) -> Recorder:
         """Writes this start into the ledger and the metrics, and returns the recorder of the steps after `done`.
 
-        Only the first process writes.
-
-        Args:
-          scores: of all starts. The recorder adds its own.
-          between: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
+        `between`: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
         """
         config, (hooks, watches) = settled.runs, between
         writer = together(lambda: self._open(settled, data, mesh, done, on_full), first_only=True)
@@ -148,11 +138,7 @@ def hardware() -> dict:
 
 
 def jump(folder: pathlib.Path, config: Config, done: int) -> str:
-    """Returns a line if `config` makes the learning rate jump after `done` steps; "" if it does not.
-
-    It jumps where more `train.steps` stretch a schedule that has come down. The line says by how much the loss rises first,
-    if enough of the run is logged to tell.
-    """
+    """Returns a line if `config` makes the rate jump after `done` steps: more `train.steps` stretch a schedule that has come down."""
     saved = folder / "config.json"
     if not done or not saved.is_file():
         return ""

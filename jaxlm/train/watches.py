@@ -22,9 +22,7 @@ WINDOW = 50  # steps over which figures are averaged
 
 @dataclasses.dataclass(eq=False)
 class SaveInFlight(Watch):
-    """Calls `Checkpointer.check` after every step, so that a failed save is noticed at the next step.
-
-    Ends the run, with exit code 1, when saving fails and too much work is unsaved.
+    """Notices a failed save at the next step. Ends the run when too much work is unsaved.
 
     Args:
       ask: how one of several processes ends the run for all (`StopSignal.ask`); None: by what this watch returns.
@@ -71,7 +69,6 @@ class Row(typing.NamedTuple):
 
     Attributes:
       condition: (the first `window` steps of this start, the last) -> what the sentence quotes; None if all is well.
-      sentence: what is said, with {names} of what the condition returns.
     """
 
     reads: tuple[str, ...]

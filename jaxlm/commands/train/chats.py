@@ -41,11 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 class Chats(Kind):
-    """Supervised fine-tuning: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`).
-
-    Raises:
-      ConfigError: there is no origin, it has no chat template, or the adapter can't be trained so.
-    """
+    """SFT: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`). Raises ConfigError."""
 
     next_command = "jaxlm chat {}"
 
@@ -172,11 +168,7 @@ class Pairs(Chats):
 
 
 def tokenizer(config: Config) -> coder.Coder:
-    """Returns the tokenizer of the model: its origin's, with ChatML's tokens if it is ours and had none.
-
-    Raises:
-      ConfigError: there is no origin, or its model has no chat template.
-    """
+    """Returns the origin's tokenizer, with ChatML's tokens if it is ours and had none. Raises ConfigError."""
     if not config.origin:
         raise ConfigError(
             f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
@@ -218,9 +210,7 @@ def examples(
 ) -> packed.Packed:
     """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
 
-    Args:
-      text: what is replayed between them; None for nothing.
-      closed: True: rows hold the last token of each text too.
+    `text` is replayed between them; `closed`: rows hold the last token of each text too.
     """
     folder = pathlib.Path(config.workdir)
     tokenizer = chat.dated(tokenizer, from_first(lambda: ledger.moment(folder)))

@@ -27,9 +27,7 @@ from jaxlm.train.origin import Origin
 class Ready:
     """Everything from which a kind of training makes its batches and evaluations.
 
-    Attributes:
-      benchmarks: those of `eval.tasks`; None without.
-      base: what identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
+    `base` identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
     """
 
     config: Config
@@ -72,10 +70,7 @@ class Kind:
         """Returns the weights to begin from; None for new ones."""
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Returns `ready` with what must be known of the model before its first step.
-
-        Called at each start, with the state that it goes on from.
-        """
+        """Returns `ready` with what must be known of the model before the first step of a start, which goes on from `state`."""
         return ready
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
@@ -105,12 +100,9 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run whose folder is locked, with all that its attempts have in common.
+    """A run whose folder is locked, with all that its attempts have in common; nothing is passed over in `ready` yet.
 
-    Attributes:
-      ready, program: parts and data, with nothing passed over yet; what compiles the step.
-      scores: the held-out losses of all starts, and by what the best checkpoints are chosen; each attempt adds its own.
-      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
+    `mirror` is None without one, and on all processes but the first.
     """
 
     kind: Kind

@@ -37,11 +37,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 class Rewards(Chats):
-    """PPO: a value head says what each answer is worth on the way. GRPO: answers to one prompt are compared with each other.
-
-    Raises:
-      ConfigError: there is no origin or reward.
-    """
+    """PPO: a value head says what each answer is worth on the way. GRPO: answers to one prompt are compared with each other."""
 
     def __init__(self, config: Config):
         r = config.reward

@@ -97,12 +97,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run: from its newest good checkpoint to its next ending. A rollback leads to another attempt.
-
-    Attributes:
-      clock, log: the time and the books of this attempt.
-      stop: turns signals into a request to stop.
-    """
+    """One attempt at a run, with its time and books: from its newest good checkpoint to its next ending, perhaps a rollback."""
 
     opened: Opened
     clock: Clock

@@ -36,11 +36,7 @@ def digest(x: jax.Array) -> jax.Array:
 def of_piece(
     piece: np.ndarray, start: Sequence[int], shape: Sequence[int], pool: futures.ThreadPoolExecutor | None = None
 ) -> int:
-    """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest.
-
-    Args:
-      pool: threads that hash at the same time; hashing leaves Python's lock. None for this thread alone.
-    """
+    """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest."""
     if pool is not None:
         jobs = _split(piece, start, _A_JOB)
         return sum(pool.map(lambda job: of_piece(*job, shape), jobs)) % 2**32

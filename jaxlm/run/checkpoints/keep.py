@@ -37,8 +37,6 @@ def obsolete(
     """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best`, multiples of `keep_every`, `pinned`.
 
     Args:
-      scores: step -> score, the lowest of which is best. A step that is absent, or whose score is not finite, is never
-        among the best.
       whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
         checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
         whole ones stay.
@@ -62,11 +60,7 @@ def ranked(steps: Iterable[int], scores: Mapping[int, float]) -> list[int]:
 
 
 def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
-    """Keeps a checkpoint for good, since another run needs it: the base of an adapter. Deleting STEP.needed lets it go.
-
-    Raises:
-      OSError: the folder can't be written.
-    """
+    """Keeps a checkpoint for good, since another run needs it: the base of an adapter. Deleting STEP.needed lets it go."""
     file, line = checkpoints / f"{step}.needed", f"{run.resolve()}\n"
     if not file.is_file() or line not in file.read_text("utf-8"):
         with file.open("a", encoding="utf-8") as out:
@@ -78,10 +72,7 @@ def needed(checkpoints: pathlib.Path) -> set[int]:
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
-    """Returns how many checkpoints a run of `steps` steps has at once, at most, with `pinned` ones that are never deleted.
-
-    The one that is being written counts: it is verified before an old one is deleted.
-    """
+    """Returns how many checkpoints a run has at once, at most; the one that is being written counts."""
     every = steps // config.keep_every if config.keep_every else 0
     return config.keep_last + config.keep_best + every + pinned + 1
 
@@ -140,10 +131,7 @@ class Reserve:
 
 
 def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
-    """True if no checkpoint as large as the largest one there can be written beside it: so many bytes are tried.
-
-    False if there is none to go by, if the disk fails otherwise, or takes more than `seconds`: nobody knows then.
-    """
+    """True if no checkpoint as large as the largest one can be written beside it, by trial; False if nobody knows in time."""
     trial = checkpoints / RESERVE
     try:
         folders = [path for path in checkpoints.iterdir() if path.is_dir()]

@@ -24,14 +24,10 @@ def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
 
 
 def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
-    """Returns the dict that was saved in a checkpoint's folder.
+    """Returns the dict that was saved in a checkpoint's folder. Raises CorruptCheckpointError, OSError.
 
     Args:
       must_be_sealed: True to refuse what has no seal; older checkpoints have none.
-
-    Raises:
-      CorruptCheckpointError: it is not what was saved.
-      OSError: it is there and can't be read.
     """
     step = int(folder.name)
     try:

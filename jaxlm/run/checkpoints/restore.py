@@ -25,14 +25,9 @@ class UnreadableError(CorruptCheckpointError):
 
 
 def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
-    """Restores some items of a checkpoint.
+    """Restores some items of a checkpoint; `wanted`: item -> tree of ShapeDtypeStructs with shardings.
 
-    Args:
-      wanted: item -> tree of ShapeDtypeStructs with shardings.
-
-    Raises:
-      CorruptCheckpointError: an array or a file differs from what was saved.
-      RunError: the checkpoint can't be read for another reason; nothing was changed.
+    Raises CorruptCheckpointError if it differs from what was saved, RunError if it can't be read for another reason.
     """
     step, names = int(folder.name), {*wanted, "meta"}
     digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))

@@ -44,11 +44,7 @@ class Votes:
         self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
-        """Says that this process came so far, and waits for the others. In the place of Orbax's barrier.
-
-        Raises:
-          ToldError: another process failed; its message is that process's.
-        """
+        """Says that this process came so far, and waits for the others. Raises ToldError with the words of one that failed."""
         del key
         if jax.process_count() == 1:
             return
@@ -83,19 +79,11 @@ class Votes:
 class Saving:
     """One save, in a thread that can be left behind when the storage hangs.
 
-    Args:
-      meta: JSON values; `digests` holds the digest of every array.
-
     Attributes:
       copied: set when the arrays' memory may be used again.
       left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
       done: set when there is nothing more to wait for; then the others below hold.
-      written: True if all processes wrote their parts.
       failed: why the checkpoint could not be written or read back, in one line; "" if it was.
-      full: True if it failed because the disk is full.
-      differs: what did not read back as it was saved; "" if all did.
-      verified: True if all was read back and its checksums are written. On the first process only.
-      verify_s: the seconds that verifying took.
     """
 
     def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict, check: bool):

@@ -35,16 +35,14 @@ class Checkpointer:
     """The checkpoints of one run.
 
     Args:
-      config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
+      config: which checkpoints to keep; None keeps all.
       scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
       pinned: steps that rotation never deletes.
-      mirror: gets each checkpoint once it is verified, and is waited for before rotation takes it; None on all processes
-        but the first.
+      mirror: gets each checkpoint once it is verified, before rotation takes it; None on all processes but the first.
       stopping: True once the run was asked to stop; waits are then short.
       read_only: True for programs that only restore; nothing is then written.
 
     Attributes:
-      reserve: the room held back on the disk; None if `read_only`.
       failing: why saving fails now, in one line; "" if it does not.
       abandoned: True if a save hangs and was given up; there are no more saves then.
       left_behind: True if Python can't end by itself, because of threads that read or write: end it by `os._exit`.
@@ -120,10 +118,9 @@ class Checkpointer:
     def save(self, state: TrainState, meta_of_run: dict) -> bool:
         """Starts to save `state` as the checkpoint of its step. Returns False if it did not.
 
-        It does not where the checkpoint is there already, a number is not finite, or the save before hangs.
-
-        Waits for the previous save, the digests and the copy to the host. A thread then writes the files, reads them back
-        from the disk and writes their checksums. An error of the disk is told by `check`, and never raised.
+        It does not where the checkpoint is there already, a number is not finite, or the save before hangs. Waits for the
+        previous save, the digests and the copy to the host. A thread then writes the files, reads them back from the disk and
+        writes their checksums. An error of the disk is told by `check`, and never raised.
         """
         self.wait()
         step = int(state.step)
@@ -317,10 +314,7 @@ class Checkpointer:
         return sorted(self._steps)
 
     def find(self, which: str | int) -> int:
-        """Returns the step of the checkpoint `which`: "latest", "best" or a step.
-
-        Raises ConfigError if there is no such checkpoint.
-        """
+        """Returns the step of the checkpoint `which`: "latest", "best" or a step. Raises ConfigError if there is none."""
         steps = self.steps()
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
@@ -333,12 +327,7 @@ class Checkpointer:
         return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Restores the state of `step`, laid out as `shardings` says. Another mesh may have written the checkpoint.
-
-        Raises:
-          CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
-          RunError: the checkpoint can't be read for another reason.
-        """
+        """Restores the state of `step`, laid out as `shardings` says; any mesh may have written it. See `restore.restore`."""
         wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
@@ -346,12 +335,8 @@ class Checkpointer:
     def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
         """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
-        Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` and says so. If all checkpoints are damaged it
-        moves none, so that a run never starts from scratch by accident.
-
-        Raises:
-          NoWholeCheckpointError: all checkpoints are damaged.
-          RunError: a checkpoint can't be read for another reason (memory, permissions, a device). Nothing is moved.
+        Moves newer ones, which are damaged, to `WORKDIR/damaged/` and says so. If all are damaged it moves none, so that a run
+        never starts from scratch by accident: NoWholeCheckpointError. RunError if one can't be read for another reason.
         """
         damaged = []
         for step in reversed(self.steps()):

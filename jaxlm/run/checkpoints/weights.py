@@ -17,11 +17,7 @@ _PARAMS = "params"
 def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
     """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
 
-    Args:
-      make: returns the parameters, on the devices. They are let go before the checkpoint is read back.
-
-    Raises:
-      RunError: a number is not finite, or the checkpoint can't be written or differs on disk.
+    `make` returns the parameters, which are let go before the checkpoint is read back. Raises RunError if it is not whole.
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)

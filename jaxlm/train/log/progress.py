@@ -17,11 +17,8 @@ class Progress:
     """Shows progress on standard error. See `screen` for a lost terminal.
 
     The loss that is shown is an exponential mean over about the last 20 steps, corrected for its beginning (Kingma and Ba
-    2015, section 3). Of earlier starts it knows the logged steps: each stands for those since the logged one before. Steps
-    whose loss is not finite are left out of it. The exact losses are in metrics.jsonl.
-
-    Args:
-      doing: () -> what the run does besides training, such as "evaluating"; "" for nothing.
+    2015, section 3), without losses that are not finite. Of earlier starts it knows the logged steps: each stands for those
+    since the logged one before.
     """
 
     stands = True

@@ -29,9 +29,9 @@ _TRAINING = (DATA, ROLLOUT, STEP, REPEATED)  # the activities that count for tok
 class Meter:
     """Turns finished steps into tokens/s, MFU, the seconds of each activity, dollars and time left.
 
-    Args:
-      flops_palm, flops_causal: FLOPs a token, counted by the PaLM convention and with causal attention.
-      peak_flops: the peak FLOP/s of all devices together; None if unknown, and then there is no MFU.
+    Attributes:
+      flops_palm, flops_causal: FLOPs a token, by the PaLM convention and with causal attention.
+      peak_flops: FLOP/s of all devices together; None if unknown, and then there is no MFU.
     """
 
     clock: Clock
@@ -45,11 +45,7 @@ class Meter:
     _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
     def now(self, step: int) -> dict[str, float]:
-        """Returns what every record has: the step; tokens, seconds of each activity, goodput and dollars, of all starts.
-
-        `time` is in Unix seconds, `wall_s` the sum of the activities, `goodput` the share of
-        steps that nobody had done before, and of their rollouts.
-        """
+        """Returns what every record has, of all starts: `time` in Unix seconds, `goodput`: the share of new steps and their rollouts, ..."""
         seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
         wall = sum(seconds.values())
         cost = self.earlier.with_now(wall, self.usd_per_hour)
@@ -63,11 +59,9 @@ class Meter:
         } | {f"time/{name}_s": spent for name, spent in seconds.items()}
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the values of `now`, and the speed since the last call: tokens/s, MFU, seconds left until step `total`
-        if nothing but steps is to come.
+        """Returns `now`, and the speed since the last call: tokens/s, MFU, seconds of steps left until step `total`.
 
-        The speed counts steps and the waits for their batches, not evaluations, saves or compilation. The first call returns
-        no speed, since the first step may hold some of the compilation.
+        The speed counts steps and the waits for their batches. The first call returns none: the first step may hold compilation.
         """
         record, spent = self.now(step), self.clock.seconds()
         training = sum(spent[name] for name in _TRAINING)
@@ -122,8 +116,6 @@ class Recorder:
 
     Args:
       first: the first step of this start. It is always logged, and so is the last.
-      reads: the names of metrics to read at every step. The others are read at logged steps only.
-      before: step -> training loss of the steps that earlier starts logged, for the mean that is shown.
       between_s: (step, the last step) -> seconds that evaluations, saves and the like will take from the one to the other.
     """
 
@@ -157,10 +149,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: all if the step is logged, else those in `reads`.
-
-        A step is logged if a log line is due, or if its update was skipped.
-        """
+        """Waits until a step is done, and returns its metrics: all if it is logged or its update was skipped, else those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:

@@ -74,8 +74,6 @@ def pinned(own: float, moves: Sequence[str], steps: int, nll_weight: float = 0.0
 
     Args:
       own: the loss of a policy that can't tell the answers apart.
-      moves: the metrics that are 0 as long as nothing moved.
-      nll_weight: the weight of `nll`, which is a part of the loss.
     """
     reads = ("loss", "lr", "update_norm", *moves, *(("nll",) if nll_weight else ()))
 

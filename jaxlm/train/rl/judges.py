@@ -182,15 +182,11 @@ class Judge:
         self._format: re.Pattern | None = None
 
     def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str, apart: bool = False) -> None:
-        """Imports what is needed, and checks it.
+        """Imports what is needed, and checks it. Raises Refused for what is not there, or can't be confined here.
 
         Args:
           tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
           apart: True to judge each answer in a fork of this process, which then has its packages.
-
-        Raises:
-          Refused: a package, task, option, module or function is not there; or a task evaluates answers, and there is no
-            sandbox for that here.
         """
         try:
             self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
@@ -234,10 +230,7 @@ class Judge:
             ) from None
 
     def draw(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[str, str | None] | str]:
-        """Returns for each (task, number) the question and the true answer (None if there is no single one).
-
-        A text in their place says why the task has no question of this number.
-        """
+        """Returns for each (task, number) the question and the true answer (None: no single one), or a text: why there is none."""
         questions = []
         for task, number in wanted:
             try:
@@ -249,11 +242,7 @@ class Judge:
         return questions
 
     def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
-        """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer).
-
-        A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
-        not expect.
-        """
+        """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer), or a text: why it can't be judged."""
         calls = [functools.partial(self._judged, *each) for each in asked]
         if not self._forks:
             return [call() for call in calls]
@@ -302,12 +291,7 @@ def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> N
 
 
 class Gym:
-    """A task of reasoning-gym. Question `number` (0 to 2^32 - 1) is the same in each process.
-
-    Args:
-      name: the dataset's.
-      options: keys of its config, with values as the command line has them.
-    """
+    """A task of reasoning-gym. Question `number` (0 to 2^32 - 1) is the same in each process."""
 
     def __init__(self, name: str, options: Options):
         rg = _import("reasoning_gym", "reasoning-gym", f"reasoning_gym:{name}")

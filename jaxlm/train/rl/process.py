@@ -61,9 +61,7 @@ class Processes:
 class Process:
     """Holds the child process; starts it with the first order, and anew with the first after it has ended.
 
-    Args:
-      load: the arguments of `judges.Judge.load`, the first order of each process.
-      keys: True to give it all of this process's environment.
+    `keys`: True to give it all of this process's environment.
     """
 
     def __init__(self, load: tuple, timeout_s: float, folder: pathlib.Path | None = None, keys: bool = True):
@@ -77,24 +75,14 @@ class Process:
         return self._child.pid if self._child and not self._child.ended else None
 
     def start(self) -> None:
-        """Starts the process, and lets it import and check all.
-
-        Raises:
-          ConfigError: something that the config names is not there, or can't be imported.
-          RunError: the process can't be started, or took too long.
-        """
+        """Starts the process, and lets it import and check all. Raises ConfigError, RunError."""
         try:
             self._started()
         except Failed as error:
             raise RunError(f"the process that judges answers did not start: it {error}") from None
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
-        """Returns what the order `name` of `judges.ORDERS` returns. `timeout_s`: in place of the process's own.
-
-        Raises:
-          Failed: it raised an exception, or did not end in time, or the process died.
-          ConfigError: it was refused.
-        """
+        """Returns what the order `name` of `judges.ORDERS` returns. Raises Failed, or ConfigError if it was refused."""
         return _ordered(self._started(), name, arguments, timeout_s or self.timeout_s)
 
     def close(self) -> None:

@@ -1,10 +1,4 @@
-"""The prompts of a run as its data: which ones a step asks is a pure function of the seed and the number of its batch.
-
-process = rewards.make(config.reward, workdir)
-asked = make(config, tokenizer, process, say)
-asked.step(1)            # the items of step 1, rollout.prompts of them
-asked.held_out(64)       # what is never trained on, always the same
-"""
+"""The prompts of a run as its data: which ones a step asks is a pure function of the seed and the number of its batch."""
 
 import dataclasses
 import functools
@@ -35,7 +29,6 @@ class Prompts(Order):
     """What a run asks, and in which order. Several sources are drawn from in turn.
 
     Attributes:
-      data: the tokenizer, and how much there is.
       room: the most tokens that a prompt has.
     """
 
@@ -89,15 +82,7 @@ def room(config: Config) -> int:
 
 
 def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:
-    """Reads the prompts of `data.path`, or opens those of `reward.tasks`.
-
-    Args:
-      tokenizer: that of the model, with its template (see `data.chat`).
-
-    Raises:
-      ConfigError: a prompt can't be used, none is left, or `reward.function` does not take what they have.
-      RunError: a task makes no questions.
-    """
+    """Reads the prompts of `data.path`, or opens those of `reward.tasks`. Raises ConfigError; RunError: a task makes none."""
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)

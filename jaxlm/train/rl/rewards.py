@@ -47,13 +47,7 @@ Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer 
 def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
     """Returns the processes of tasks, function and format, started, so that what they lack is seen at once.
 
-    Args:
-      folder: the run's folder, where what they print goes; None to drop it.
-
-    Raises:
-      ConfigError: a task, module or function is not there; or a task evaluates answers, and nobody consented or nothing here
-        can confine that.
-      RunError: a process does not start.
+    Raises ConfigError for what is not there, or runs answers without consent or confinement; RunError: a process does not start.
     """
     specs = parse_tasks(config.tasks)
     evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
@@ -71,12 +65,7 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
 
 
 class Rewarder:
-    """Scores answers.
-
-    Args:
-      model: a reward model, if there is one; its scores are added.
-      say: called with a line about what went wrong and did not end the run.
-    """
+    """Scores answers."""
 
     def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
@@ -86,11 +75,7 @@ class Rewarder:
         self._told: set[str] = set()
 
     def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each).
-
-        Raises:
-          RunError: a part can't be had, in one line: what failed, on which item and answer, and why.
-        """
+        """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each). Raises RunError, with item and answer."""
         c, parts = self._config, {}
         if c.tasks:
             parts["exact"] = self.exact(items, answers)
@@ -109,13 +94,10 @@ class Rewarder:
         return total.astype(np.float32), parts
 
     def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
-        """Returns 1 for each answer that its task finds right, else 0, float32[N].
+        """Returns 1 for each answer that its task finds right, else 0, float32[N]. Raises RunError if it hangs on several.
 
         `order`: "exact_truth" if the answers are true ones of the tasks, which need no fork. What a task can't judge is
         wrong: some raise on answers that they do not expect, or take for ever. The first of a kind is told.
-
-        Raises:
-          RunError: a task hangs on several answers.
         """
         ask = functools.partial(self._exact, order)
         return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
@@ -204,15 +186,11 @@ def _where(item: Item, answer: str) -> str:
 
 
 class Scorer:
-    """Scores chats that end with an answer, by the score of the token that ends it.
+    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError: no such head, or no template.
 
     Args:
-      found: the reward model, as `origin.open` returns it.
       tokens: how long a chat may be; a longer one loses its oldest tokens.
       moment: what its chat template takes for now (`chat.dated`).
-
-    Raises:
-      ConfigError: the model has no such head, or no chat template.
     """
 
     def __init__(self, origin: Origin, mesh: Mesh, tokens: int, moment: str = ""):
@@ -283,10 +261,7 @@ class Baseline(typing.NamedTuple):
 
 
 def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
-    """Returns the best constant answer among the true ones of these items: what a policy earns that has learnt nothing else.
-
-    The 32 most frequent true answers are tried. None if no item has a single true answer.
-    """
+    """Returns the best constant answer among the 32 most frequent true ones of these items; None if no item has one."""
     judged = [item for item in items if item.judge]
     truths = collections.Counter(item.truth for item in judged if item.truth is not None)
     tried = [

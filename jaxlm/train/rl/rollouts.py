@@ -42,12 +42,7 @@ _EVALUATION = 2**31  # what is drawn for evaluations has other seeds than any st
 
 
 class Answer(typing.NamedTuple):
-    """What the policy said to one prompt.
-
-    Attributes:
-      logp: the decode engine's log p of each of them, in nats.
-      ended: False if it was cut off at `rollout.max_new_tokens`.
-    """
+    """What the policy said to one prompt; `logp`: the decode engine's, in nats; `ended`: not cut off."""
 
     ids: list[int]
     logp: np.ndarray
@@ -65,7 +60,6 @@ class Rollouts:
 
     Args:
       rewarder: (items, answers) -> (the reward of each, float32[N]; its parts by name).
-      reference: the variables of the model as the run began; None to compare with nothing.
     """
 
     activity, from_state = clock.ROLLOUT, True
@@ -115,8 +109,7 @@ class Rollouts:
     def evaluate(self, variables: Variables) -> dict[str, float]:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
 
-        The prompts and the draws are the same each time: one answer to each of the first `eval.max_examples` prompts, at
-        temperature 1, as in training.
+        Prompts and draws are the same each time: an answer to each of the first `eval.max_examples`, at temperature 1.
         """
         items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
         said = self._answers(variables, items, _EVALUATION)

@@ -31,12 +31,7 @@ _COMMA = re.compile(r",(?![^\[(]*[\])])")  # not between the brackets of a value
 
 
 class Spec(typing.NamedTuple):
-    """One task.
-
-    Attributes:
-      kind: one of KINDS.
-      options: key -> value, as they are written.
-    """
+    """One task: its text, one of KINDS, and its options as they are written."""
 
     text: str
     kind: str
@@ -77,11 +72,8 @@ class Item:
     """One prompt.
 
     Attributes:
-      ids: of the chat, up to where the answer begins.
-      columns: what else is known of it, for `reward.function`.
       place: where it stands, "gsm8k.jsonl:12", or which question of a task it is, "reasoning_gym:chain_sum 17".
       judge: (the task's number among `reward.tasks`, the question's number there or its true answer); None without a task.
-      truth: the true answer, if the task has a single one.
     """
 
     messages: Messages
@@ -99,11 +91,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Prompts of a file, in another order each pass.
-
-    Attributes:
-      train, val: the prompts to train on, and those that are held out.
-    """
+    """Prompts of a file, in another order each pass."""
 
     name: str
     train: Sequence[Item]
@@ -145,7 +133,6 @@ class Reader(typing.NamedTuple):
     Attributes:
       val_fraction: of the prompts, held out by a hash of what is asked.
       val_path: a file of held-out prompts; "" to take them from the others.
-      notes: where is noted what is left out and what is not read, for `Notes.lines`.
     """
 
     tokenizer: Coder
@@ -157,14 +144,9 @@ class Reader(typing.NamedTuple):
     notes: Notes
 
     def rows(self, path: str, key: str, task: int | None = None) -> Rows:
-        """Returns the prompts of a file.
+        """Returns the prompts of a file, a folder or a glob. Raises ConfigError.
 
-        Args:
-          path: a .jsonl, .json or .parquet file, a folder of them, or a glob.
-          task: the number of the task `gsm8k` that reads it; None for prompts without a true answer.
-
-        Raises:
-          ConfigError: a record can't be used, or no prompt is left.
+        `task`: the number of the task `gsm8k` that reads it; None for prompts without a true answer.
         """
         items = self._items(path, key, task)
         if self.val_path:
@@ -242,19 +224,11 @@ def _sha256(items: Iterable[Item]) -> str:
 
 
 class Made:
-    """Questions of a task of reasoning-gym, with the methods of `Rows`.
+    """Questions of a task of reasoning-gym, with the methods of `Rows`. Raises ConfigError (no question fits), RunError.
 
     Draw n owns the task's questions 64 n to 64 n + 63 from a start that follows from the seed. It is the first of them that
     fits and is not for evaluation: one question in eight is for evaluation alone, by a hash of its text. So none of the
     held-out questions is ever trained on, however few the task has; they are the same for all seeds.
-
-    Args:
-      spec: the task.
-      process: where its questions are made.
-
-    Raises:
-      ConfigError: no question fits.
-      RunError: the process failed.
     """
 
     tokens, columns = 0, _COLUMNS
