@@ -82,7 +82,7 @@ class StopSignal:
         return jax.process_count() == 1 and self.asked()
 
     def why(self) -> typing.Any:
-        """Returns the `loop.Ending` that was asked for, the same on all once `requested` or `alone` is true; None for a signal."""
+        """Returns the `loop.Ending` that was asked for, None for a signal. Ask once `requested` or `alone` is true."""
         return self._why
 
     def _of_any_process(self) -> typing.Any:

@@ -99,8 +99,8 @@ def read(
 ) -> LoaderBatches:
     """Returns the loader's batches from step `done` + 1 on, this process's rows of them, with a reserve if there are several.
 
-    `verify` compares all shards with the manifest in the background, those of the first steps first. If one is damaged, the next
-    batch raises DamagedData. One of several processes is enough: all of them check the shards that they read.
+    `verify` compares all shards with the manifest in the background, those of the first steps first. If one is damaged, the
+    next batch raises DamagedData. One of several processes is enough: all of them check the shards that they read.
     """
     options = {"row_indices": sharding.local_rows(made.mesh, order.batch_size), "start_step": done}
     loader = together(lambda: TrainLoader(order, **options, stall_seconds=config.timeout_s))

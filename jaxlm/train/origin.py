@@ -293,7 +293,7 @@ def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
 
 
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
-    """Returns the ids whose rows are trained beside an adapter, ascending; "auto": of template tokens that pretraining never saw."""
+    """Returns the ids whose rows are trained beside an adapter, ascending; "auto": of a template that pretraining never saw."""
     named = [p for piece in settings.rows for p in (chat.own_rows(tokenizer) if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 

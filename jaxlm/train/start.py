@@ -138,7 +138,7 @@ def hardware() -> dict:
 
 
 def jump(folder: pathlib.Path, config: Config, done: int) -> str:
-    """Returns a line if `config` makes the rate jump after `done` steps: more `train.steps` stretch a schedule that has come down."""
+    """Returns a line if the rate jumps after `done` steps: more `train.steps` stretch a schedule that has come down."""
     saved = folder / "config.json"
     if not done or not saved.is_file():
         return ""

@@ -45,7 +45,7 @@ class Meter:
     _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
     def now(self, step: int) -> dict[str, float]:
-        """Returns what every record has, of all starts: `time` in Unix seconds, `goodput`: the share of new steps and their rollouts, ..."""
+        """Returns what every record has, of all starts; `goodput` is the share of new steps and their rollouts."""
         seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
         wall = sum(seconds.values())
         cost = self.earlier.with_now(wall, self.usd_per_hour)
@@ -61,7 +61,7 @@ class Meter:
     def measure(self, step: int, total: int) -> dict[str, float]:
         """Returns `now`, and the speed since the last call: tokens/s, MFU, seconds of steps left until step `total`.
 
-        The speed counts steps and the waits for their batches. The first call returns none: the first step may hold compilation.
+        The speed counts steps and the waits for their batches. The first call returns none: its step may hold compilation.
         """
         record, spent = self.now(step), self.clock.seconds()
         training = sum(spent[name] for name in _TRAINING)
@@ -149,7 +149,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: all if it is logged or its update was skipped, else those in `reads`."""
+        """Waits until a step is done, and returns its metrics: all if it is logged or was skipped, else those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:

@@ -230,7 +230,7 @@ class Judge:
             ) from None
 
     def draw(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[str, str | None] | str]:
-        """Returns for each (task, number) the question and the true answer (None: no single one), or a text: why there is none."""
+        """Returns for each (task, number) the question and the true answer (None: several), or a text: why there is none."""
         questions = []
         for task, number in wanted:
             try:
@@ -242,7 +242,7 @@ class Judge:
         return questions
 
     def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
-        """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer), or a text: why it can't be judged."""
+        """Returns 1.0 or 0.0 for each (task, number of question or true answer, answer), or a text: why it can't be judged."""
         calls = [functools.partial(self._judged, *each) for each in asked]
         if not self._forks:
             return [call() for call in calls]

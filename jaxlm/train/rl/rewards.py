@@ -47,7 +47,7 @@ Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer 
 def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
     """Returns the processes of tasks, function and format, started, so that what they lack is seen at once.
 
-    Raises ConfigError for what is not there, or runs answers without consent or confinement; RunError: a process does not start.
+    Raises ConfigError for what is not there, or runs answers without consent or confinement; RunError.
     """
     specs = parse_tasks(config.tasks)
     evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
@@ -75,7 +75,7 @@ class Rewarder:
         self._told: set[str] = set()
 
     def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each). Raises RunError, with item and answer."""
+        """Returns (the sum of all parts, float32[N]; the parts by name). Raises RunError, which names item and answer."""
         c, parts = self._config, {}
         if c.tasks:
             parts["exact"] = self.exact(items, answers)
