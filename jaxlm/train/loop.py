@@ -79,7 +79,7 @@ class Batches(typing.Protocol):
     from_state: bool
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of step `state.step` + 1, on the mesh. The step takes the memory of `state`: don't hold on to it."""
+        """Returns the batch of step `state.step` + 1, on the mesh. The step takes the memory of `state`."""
 
     def close(self) -> None: ...
 
