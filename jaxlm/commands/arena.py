@@ -88,13 +88,11 @@ def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: 
 
 
 def _config(one: Contestant, overrides: list[str]) -> Config:
-    """The config of a run, or of a model from elsewhere, with the overrides of the command line."""
     own = [override for override in overrides if not override.startswith("workdir=")]
     return config_lib.resolve(inherit.of_folder(str(pathlib.Path(one.where).resolve()), own))
 
 
 def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
-    """The answers of a run's checkpoint, as `jaxlm sample` gives them."""
     run = model.restore(config, one.which or "latest", readers.READERS)
     with jax.set_mesh(run.mesh), working(f"{one.name} answers {len(prompts):,} prompts"):
         texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)

@@ -70,7 +70,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _opening(tokenizer: coder.Coder) -> str:
-    """What a text begins with, in words."""
     named = {tokenizer.separator_id: "BOS", tokenizer.eos_id: "EOS"}
     return " ".join(named.get(i, f"id {i}") for i in tokenizer.opening) or "nothing"
 

@@ -49,7 +49,6 @@ def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> No
 
 
 def _weights(config: Config, done: prepare.Prepared, by_size: bool) -> dict[str, float]:
-    """Returns each source's weight in the mixture; if `by_size`, times the megabytes that are left of it."""
     kept = {name: source["kept"]["bytes"] / 1e6 for name, source in done.manifest["sources"].items()}
     return {name: source.weight * (kept[name] if by_size else 1) for name, source in config.prepare.sources.items()}
 

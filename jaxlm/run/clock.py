@@ -99,7 +99,6 @@ class Clock:
         self._show()
 
     def begin(self, activity: str, detail: str = "") -> None:
-        """From now on the time counts as `activity`."""
         now = time.monotonic()
         self._seconds[self.activity] += now - self._mark
         self._mark, self.activity, self._detail = now, activity, detail
@@ -136,7 +135,6 @@ class Clock:
         self.redo = max(step, self.redo)  # for a rollback within this start
 
     def repeat_until(self, step: int) -> None:
-        """Says that earlier starts did the steps up to `step`."""
         self.redo = step
 
     def add(self, activity: str, seconds: float) -> None:

@@ -96,7 +96,6 @@ def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> 
 
 
 def append(folder: pathlib.Path, key: str, entry: object) -> None:
-    """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
     book = read(folder)
     _write(folder, book | {key: [*book[key], redact(entry)]})
 

@@ -44,7 +44,6 @@ def latest(records: Iterable[dict]) -> dict:
 
 
 def config_of(folder: pathlib.Path) -> config_dict.ConfigDict | None:
-    """Returns the config of the run in `folder`; None if it can't be read."""
     with contextlib.suppress(ConfigError, OSError):
         config = config_files.from_run(folder / "config.json")
         return config if isinstance(config.train, config_dict.ConfigDict) else None

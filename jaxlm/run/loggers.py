@@ -48,14 +48,12 @@ class Writer:
             other.write(record["step"], scalars)
 
     def close(self) -> None:
-        """Flushes and closes everything."""
         with contextlib.ExitStack() as stack:  # whatever happens to one, the others are closed
             for each in (*self._others, self._json):
                 stack.callback(each.close)
 
 
 def check(config: LogConfig) -> None:
-    """Raises ConfigError if the config asks for a logger that is not installed. Called before training starts."""
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
 

@@ -22,7 +22,6 @@ class Earlier:
     cost_usd: float = 0.0
 
     def with_now(self, wall_s: float, usd_per_hour: float) -> float:
-        """Returns the dollars of all starts: `wall_s` are the seconds of all, `usd_per_hour` is the price of this one."""
         return self.cost_usd + (wall_s - self.wall_s) / 3600 * usd_per_hour
 
 
@@ -92,7 +91,6 @@ def _before(last: dict, starts: list[dict]) -> dict:
 
 
 def _activities(record: dict) -> dict[str, float]:
-    """Returns the seconds of each activity up to a record."""
     spent = {name: record.get(f"time/{name}_s", 0.0) for name in ACTIVITIES}
     if f"time/{STEP}_s" in record and all(files.is_number(seconds) and seconds >= 0 for seconds in spent.values()):
         return spent
@@ -124,7 +122,6 @@ def _not_the_run_s(start: dict) -> bool:
 
 
 def _seconds(iso: object) -> float | None:
-    """Returns Unix seconds of an ISO time; None if it is none."""
     try:
         return datetime.datetime.fromisoformat(iso).timestamp()
     except (TypeError, ValueError, OverflowError):

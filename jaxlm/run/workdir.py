@@ -97,7 +97,6 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
-    """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
     free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
     if not model.vocab_size:
         free += ("vocab_size",)  # the data's, which the checkpoint's fingerprint is compared with

@@ -296,7 +296,6 @@ def _scaled(name: str, update: jax.Array) -> jax.Array:
 
 
 def _spec(name: str, leaf: jax.Array) -> PartitionSpec:
-    """How the current mesh splits a parameter."""
     mesh = jax.sharding.get_abstract_mesh()
     return PartitionSpec() if mesh.empty else sharding.spec(axes_of(name, leaf), leaf.shape, mesh)
 

@@ -123,7 +123,6 @@ class Parts:
         return arrays
 
     def step(self) -> step.TrainStep:
-        """Returns the train step as a pure function; see `step.make`."""
         c = self.config
         return step.make(
             c, self.objective, self.tx, optim.rates(c.optim, c.train.steps, tree.merge(self.abstract.params))

@@ -112,7 +112,6 @@ def _length(config: Config, mesh: Mesh, done: int) -> str:
 
 
 def table(params: dict) -> str:
-    """Returns the table of parameters' shapes (`log.parameters`)."""
     return parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False)
 
 

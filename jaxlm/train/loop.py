@@ -63,7 +63,6 @@ class Moment:
 
     @property
     def variables(self) -> Variables:
-        """All of the model's variables, frozen and trained."""
         return self.frozen | self.state.params
 
 

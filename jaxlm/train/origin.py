@@ -348,7 +348,6 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
 
 
 def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], dict]:
-    """What reads all parameters into their shards, one after the other."""
     return lambda abstract, shardings: tree.nested(quantized.placed(leaf, abstract, shardings))
 
 
@@ -372,7 +371,6 @@ def _named(identity: Mapping[str, str | int]) -> str:
 
 
 def _digests(meta: dict) -> dict[str, int]:
-    """Those of the parameters."""
     return {name: value for name, value in meta["digests"].items() if name.startswith("params/")}
 
 
@@ -381,6 +379,5 @@ def _hash(value: object) -> str:
 
 
 def _tokenizer(folder: pathlib.Path, data_dir: str) -> coder.Coder:
-    """The tokenizer of a run: the one that it keeps (it was imported, or grew), or its data's."""
     kept = folder / workdir.TOKENIZER
     return coder.load(kept) if kept.is_dir() else shards.open_data(data_dir).tokenizer()

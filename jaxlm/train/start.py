@@ -156,7 +156,6 @@ def jump(folder: pathlib.Path, config: Config, done: int) -> str:
 
 
 def rate(config: OptimConfig, steps: int) -> forecast.Rate:
-    """Returns the learning rates of a run as a function of an array of steps."""
     each = jax.vmap(optim.rates(config, steps))
     return lambda numbers: np.asarray(each(np.asarray(numbers)))
 

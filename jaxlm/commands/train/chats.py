@@ -35,7 +35,6 @@ from jaxlm.train.pairs import preferences, reference
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Trains to `train.steps` on the examples of `data.path`; returns the exit code."""
     del args
     return training.run(config, Chats(config) if config.program == "sft" else Pairs(config))
 

@@ -31,7 +31,6 @@ _ASKED = 500  # held-out prompts that the best constant answer is looked for on
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Trains to `train.steps` on the rewards of `config.reward`; returns the exit code."""
     del args
     return training.run(config, Rewards(config))
 

@@ -22,7 +22,6 @@ _BLOCK = 2**20
 
 
 def steps(checkpoints: pathlib.Path) -> list[int]:
-    """Returns the steps of the checkpoints in a folder, ascending; none if there is no such folder."""
     names = os.listdir(checkpoints) if checkpoints.is_dir() else []
     return sorted(int(name) for name in names if is_step(name))
 
@@ -105,7 +104,6 @@ class Reserve:
 
     @property
     def held(self) -> bool:
-        """True if the file is there, whole."""
         with contextlib.suppress(OSError):
             return self._bytes > 0 and self._path.stat().st_size == self._bytes
         return False

@@ -44,7 +44,6 @@ class Pace:
 
     @property
     def minutes(self) -> float:
-        """The interval in minutes; infinite if there is none."""
         if self._every != AUTO:
             return self._every or math.inf
         return minutes(self._stall_s, self._verify_s, self._failures) if self._stall_s else FIRST_MINUTES

@@ -63,7 +63,6 @@ class Votes:
             self._write("failed", line)
 
     def failed(self) -> str:
-        """Returns why another process failed; "" if none did so far."""
         if jax.process_count() == 1:
             return ""
         votes = distributed.global_state.client.key_value_dir_get(f"{self._prefix}/failed/")
@@ -99,7 +98,6 @@ class Saving:
         self._thread.start()
 
     def leave(self) -> None:
-        """Stops verifying at the next array."""
         self._left = True
 
     def _run(self) -> None:

@@ -191,7 +191,6 @@ class Checkpointer:
         return not lost and self.unprotected_s() < most_s
 
     def unprotected_s(self) -> float:
-        """Returns the age in seconds of the oldest work that no whole checkpoint holds."""
         return time.monotonic() - self._safe_since
 
     def hangs(self) -> str:

@@ -36,7 +36,6 @@ def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> N
 
 
 def _clear(checkpoints: pathlib.Path) -> None:
-    """Deletes what an import that was cut short left."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     remove_partial(checkpoints, 0)
     shutil.rmtree(checkpoints / "0", ignore_errors=True)

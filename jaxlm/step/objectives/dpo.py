@@ -42,7 +42,6 @@ def has_reference(config: DpoConfig) -> bool:
 
 
 def by_token(config: DpoConfig) -> bool:
-    """True if the loss and its rewards are of means over an answer's tokens."""
     return config.loss in _BY_TOKEN
 
 

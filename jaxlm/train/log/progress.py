@@ -46,7 +46,6 @@ class Progress:
 
     @property
     def loss(self) -> float:
-        """The smoothed loss; not a number before the first one."""
         return self._sum / self._weight if self._weight else math.nan
 
     def update(self, record: dict, best: float | None) -> None:

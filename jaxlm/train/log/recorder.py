@@ -107,7 +107,6 @@ def recounted(folder: pathlib.Path, config: Config) -> str:
 
 
 def _peak_tflops(hardware: HardwareConfig) -> float | None:
-    """The peak of one device; None if it is unknown, and then there is no MFU."""
     return hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
 
 

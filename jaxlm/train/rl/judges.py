@@ -133,7 +133,6 @@ class Forks:
 
 
 def _addresses() -> int:
-    """The bytes of addresses that this process has (Linux)."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
@@ -324,7 +323,6 @@ class Gym:
             raise Refused(f"reasoning_gym:{name} can't be made: {_text(error)}") from None
 
     def exact(self, number: int, said: str) -> float:
-        """Returns 1.0 if the task gives the answer full marks, else 0.0."""
         return float(self._all.score_answer(said, self.entry(number)) >= 1)
 
 
@@ -389,7 +387,6 @@ def _is_one_of_several(truth: str, said: str) -> bool:
 
 
 def _numbers_in(text: str) -> set[float]:
-    """The numbers in a text."""
     return {float(number.translate({ord("$"): "", ord(","): ""})) for number in _NUMBER.findall(text)}
 
 
@@ -481,7 +478,6 @@ def _foreign(file: str) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says, on one line."""
     try:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:

@@ -48,12 +48,10 @@ class Processes:
             list(pool.map(Process.start, self._used))
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
-        """Gives the order to the process whose it is. See `Process.ask`."""
         of_tasks = {"draw": self.questions, "exact_truth": self.questions, "exact": self.judge}
         return of_tasks.get(name, self.function).ask(name, *arguments, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Ends all. An order given later starts its process anew."""
         for process in self._used:
             process.close()
 
@@ -71,7 +69,6 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The id of the running process; None if there is none."""
         return self._child.pid if self._child and not self._child.ended else None
 
     def start(self) -> None:
@@ -86,7 +83,6 @@ class Process:
         return _ordered(self._started(), name, arguments, timeout_s or self.timeout_s)
 
     def close(self) -> None:
-        """Ends the process. An order given later starts another."""
         if self._child:
             self._child.end()
 

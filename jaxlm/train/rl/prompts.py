@@ -59,7 +59,6 @@ class Prompts(Order):
         return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
 
     def step(self, step: int) -> list[Item]:
-        """Returns the prompts of a step, counted from 1."""
         return list(self._asked(step - 1))
 
     def held_out(self, count: int) -> list[Item]:

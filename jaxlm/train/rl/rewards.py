@@ -253,7 +253,6 @@ class Baseline(typing.NamedTuple):
     prompts: int
 
     def line(self) -> str:
-        """Returns what a run says of it."""
         return (
             f"baseline: always answering {self.answer[:_SHOWN]!r} is right for {console.share(self.share, 1)} of "
             f"{self.prompts:,} held-out prompts; a policy that earns no more has learnt nothing of the task"

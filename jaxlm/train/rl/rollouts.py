@@ -192,7 +192,6 @@ class Rollouts:
         return judged
 
     def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
-        """A batch on the mesh."""
         mesh, t = self._parts.mesh, self._parts.config.train
         by_token, by_row = sharding.batch_sharding(mesh), sharding.row_sharding(mesh)
         placed = {name: by_token if x.shape[1] == t.seq_len else by_row for name, x in batch.items()}

@@ -85,7 +85,6 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        """What is to be answered: the last message."""
         return self.messages[-1]["content"]
 
 
@@ -113,7 +112,6 @@ class Rows:
         return [self.train[_order(self.seed, number // size, size)[number % size]] for number in numbers]
 
     def held_out(self, count: int) -> list[Item]:
-        """Returns the first `count` of the held-out items, or as many as there are."""
         return list(self.val[:count])
 
     def passes(self, draws: int) -> float:
@@ -123,7 +121,6 @@ class Rows:
 
 @functools.lru_cache(maxsize=8)
 def _order(seed: int, number: int, size: int) -> np.ndarray:
-    """The order of a pass, int64[size]."""
     return np.random.default_rng([seed, number]).permutation(size)
 
 
