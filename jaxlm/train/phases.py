@@ -188,27 +188,35 @@ class Phases(Hook):
     """Closes each phase with a row in the bill. Stops the run if its gate fails, or its budget or the run's is spent.
 
     Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
-    every step if it is alone, else every `log.every_steps`, since all processes wait for its word.
+    every step if it is alone, else every `log.every_steps`, since all processes wait for its word. Raises ConfigError if two
+    phases end at the same step.
+
+    Args:
+      spent: () -> (seconds, dollars) of all starts of the run so far.
+
+    Attributes:
+      milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
     """
 
     name = "phases"
     vital = True  # without its gate a phase would end, and the next one cost money
 
-    def __init__(
-        self,
-        config: Config,
-        run: str,
-        *,
-        rows: Sequence[dict],
-        append: Callable[[dict], None],
-        records: Callable[[], Records],
-        spent: Callable[[], tuple[float, float]],
-    ):
-        self._config, self._run = config, run
+    def __init__(self, config: Config, folder: pathlib.Path, spent: Callable[[], tuple[float, float]]):
+        self._config, self._folder, self.spent = config, folder, spent
         self._plan = milestones.planned(config.phases, config.train)
-        self._rows, self._append, self._records, self.spent = sound(rows), append, records, spent
+        self._rows = sound(together(self.rows, first_only=True) or ())
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
         self.milestones = frozenset(phase.last for phase in self._plan)
+
+    def rows(self) -> Sequence[dict]:
+        """Returns the rows that earlier starts wrote into run.json. On the first process, as `append` and `records`."""
+        return ledger.read(self._folder)["phases"]
+
+    def append(self, entry: dict) -> None:
+        ledger.append(self._folder, "phases", entry)
+
+    def records(self) -> Records:
+        return metrics.read(self._folder / "metrics.jsonl")
 
     def checked(self, evaluate: Evaluate) -> Evaluate:
         """Returns `evaluate`. Raises ConfigError if it is None, since no text is held out, and a gate needs it."""
@@ -227,7 +235,7 @@ class Phases(Hook):
     def _held_back(self) -> tuple[str, str] | None:
         last = self._rows[-1] if self._rows else None
         phase = next((p for p in self._plan if last and p.name == last["phase"]), None)
-        if phase is None or last["accepted"] or not (verdict := judge(phase, last, self._run)):
+        if phase is None or last["accepted"] or not (verdict := judge(phase, last, str(self._folder))):
             return self._over()
         if phase.name != self._config.phases.accept:
             return verdict
@@ -255,7 +263,7 @@ class Phases(Hook):
 
     def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
         """Writes the row of the phase that the step is in. Returns the bill as text, and why the run must stop, if it must."""
-        phase, records = self._at(step), self._records()
+        phase, records = self._at(step), self.records()
         if phase is None:
             return table(self._rows) if self._rows else "", self._over(step)
         now = point(records, step, self.spent(), at_least=phase.first)
@@ -266,7 +274,7 @@ class Phases(Hook):
         speed = sorted(latest)[len(latest) // 2] if latest else None  # the median: one pause is no slow machine
         train = self._config.train
         closed = row(phase, self._begun(phase, records), now, train.batch_size * train.seq_len, speed)
-        verdict = judge(phase, closed, self._run)
+        verdict = judge(phase, closed, str(self._folder))
         accepted = bool(verdict) and self._accepted(phase, verdict[0])
         self._write(closed | {"accepted": verdict[0] if accepted else ""})
         return table(self._rows), self._over(step) if accepted or not verdict else verdict
@@ -276,12 +284,12 @@ class Phases(Hook):
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
         took = {"usd": usd, "hours": seconds / 3600}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
-        step = max(self._records(), default=0) if spent and step is None else step
+        step = max(self.records(), default=0) if spent and step is None else step
         if not spent or step >= steps:
             return None
         key, at = spent[0], f"at step {step:,} of {steps:,}"
         why = f"the run has taken {took[key]:.4g} of config.stop.{key}={getattr(stop, key):g} {at}: raise it to go on"
-        why += f", jaxlm train {self._run} --branch=decay --steps=N finishes the model from here" * bool(step)
+        why += f", jaxlm train {self._folder} --branch=decay --steps=N finishes the model from here" * bool(step)
         return "budget", why
 
     def _at(self, step: int) -> milestones.Phase | None:
@@ -292,7 +300,7 @@ class Phases(Hook):
         if not phase.config.usd or self._accepted(phase, "budget"):
             return False
         if phase.name not in self._before:
-            self._before[phase.name] = self._begun(phase, self._records())
+            self._before[phase.name] = self._begun(phase, self.records())
         return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
 
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
@@ -311,16 +319,4 @@ class Phases(Hook):
 
     def _write(self, entry: dict) -> None:
         self._rows.append(entry)
-        self._append(entry)
-
-
-def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[float, float]]) -> Phases:
-    """Returns the hook of the run in `folder`. Raises ConfigError if two phases end at the same step."""
-    return Phases(
-        config,
-        str(folder),
-        rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
-        append=lambda entry: ledger.append(folder, "phases", entry),
-        records=lambda: metrics.read(folder / "metrics.jsonl"),
-        spent=lambda: spent(config.hardware.usd_per_hour),
-    )
+        self.append(entry)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from jaxlm.config import ConfigError, OptimConfig, RunError, StabilityConfig, TrainConfig
+from jaxlm.config import Config, ConfigError, RunError, StabilityConfig
 from jaxlm.host import files
 from jaxlm.host.console import Say, say
 from jaxlm.run import ledger
@@ -182,17 +182,16 @@ def carry_out(
     return why
 
 
-def settings(optim: OptimConfig, config: StabilityConfig, train: TrainConfig) -> str:
+def settings(config: Config) -> str:
     """Returns what decides whether a run that blew up may do better another time, as one text."""
-    return repr((optim, config, train.batch_size, train.microbatch_size, train.seq_len))
+    train = config.train
+    return repr((config.optim, config.stability, train.batch_size, train.microbatch_size, train.seq_len))
 
 
-def held_back(
-    rollbacks: Sequence[Mapping], optim: OptimConfig, config: StabilityConfig, train: TrainConfig
-) -> Ending | None:
+def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
     """Returns how an earlier start was stopped, if its last rollback did not help and the settings are still the same."""
     last = rollbacks[-1] if rollbacks else {}
-    if last.get("stopped") != settings(optim, config, train):
+    if last.get("stopped") != settings(config):
         return None
     why = f"{last['why']}; nothing has changed since: set a key of optim or stability to try again"
     return Ending(STOPPED, why, keep=False, cause="spike")

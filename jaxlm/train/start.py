@@ -58,10 +58,10 @@ class Log:
                 if jax.process_index() == 0:
                     self._note(refused=True)
 
-    def spent(self, usd_per_hour: float) -> tuple[float, float]:
+    def spent(self) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
         wall = sum(self._clock.seconds().values())
-        return wall, self._earlier.with_now(wall, usd_per_hour)
+        return wall, self._earlier.with_now(wall, self._usd_per_hour)
 
     def begin(
         self,

@@ -1,6 +1,7 @@
 """Phases: the bill, gates, budgets, and what a later start makes of them."""
 
 import dataclasses
+import pathlib
 import types
 
 import pytest
@@ -39,14 +40,19 @@ class Run:
         c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", f"log.every_steps={every_steps}"]))
         phased = dataclasses.replace(c.phases, plan={phase.name: phase.config for phase in plan}, accept=accept)
         limits = config.StopConfig(**{"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0} | stop)
-        return phases.Phases(
-            dataclasses.replace(c, phases=phased, stop=limits),
-            "runs/1b",
-            rows=list(self.rows),
-            append=self.rows.append,
-            records=lambda: self.records,
-            spent=lambda: (self.usd * 2250.0, self.usd),
-        )
+        c, book = dataclasses.replace(c, phases=phased, stop=limits), self
+
+        class Phases(phases.Phases):
+            def rows(self):
+                return list(book.rows)
+
+            def append(self, entry):
+                book.rows.append(entry)
+
+            def records(self):
+                return book.records
+
+        return Phases(c, pathlib.Path("runs/1b"), lambda: (self.usd * 2250.0, self.usd))
 
 
 def after(hook: phases.Phases, step: int, shown: list | None = None) -> loop.Ending | None:

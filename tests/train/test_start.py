@@ -52,7 +52,7 @@ def test_a_start_that_dies_before_its_first_step_is_paid_for(tmp_path):
     record["time"] -= 100.0  # that long ago
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     free = dataclasses.replace(c.hardware, usd_per_hour=0.0)
-    wall_s, usd = start.Log(tmp_path, clock.Clock(), c.train, free).spent(0.0)
+    wall_s, usd = start.Log(tmp_path, clock.Clock(), c.train, free).spent()
     assert wall_s == pytest.approx(150, abs=1)
     assert usd == pytest.approx(150, abs=1)
     assert not ledger.read(tmp_path)["starts"]

@@ -109,11 +109,11 @@ class Attempt:
         o, c, kind = self.opened, self.opened.settled.runs, self.opened.kind
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
-            bill = phases.of_run(c, o.folder, log.spent)
+            bill = phases.Phases(c, o.folder, log.spent)
             options = {"pinned": bill.milestones, "mirror": o.mirror, "stopping": self.stop.asked}
             checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores, **options)
             stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
-            if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):
+            if ending := bill.begin() or stability.held_back(self._rollbacks(), c):
                 return ending
             checkpointer.prepare(o.ready.parts.abstract, c.train.steps)
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
@@ -200,8 +200,7 @@ class Attempt:
             return ending
         c, folder, saved = self.opened.settled.runs, self.opened.folder, checkpointer.steps()
         batches = [data.batch_number(ending.first_bad), data.batch_number(step)]
-        settings = stability.settings(c.optim, c.stability, c.train)
-        if why := from_first(lambda: stability.carry_out(folder, ending, step, batches, saved, settings)):
+        if why := from_first(lambda: stability.carry_out(folder, ending, step, batches, saved, stability.settings(c))):
             return dataclasses.replace(ending, code=loop.STOPPED, why=why)
         self.opened.scores.forget(ending.first_bad)
         return ending

@@ -26,18 +26,16 @@ def of_dpo(config: Config, say: Say) -> list[Watch]:
     """Returns the watches of `objectives.dpo`."""
     c, own = config.dpo, dpo.at_start(config.dpo)
     rows = [falling(c), ONLY_LENGTH, SWAPPED]
-    if own is None:
-        return _watches(rows, say)
-    stays = pinned(own, ("chosen_reward", "rejected_reward"), config.train.steps, c.nll_weight)
-    return [FirstStep(c, _OFF[config.model.dtype]), *_watches([stays, *rows], say)]
+    first = []
+    if own is not None:
+        first = [FirstStep(c, _OFF[config.model.dtype])]
+        rows = [pinned(own, ("chosen_reward", "rejected_reward"), config.train.steps, c.nll_weight), *rows]
+    return [*first, *(SaysOnce(row, say) for row in rows)]
 
 
 def of_reward(config: Config, say: Say) -> list[Watch]:
-    return _watches([pinned(math.log(2), ("score", "margin"), config.train.steps), ONLY_LENGTH, SWAPPED], say)
-
-
-def _watches(rows: Sequence[Row], say: Say) -> list[Watch]:
-    return [SaysOnce(row, say) for row in rows]
+    stays = pinned(math.log(2), ("score", "margin"), config.train.steps)
+    return [SaysOnce(row, say) for row in (stays, ONLY_LENGTH, SWAPPED)]
 
 
 class FirstStep(Watch):
