@@ -23,7 +23,7 @@ from jaxlm.host.redact import redact
 from jaxlm.interop import hf_weights, peft_config, readers
 from jaxlm.plan import settle
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin, start
 
@@ -56,10 +56,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
     with _becoming(out, hf_weights.size(folder)) as part:
-        weights.save(part / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
+        saving.save_weights(
+            part / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made))
+        )
         together(lambda: _write(made, tokenizer, part, folder), first_only=True)
     say(
-        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "
+        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(4 * tree.count(abstract))} in float32), "
         f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
     )
     name = shlex.quote(args.out)

@@ -16,7 +16,7 @@ from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.files import within
 from jaxlm.run import loggers
-from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.checkpoints import keep, restore
 
 TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
@@ -65,7 +65,7 @@ def saved_config(folder: pathlib.Path) -> config_dict.ConfigDict | None:
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
     """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
     checkpoints = folder / "checkpoints"
-    if weights.begun(checkpoints):
+    if keep.begun(checkpoints):
         newest = max(keep.steps(checkpoints))
         # In a thread, so that a signal ends the run while the read hangs.
         metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))

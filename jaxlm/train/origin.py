@@ -27,7 +27,7 @@ from jaxlm.devices import tree
 from jaxlm.host import files
 from jaxlm.models import adapters, quantized
 from jaxlm.run import workdir
-from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.scores import Scores
@@ -262,7 +262,7 @@ def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run
 def speaker(config: Config) -> coder.Coder:
     """Returns the tokenizer of a run of post-training, as the run began with it. Raises ConfigError without a chat template."""
     folder, asked = pathlib.Path(config.workdir), config.examples.template
-    if config.workdir and weights.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
+    if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)
     new = chat.settled(chat.grown(coder.load(config.data.tokenizer), asked))
     try:

@@ -15,7 +15,7 @@ from jaxlm.config import config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import results
 from jaxlm.interop import card
-from jaxlm.run.checkpoints import meta, weights
+from jaxlm.run.checkpoints import meta, saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *keys]))
     (folder / "config.json").write_text(config.to_json(c))
     model = models.build(c.model, "xla")
-    weights.save(folder / "checkpoints", lambda: tiny.random_params(model), dataclasses.asdict(c))
+    saving.save_weights(folder / "checkpoints", lambda: tiny.random_params(model), dataclasses.asdict(c))
     coder.write(data.tokenizer(), folder / TOKENIZER)
     scored = results.TaskResult("arc_easy", {"acc": 0.41}, {"acc": 0.01}, 0.25, 5, [results.Item("1", {"acc": 1.0})])
     results.write(folder, [scored], {"step": 0})

@@ -22,7 +22,7 @@ from jaxlm.interop import readers
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.step.objectives import dpo, lm, reward
 from jaxlm.step.objectives.base import Objective, Variables
@@ -71,7 +71,7 @@ class Chats(Kind):
     def _first_weights(self, config: Config) -> Origin:
         """The model that the run begins with; if `keeps_origin`, the checkpoint that it began with."""
         checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
-        if self.keeps_origin and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
+        if self.keeps_origin and config.origin_checkpoint == "latest" and keep.begun(checkpoints):
             metas = restore.read_metas(checkpoints, keep.steps(checkpoints))
             bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
             config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
@@ -220,7 +220,7 @@ def examples(
     options |= {"say": say, "see": seen.see}
     data = together(lambda: packed.make(config.data, config.examples, tokenizer, **options))
     together(lambda: seen.write(folder), first_only=True)
-    if not from_first(lambda: weights.begun(folder / "checkpoints")):
+    if not from_first(lambda: keep.begun(folder / "checkpoints")):
         for line in [*seen.lines(), chat.told_ends(tokenizer), "the first one; marked is what counts:"]:
             say(line)
         if jax.process_index() == 0:

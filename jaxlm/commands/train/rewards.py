@@ -19,7 +19,7 @@ from jaxlm.eval.held_out import Evaluator
 from jaxlm.interop import readers
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import keep
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.step.objectives import base, policy, reward
 from jaxlm.step.state import TrainState
@@ -63,7 +63,7 @@ class Rewards(Chats):
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
         tokenizer = self._tokenizer
-        if weights.begun(self._folder / "checkpoints"):
+        if keep.begun(self._folder / "checkpoints"):
             if line := origin.other_template(config, tokenizer):
                 say(line)
         elif chat.answer_end(tokenizer) is None:

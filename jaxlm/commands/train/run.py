@@ -21,7 +21,7 @@ from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
 from jaxlm.plan.tune import admission, machines, tune
 from jaxlm.run import ledger, metrics, signals, supervised, totals, workdir
-from jaxlm.run.checkpoints import restore, weights
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
 from jaxlm.run.scores import Scores
@@ -162,7 +162,7 @@ class Attempt:
         for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all that is trained: only what is frozen, or compared with, is read from the origin again.
-        begun = from_first(lambda: weights.begun(where))
+        begun = from_first(lambda: keep.begun(where))
         origin = kind.origin(ready.config) if kind.keeps_origin or not begun else None
         base = from_first(origin.identity) if kind.keeps_origin else {}
         with self.clock.spend(COMPILE):  # before anything takes memory

@@ -17,7 +17,7 @@ from jaxlm.eval import held_out as loss
 from jaxlm.interop import readers
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import workdir
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import keep
 from jaxlm.step.objectives import base, lm
 from jaxlm.train import batches as batches_lib
 from jaxlm.train import origin
@@ -45,7 +45,7 @@ class Text(Kind):
         return data(config)
 
     def origin(self, config: Config) -> Origin | None:
-        if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
+        if keep.imported(pathlib.Path(config.workdir) / "checkpoints"):
             return origin.open(config.workdir)  # begins with its own weights
         return origin.begin(config, readers.READERS)
 

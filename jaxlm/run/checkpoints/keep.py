@@ -26,6 +26,17 @@ def steps(checkpoints: pathlib.Path) -> list[int]:
     return sorted(int(name) for name in names if is_step(name))
 
 
+def imported(checkpoints: pathlib.Path) -> bool:
+    """True if there is nothing but the weights of an imported model: no step was saved since."""
+    first = checkpoints / "0"
+    return steps(checkpoints) == [0] and (first / "params").is_dir() and not (first / "train").is_dir()
+
+
+def begun(checkpoints: pathlib.Path) -> bool:
+    """True if the run saved a step of its own, on which it goes on."""
+    return bool(steps(checkpoints)) and not imported(checkpoints)
+
+
 def obsolete(
     steps: Sequence[int],
     scores: Mapping[int, float],

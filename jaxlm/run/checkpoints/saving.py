@@ -12,9 +12,11 @@ import jax
 import orbax.checkpoint as ocp
 from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
 
+from jaxlm.config import RunError
+from jaxlm.devices.processes import together, working
 from jaxlm.host.console import Say
 from jaxlm.host.files import plain_path
-from jaxlm.run.checkpoints import damage, verify
+from jaxlm.run.checkpoints import damage, digest, meta, verify
 from jaxlm.run.checkpoints.damage import ToldError
 
 
@@ -199,3 +201,30 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
             say(f"waiting for {waited:.0f} s for checkpoint {saving.step}: {saving.at} ({saving.folder})")
             say_at += 300.0
     return True
+
+
+def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
+    """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
+
+    `make` returns the parameters, which are let go before the checkpoint is read back. Raises RunError if it is not whole.
+    """
+    checkpoints = checkpoints.absolute()
+    together(lambda: _clear(checkpoints), first_only=True)
+    params = make()
+    digests, bad = digest.look({"params": params})
+    if bad:
+        raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
+    sealed = meta.sealed({"config": config}, 0, digests)
+    with working("writing the checkpoint and reading it back"):
+        saving = Saving(checkpoints / "0", {"params": params}, sealed, check=True)
+        del params
+        saving.done.wait()
+    if saving.failed or saving.differs:
+        mend = "; free some room and run the same command again" if saving.full else ""
+        raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}{mend}")
+
+
+def _clear(checkpoints: pathlib.Path) -> None:
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    remove_partial(checkpoints, 0)
+    shutil.rmtree(checkpoints / "0", ignore_errors=True)

@@ -1,6 +1,6 @@
 """Prompts, and what answers to them are worth.
 
-    prompts  sources     which prompts a step asks: rows of a file, or questions that a task makes
+    prompts              which prompts a step asks: rows of a file, or questions that a task makes
     rewards              scores of answers: exact, function, format, perhaps a reward model's
     process              child processes: one draws questions, one judges answers to them, one calls the user's function
     judges               their program; it imports no JAX. Each answer to a task is judged in a fork that can reach nothing

@@ -33,7 +33,7 @@ from jaxlm.step.step import cast
 from jaxlm.train.origin import Origin
 from jaxlm.train.rl import judges
 from jaxlm.train.rl.process import OUTPUT, Failed, Processes
-from jaxlm.train.rl.sources import Item, parse_tasks
+from jaxlm.train.rl.prompts import Item, parse_tasks
 
 _LOST = 8  # answers of a call that a task may hang or die on
 _ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
