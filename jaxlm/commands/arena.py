@@ -61,7 +61,6 @@ def _settled(one: Contestant) -> Contestant:
 
 
 def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: argparse.Namespace) -> None:
-    """Makes the answers that the store lacks, one contestant after the other."""
     given = {i: contestants.read_samples(one.where) for i, one in playing.items() if one.kind == "file"}
     configs = {i: _config(one, args.overrides) for i, one in playing.items() if one.kind == "run"}
     if args.prompts:
@@ -100,7 +99,6 @@ def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str,
 
 
 def _read(store: Store, args: argparse.Namespace) -> int:
-    """Writes votes and prints results, as asked."""
     votes, names = store.votes(), store.names()
     if args.export_votes:
         say(f"{export.votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")

@@ -70,7 +70,6 @@ def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
 
 @contextlib.contextmanager
 def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
-    """A restored model that answers, compiled."""
     if not plain and not _has_template(run.tokenizer):
         say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
         plain = True

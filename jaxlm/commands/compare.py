@@ -61,7 +61,6 @@ def _steps(given: str, one_run: bool) -> list[str]:
 
 
 def _found(folder: pathlib.Path, step: str) -> str:
-    """The step whose results are there."""
     there = results.steps(folder)
     if step == "latest" and there:
         return str(there[-1])
@@ -74,7 +73,6 @@ def _found(folder: pathlib.Path, step: str) -> str:
 
 
 def _names(folders: list[pathlib.Path], steps: list[str]) -> list[str]:
-    """What A and B are called: by their folders, by their steps, or by both."""
     if folders[0].resolve() != folders[1].resolve():
         names = [folder.resolve().name for folder in folders]
         if names[0] != names[1] and steps[0] == steps[1]:
@@ -100,7 +98,6 @@ def _votes(path: pathlib.Path) -> list:
 
 
 def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
-    """What a command prints for a run: a number a line."""
     call = f"{command} {shlex.quote(str(folder))} {step}"
     with working(f"running {call}"):
         done = subprocess.run(call, shell=True, stdout=subprocess.PIPE, text=True, errors="replace")

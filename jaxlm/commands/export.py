@@ -61,7 +61,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _check_kind(config: Config, found: origin.Origin, to: str) -> None:
-    """Raises ConfigError if what the run trained can't be written so."""
     run = config.workdir
     if to == "peft" and found.adapter is None:
         raise ConfigError(f"{run} trained all of its model and no adapter: export it with --to=hf")
@@ -150,7 +149,6 @@ def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
 
 
 def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
-    """What this checkpoint scored on benchmarks, as `jaxlm eval` wrote it."""
     place = folder / results.FOLDER / str(step)
     tasks = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
     return [

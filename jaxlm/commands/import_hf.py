@@ -77,7 +77,6 @@ def _opening(tokenizer: coder.Coder) -> str:
 
 
 def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
-    """Raises ConfigError if the run can't be made there."""
     if out.resolve() == folder.resolve():
         raise ConfigError(f"--out={out} is the model itself: give another folder")
     if (out / "config.json").exists():

@@ -54,7 +54,6 @@ def _weights(config: Config, done: prepare.Prepared, by_size: bool) -> dict[str,
 
 
 def _print_counts(done: prepare.Prepared, as_json: bool) -> None:
-    """Prints what was read, removed and kept of each source; as a table, without the stages that removed nothing."""
     rows = []
     for name, source in done.manifest["sources"].items():
         read, kept = source["read"], source["kept"]

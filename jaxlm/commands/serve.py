@@ -55,7 +55,6 @@ def _check(config: Config, args: argparse.Namespace) -> None:
 
 
 def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
-    """The server of a restored model."""
     from jaxlm.serve import guard, guide, http, requests
 
     tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
@@ -67,7 +66,6 @@ def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: st
 
 
 def _serve(server, listening: socket.socket) -> None:
-    """Answers until a signal comes."""
     import uvicorn
 
     from jaxlm.serve.guard import Arriving

@@ -60,7 +60,6 @@ def _curve(folder: pathlib.Path) -> Curve:
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, dict]:
-    """The facts of a run, of its last start."""
     try:
         config = files.json_of((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:

@@ -107,7 +107,6 @@ def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict[str, t
 
 
 def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
-    """The row of a run, up to its step `last`."""
     done = [record for record in records(folder) if record["step"] <= last]
     book, now, config = ledger.read(folder), latest(done), config_of(folder)
     first = book["starts"][0] if book["starts"] else {}

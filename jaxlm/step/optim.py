@@ -90,7 +90,6 @@ def _need_matrices(params: dict, key: str, instead: str) -> None:
 
 
 def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
-    """The warm-up and `optim.schedule` over so many steps."""
     lr, end = config.lr, config.lr * config.final_lr_ratio
     rest = steps - config.warmup_steps
     if config.schedule == "cosine":

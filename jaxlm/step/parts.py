@@ -101,7 +101,6 @@ class Parts:
         return frozen | jax.jit(step.cast, static_argnums=1)(begun, jnp.dtype(self.config.model.dtype))
 
     def _params(self, origin: Weights | None) -> dict:
-        """The model's parameters, all of them trained: from the origin or new."""
         shardings = self.shardings.params["params"]
         if origin is None:
             return models.create_params(self.model, jax.random.key(self.config.seed), shardings)

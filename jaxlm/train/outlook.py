@@ -152,7 +152,6 @@ def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
 
 
 def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Prompt -> its continuations, by step."""
     texts: dict[str, list[dict]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem) if is_step(path.stem) else -1):
         for line in json_lines(path):

@@ -96,8 +96,6 @@ class Trace(Hook):
 
 
 class _Begin(Hook):
-    """Starts a trace before its first step."""
-
     name = "trace"
     decoration = True
 
@@ -268,7 +266,6 @@ def instructions(xspace: bytes) -> Programs:
 
 
 def _module(module: Message) -> Programs:
-    """The instructions of all computations of an HloModuleProto."""
     name, programs = _text(module, 1), {}
     computations = {}
     for computation in map(_fields, module[3]):

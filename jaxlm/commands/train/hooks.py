@@ -28,37 +28,10 @@ def make(
     stack: contextlib.ExitStack,
 ) -> tuple[list[Hook], list[Watch]]:
     """Returns what runs between the steps, and what looks at their metrics. What they open is closed with `stack`."""
-    c, data, kind = ready.config, ready.data, opened.kind
-    # It sees the training loss as a watch, and the held-out loss by its hook.
-    overfit = stability.Overfit(c.stability.overfit_evals, kind.switch(data))
-    between = _hooks(opened, ready, checkpointer, bill, overfit, clock, stack)
-    usd_per_hour = c.hardware.usd_per_hour
-    documents = functools.partial(kind.documents, data)
-    tell = stability.teller(opened.folder / "spikes.jsonl", documents, data.batch_number, say)
-    alive = [watches.Alive(notify.Heartbeat(c.notify).beat)] if jax.process_index() == 0 else []
-    return between, [  # the first that ends the run counts
-        watches.SaveInFlight(checkpointer, c.checkpoint, usd_per_hour, stop.ask),
-        stability.NonFinite(c.train.max_nonfinite_steps, c.stability, checkpointer.hold),
-        stability.Spikes(c.stability, tell, checkpointer.hold, kind.switch(data)),
-        overfit,
-        *kind.watches(ready),
-        *alive,
-        announcement.FirstRate(clock, between, c.train.steps, bill.spent, usd_per_hour, say),
-    ]
-
-
-def _hooks(
-    opened: Opened,
-    ready: Ready,
-    checkpointer: Checkpointer,
-    bill: phases.Phases,
-    overfit: stability.Overfit,
-    clock: Clock,
-    stack: contextlib.ExitStack,
-) -> list[Hook]:
-    """The hooks. Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads."""
     c, kind, folder, scores, ends = ready.config, opened.kind, opened.folder, opened.scores, bill.milestones
-    model, data, mesh = ready.parts.model, ready.data.data, ready.parts.mesh
+    model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
+    # It sees the training loss as a watch, and the held-out loss by its hook.
+    overfit = stability.Overfit(c.stability.overfit_evals, kind.switch(order))
     sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
     held_out, remark = bill.checked(kind.held_out(ready)), kind.remark(ready)
     trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
@@ -67,9 +40,10 @@ def _hooks(
     measured = from_first(lambda: list(metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])))
     look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
     alive = functools.partial(clock.begin, SAVE, "room on the disk")
-    often, failures = c.train.eval_every_steps, c.plan.preemptions_per_day
+    often, failures, usd_per_hour = c.train.eval_every_steps, c.plan.preemptions_per_day, c.hardware.usd_per_hour
     at_start = {0} if c.eval.at_start else set()
-    made = [
+    # Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads.
+    between = [
         trace,
         hooks.Save(checkpointer, c.checkpoint, failures, _meta(ready), ends, scores.missing, alive),
         hooks.HeldOut(held_out, Every(often, ends | at_start), scores.losses, overfit.evaluated, remark),
@@ -80,7 +54,19 @@ def _hooks(
         bill,
         trace.begin,
     ]
-    return [hooks.Here(checkpointer.moved, made), *made]
+    between = [hooks.Here(checkpointer.moved, between), *between]
+    documents = functools.partial(kind.documents, order)
+    tell = stability.teller(folder / "spikes.jsonl", documents, order.batch_number, say)
+    beats = [watches.Alive(notify.Heartbeat(c.notify).beat)] if jax.process_index() == 0 else []
+    return between, [  # the first that ends the run counts
+        watches.SaveInFlight(checkpointer, c.checkpoint, usd_per_hour, stop.ask),
+        stability.NonFinite(c.train.max_nonfinite_steps, c.stability, checkpointer.hold),
+        stability.Spikes(c.stability, tell, checkpointer.hold, kind.switch(order)),
+        overfit,
+        *kind.watches(ready),
+        *beats,
+        announcement.FirstRate(clock, between, c.train.steps, bill.spent, usd_per_hour, say),
+    ]
 
 
 def _meta(ready: Ready) -> dict:

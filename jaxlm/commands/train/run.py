@@ -207,7 +207,6 @@ class Attempt:
 
 
 def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
-    """Writes down and says how the run ended, and waits for the mirror."""
     c, folder, mirror = opened.settled.runs, opened.folder, opened.mirror
 
     def write_down() -> None:

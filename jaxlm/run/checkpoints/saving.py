@@ -121,7 +121,6 @@ class Saving:
         self.done.set()
 
     def _write(self, votes: Votes) -> None:
-        """Writes the checkpoint, with all processes. Raises what one of them met."""
         if jax.process_index() == 0:
             probe(self.folder.parent)
         votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # nobody begins a save that the first process can't

@@ -270,7 +270,6 @@ class Checkpointer:
             self._beside(functools.partial(remove_partial, self.directory, step))
 
     def _rotate(self) -> None:
-        """Deletes what need not be kept."""
         # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
         # other process has to wait for a deletion.
         there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
@@ -296,8 +295,6 @@ class Checkpointer:
         self._beside(lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone])
 
     def _beside(self, action: typing.Callable[[], object]) -> None:
-        """Runs `action`, which may fail, in a thread."""
-
         def act() -> None:
             with contextlib.suppress(OSError):  # of a disk; rmtree, told to ignore errors, raises that of a close
                 action()

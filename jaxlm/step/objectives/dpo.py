@@ -155,7 +155,6 @@ def _sides(logp: jax.Array, reference: jax.Array, batch: base.Batch) -> tuple[An
 
 
 def _metrics(c: DpoConfig, chosen: Answers, rejected: Answers) -> dict[str, jax.Array]:
-    """All but "nll", by pair."""
     for_chosen, for_rejected = (c.beta * (side.mean if by_token(c) else side.ratio) for side in (chosen, rejected))
     margin = for_chosen - for_rejected
     return {

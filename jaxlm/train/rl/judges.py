@@ -115,7 +115,6 @@ class Forks:
         return "ended before it was judged"
 
     def _end_with(self, call: Callable[[], object], write: int) -> None:
-        """Makes the call, in a fork; writes what it returns, and ends this process."""
         try:
             os.dup2(write, _PIPE)
             null = os.open(os.devnull, os.O_RDWR)
@@ -333,7 +332,6 @@ def _seed(number: int) -> None:
 
 
 def _values(name: str, options: Options, config: type) -> dict[str, object]:
-    """The options of a task as values of its config. Raises Refused."""
     fields = {field.name: field for field in dataclasses.fields(config) if field.name not in ("seed", "size")}
     values = {}
     for key, text in options.items():

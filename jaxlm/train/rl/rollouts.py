@@ -155,7 +155,6 @@ class Rollouts:
         return rewards, parts
 
     def _packed(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
-        """The answers in rows, and where they stand."""
         c, n = self._parts.config, policy.in_row(self._parts.config)
         packed, places = [], []
         for row in range(c.train.batch_size):
@@ -198,7 +197,6 @@ class Rollouts:
         return sharding.to_global(dict(batch), mesh, t.batch_size, placed)
 
     def _figures(self, items: Sequence[Item], said: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
-        """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""
         r = self._parts.config.rollout
         groups_PxA = rewards.reshape(r.prompts, r.answers)
         words = collections.Counter(word for answer in said for word in _WORD.findall(answer.text.lower()))
