@@ -173,7 +173,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         steps=t.steps,
         train_step=train_step,
         frozen={},
-        batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh)),
+        batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh), lambda error: None),
         hooks=[hooks.Save(saver, config.checkpoint, 0.0, {})],
         watches=[watches.SaveInFlight(saver, config.checkpoint), stability.NonFinite(0, config.stability)],
         recorder=recorder,

@@ -1,5 +1,6 @@
 """The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
 
+import dataclasses
 import math
 import pathlib
 import time
@@ -16,6 +17,7 @@ from jaxlm.step.objectives.base import Variables
 from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
 
 
+@dataclasses.dataclass(eq=False)
 class Save(Hook):
     """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
@@ -25,51 +27,47 @@ class Save(Hook):
 
     name = "checkpoint"
     activity = SAVE
+    checkpointer: Checkpointer
+    config: CheckpointConfig
+    failures_per_day: float
+    meta: dict
+    milestones: frozenset[int] = frozenset()
+    remark: Callable[[], str] = str
+    alive: Callable[[], object] = lambda: None
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        config: CheckpointConfig,
-        failures_per_day: float,
-        meta: dict,
-        milestones: frozenset[int] = frozenset(),
-        remark: Callable[[], str] = str,
-        alive: Callable[[], object] = lambda: None,
-    ):
-        self._checkpointer, self._meta, self._alive = checkpointer, meta, alive
-        self._most_s = config.max_unprotected_minutes * 60 or math.inf
-        self._remark, self._told = remark, False
-        self._every, self._milestones, self._end = Every(config.every_steps, milestones), milestones, 0
-        self._pace = Pace(config.every_minutes, failures_per_day)
+    def __post_init__(self):
+        self._most_s = self.config.max_unprotected_minutes * 60 or math.inf
+        self._every, self._end, self._told = Every(self.config.every_steps, self.milestones), 0, False
+        self._pace = Pace(self.config.every_minutes, self.failures_per_day)
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
         if self._every.due(step, end):
             return True
-        return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
+        return self._pace.due(step, self.checkpointer.wants_save, self.checkpointer.verify_s)
 
     def left(self, step: int, end: int) -> float:
         return max(self._every.left(step, end), self._pace.left(step, end))
 
     def done(self, step: int) -> bool:
-        return step in self._checkpointer.steps()
+        return step in self.checkpointer.steps()
 
     def __call__(self, moment: Moment) -> None:
-        if self._checkpointer.steps() and not self._told and (line := self._remark()):
+        if self.checkpointer.steps() and not self._told and (line := self.remark()):
             self._told = True
             moment.say(line)
-        waits = moment.step == self._end or moment.step in self._milestones  # for the save before it
-        if not waits and self._checkpointer.skips(moment.step):
+        waits = moment.step == self._end or moment.step in self.milestones  # for the save before it
+        if not waits and self.checkpointer.skips(moment.step):
             return
         with self._pace.measured(moment.step, moment.say):
-            self._checkpointer.save(moment.state, self._meta)
+            self.checkpointer.save(moment.state, self.meta)
 
     def close(self, moment: Moment, ending: Ending) -> None:
         worth = ending.keep and ending.code != ROLL_BACK
-        why = self._checkpointer.save_last(moment.step, moment.state, self._meta) if worth else ""
+        why = self.checkpointer.save_last(moment.step, moment.state, self.meta) if worth else ""
         if why and ending.code == DONE:
             why = self._hold(moment, why)
-        self._checkpointer.close()
+        self.checkpointer.close()
         if why:
             lost = f"step {moment.step} is not saved: {why}"
             if ending.code in (DONE, PREEMPTED):
@@ -79,32 +77,32 @@ class Save(Hook):
     def _hold(self, moment: Moment, why: str) -> str:
         """Tries to save a finished state until there is room, for `max_unprotected_minutes`. Returns "" or why it can't."""
         pause_s = 1.0
-        while why and from_first(lambda: self._checkpointer.holds(self._most_s)):
+        while why and from_first(lambda: self.checkpointer.holds(self._most_s)):
             if pause_s == 1.0:
                 moment.say(f"step {moment.step} is the last, and its state is held until it can be saved: {why}")
-            self._alive()
+            self.alive()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 60.0)
-            why = self._checkpointer.save_last(moment.step, moment.state, self._meta)
+            why = self.checkpointer.save_last(moment.step, moment.state, self.meta)
         return why
 
 
+@dataclasses.dataclass(eq=False)
 class Here(Hook):
     """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it."""
 
     name = "folder"
-
-    def __init__(self, moved: Callable[[], str], others: Sequence[Hook]):
-        self._moved, self._others = moved, others
+    moved: Callable[[], str]
+    others: Sequence[Hook]
 
     def due(self, step: int, end: int) -> bool:
-        return any(hook.due(step, end) for hook in self._others)
+        return any(hook.due(step, end) for hook in self.others)
 
     def done(self, step: int) -> bool:
         return True
 
     def __call__(self, moment: Moment) -> Ending | None:
-        why = from_first(self._moved)
+        why = from_first(self.moved)
         return Ending(FAILED, f"stopped at step {moment.step}: {why}", keep=False, cause=MOVED) if why else None
 
 
@@ -149,10 +147,10 @@ class Remarks:
         change = now / self._before - 1
         line = f"the base's own text: {now:.4f} bits per byte, {change:+.1%} since the first step"
         if change > _MOST_FORGOTTEN:
-            more = (
-                f"more replay (replay.share={self._replay:g} now), " if self._replay else "replay (replay.share=0.05), "
+            more = f"more replay (replay.share={self._replay:g} now)" if self._replay else "replay (replay.share=0.05)"
+            line += (
+                f"; it forgets what it knew: {more}, a lower optim.lr, fewer steps, or LoRA (adapter.kind=lora) help"
             )
-            line += f"; it forgets what it knew: {more}a lower optim.lr, fewer steps, or LoRA (adapter.kind=lora) help"
         return {_CHANGE: change}, [line]
 
     def _endless(self, figures: dict[str, float]) -> list[str]:
@@ -167,73 +165,62 @@ class Remarks:
 
 def base_before(folder: pathlib.Path) -> float | None:
     """Returns the bits per byte of the base's text that an earlier start of a run measured at step 0; None if none did."""
-    measured = (
-        record.get(_BASE)
-        for record in metrics.records(folder / "metrics.jsonl", containing=f'"{_BASE}')
-        if record.get("step") == 0
-    )
-    return next((value for value in measured if value is not None), None)
+    records = metrics.records(folder / "metrics.jsonl", containing=f'"{_BASE}')
+    return next((r[_BASE] for r in records if r["step"] == 0 and r.get(_BASE) is not None), None)
 
 
+@dataclasses.dataclass(eq=False)
 class Measuring(Hook):
-    """Measures the model at regular steps."""
+    """Measures the model at regular steps, if there is something to measure."""
 
-    def __init__(self, measure: Callable | None, every: Every):
-        self._measure, self._every = measure, every
+    measure: Callable | None
+    every: Every
 
     def due(self, step: int, end: int) -> bool:
-        return self._measure is not None and self._every.due(step, end)
+        return self.measure is not None and self.every.due(step, end)
 
     def left(self, step: int, end: int) -> int:
-        return self._every.left(step, end) if self._measure else 0
+        return self.every.left(step, end) if self.measure else 0
 
 
+@dataclasses.dataclass(eq=False)
 class HeldOut(Measuring):
-    """Measures the held-out loss."""
+    """Measures the held-out loss, and adds it to `losses`. `remark` and `further` say more of it to the user."""
 
     name = "held-out"
-
-    def __init__(
-        self,
-        measure: Callable[[Variables], dict[str, float]] | None,
-        every: Every,
-        losses: dict[int, float],
-        remark: Callable[[float], str] = lambda loss: "",
-        further: Remark = nothing,
-    ):
-        super().__init__(measure, every)
-        self._losses, self._remark, self._further = losses, remark, further
+    losses: dict[int, float]
+    remark: Callable[[float], str] = lambda loss: ""
+    further: Remark = nothing
 
     def done(self, step: int) -> bool:
-        return step in self._losses
+        return step in self.losses
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        figures = self._measure(moment.variables)
-        loss = self._losses[moment.step] = figures.get(HELD_OUT, math.nan)
-        remark = self._remark(loss)
-        more, lines = self._further(moment.step, figures)
+        figures = self.measure(moment.variables)
+        loss = self.losses[moment.step] = figures.get(HELD_OUT, math.nan)
+        remark = self.remark(loss)
+        more, lines = self.further(moment.step, figures)
         for line in filter(None, [remark, *lines]):
             moment.say(line)
         return figures | more
 
 
+@dataclasses.dataclass(eq=False)
 class Benchmarks(Measuring):
-    """Asks the questions of benchmarks."""
+    """Asks the questions of benchmarks, and writes RUN/eval/STEP. `measured`: the steps that earlier starts measured."""
 
     name = "benchmarks"
+    measured: Collection[int] = ()
 
-    def __init__(
-        self, measure: Callable[[Variables, int], dict[str, float]] | None, every: Every, measured: Collection[int] = ()
-    ):
-        super().__init__(measure, every)
-        self._measured = {*measured}
+    def __post_init__(self):
+        self.measured = {*self.measured}
 
     def done(self, step: int) -> bool:
-        return step in self._measured
+        return step in self.measured
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        figures = self._measure(moment.variables, moment.step)
-        self._measured.add(moment.step)
+        figures = self.measure(moment.variables, moment.step)
+        self.measured.add(moment.step)
         return figures
 
 
@@ -253,14 +240,14 @@ class Sample(Measuring):
     ):
         super().__init__(sample if config.prompts else None, Every(config.every_steps, {*config.at_steps, *milestones}))
         self.decoration = not chooses
-        self._folder, self._further = workdir / "samples", further
+        self._folder, self.further = workdir / "samples", further
 
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        shown, figures = self._measure(moment.variables, moment.step)
-        more, lines = self._further(moment.step, figures)
+        shown, figures = self.measure(moment.variables, moment.step)
+        more, lines = self.further(moment.step, figures)
         for line in [*shown, *lines]:
             moment.say(line)
         return figures | more

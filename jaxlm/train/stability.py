@@ -6,6 +6,7 @@ spoiled. So a crash in the middle of a rollback changes nothing.
 
 import collections
 import contextlib
+import dataclasses
 import json
 import math
 import pathlib
@@ -28,24 +29,27 @@ _MOST_ROLLBACKS = 3  # to one checkpoint
 _SHOWN = 5  # documents of a spike in the terminal
 
 
+@dataclasses.dataclass(eq=False)
 class NonFinite(Watch):
     """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never. Saves nothing then."""
 
     reads = ("skipped_in_a_row",)
 
-    def __init__(self, limit: int, config: StabilityConfig, hold: Hold = lambda first: None):
-        self._limit, self._config, self._hold = limit, config, hold
+    limit: int
+    config: StabilityConfig
+    hold: Hold = lambda first: None
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
         in_a_row = int(record["skipped_in_a_row"])
         if in_a_row == 1:
-            self._hold(step)
-        if not self._limit or in_a_row < self._limit:
+            self.hold(step)
+        if not self.limit or in_a_row < self.limit:
             return None
-        why = f"stopped at step {step}: {self._limit} steps in a row had a loss or gradient that is not finite"
-        return _ending(self._config, why, "nonfinite", step - self._limit + 1)
+        why = f"stopped at step {step}: {self.limit} steps in a row had a loss or gradient that is not finite"
+        return _ending(self.config, why, "nonfinite", step - self.limit + 1)
 
 
+@dataclasses.dataclass(eq=False)
 class Spikes(Watch):
     """Notices steps whose loss is far above that of the steps before, and ends a run that does not come back from it.
 
@@ -61,39 +65,37 @@ class Spikes(Watch):
 
     reads = ("loss",)
 
-    def __init__(
-        self,
-        config: StabilityConfig,
-        tell: Callable[[int, float, float], None],
-        hold: Hold = lambda first: None,
-        switch: int | None = None,
-    ):
-        self._config, self._tell, self._hold, self._switch = config, tell, hold, switch
-        self._losses: collections.deque[float] = collections.deque(maxlen=config.window)
-        self._first = 0  # the first step of the series of spikes that is going on; 0 = none
+    config: StabilityConfig
+    tell: Callable[[int, float, float], None]
+    hold: Hold = lambda first: None
+    switch: int | None = None
+    _first: int = 0  # the first step of the series of spikes that is going on; 0 = none
+
+    def __post_init__(self):
+        self._losses: collections.deque[float] = collections.deque(maxlen=self.config.window)
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
         loss = record["loss"]
-        if self._switch is not None and step == self._switch + 1:
+        if self.switch is not None and step == self.switch + 1:
             self._losses.clear()
             self._first = 0
-        if not self._config.spike_z or not math.isfinite(loss):
+        if not self.config.spike_z or not math.isfinite(loss):
             return None
         score = self.score(loss)
-        if score < self._config.spike_z:
+        if score < self.config.spike_z:
             self._losses.append(loss)
             self._first = 0
             return None
         if not self._first:
             self._first = step
-            self._hold(step)
-            self._tell(step, loss, score)
+            self.hold(step)
+            self.tell(step, loss, score)
         in_a_row = step - self._first + 1
-        if not self._config.spike_steps or in_a_row < self._config.spike_steps:
+        if not self.config.spike_steps or in_a_row < self.config.spike_steps:
             return None
         usual = float(np.median([*self._losses][-_FEWEST:]))
         why = f"stopped at step {step}: the loss is {loss:.4g} and was {usual:.4g} before step {self._first}"
-        return _ending(self._config, f"{why}, a spike of {in_a_row} steps", "spike", self._first)
+        return _ending(self.config, f"{why}, a spike of {in_a_row} steps", "spike", self._first)
 
     def score(self, loss: float) -> float:
         """Returns how far a loss stands above those before it, in robust standard deviations."""

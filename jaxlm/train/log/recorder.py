@@ -110,6 +110,7 @@ def _peak_tflops(hardware: HardwareConfig) -> float | None:
     return hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
 
 
+@dataclasses.dataclass(eq=False)
 class Recorder:
     """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
 
@@ -118,25 +119,22 @@ class Recorder:
       between_s: (step, the last step) -> seconds that evaluations, saves and the like will take from the one to the other.
     """
 
-    def __init__(
-        self,
-        meter: Meter,
-        writer: Writer | None,
-        *,
-        first: int,
-        steps: int,
-        every_steps: int,
-        reads: Iterable[str] = (),
-        before: Mapping[int, float] | None = None,
-        scores: Scores | None = None,
-        between_s: Callable[[int, int], float] = lambda step, end: 0.0,
-    ):
-        self._meter, self._writer = meter, writer
-        self._always, self._steps, self._every = (first, steps), steps, every_steps
-        self._reads = {"skipped_in_a_row", "loss", *reads}
-        self._progress = Progress(steps, first - 1, meter.clock.doing, before) if writer else None
-        self._step = first - 1
-        self._scores, self._between_s = scores, between_s
+    meter: Meter
+    writer: Writer | None
+    _: dataclasses.KW_ONLY
+    first: int
+    steps: int
+    every_steps: int
+    reads: Iterable[str] = ()
+    before: Mapping[int, float] | None = None
+    scores: Scores | None = None
+    between_s: Callable[[int, int], float] = lambda step, end: 0.0
+
+    def __post_init__(self):
+        self._reads = {"skipped_in_a_row", "loss", *self.reads}
+        doing, done = self.meter.clock.doing, self.first - 1
+        self._progress = Progress(self.steps, done, doing, self.before) if self.writer else None
+        self._step = done
 
     def begin(self) -> None:
         """Writes the record with which a start begins: from then on its time is in the books, even if it dies at once."""
@@ -156,14 +154,14 @@ class Recorder:
         if not self._due(step) and not record["skipped_in_a_row"] > 0:
             return record
         record |= {name: float(value) for name, value in metrics.items() if name not in record}
-        line = self._meter.measure(step, self._steps)
+        line = self.meter.measure(step, self.steps)
         line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
         self._score(step, line)
-        if self._writer:
-            self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
+        if self.writer:
+            self.writer.write({name: value for name, value in line.items() if name != "eta_s"})
             if "eta_s" in line:
-                line["eta_s"] += self._between_s(step, self._steps)
-            losses = self._scores.losses.values() if self._scores is not None else ()
+                line["eta_s"] += self.between_s(step, self.steps)
+            losses = self.scores.losses.values() if self.scores is not None else ()
             self._progress.update(line, min(filter(math.isfinite, losses), default=None))
         return record
 
@@ -172,7 +170,7 @@ class Recorder:
         self._step = step
         self._score(step, figures)
         self._note(step, figures)
-        if self._writer:
+        if self.writer:
             names = [key for key in figures if redteam.leads(key)]
             words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
@@ -181,7 +179,7 @@ class Recorder:
             screen.say_parts(parts)
 
     def say(self, text: str) -> None:
-        if self._writer:
+        if self.writer:
             say(text)
 
     def close(self) -> None:
@@ -191,12 +189,12 @@ class Recorder:
         self._note(self._step)
 
     def _score(self, step: int, figures: Mapping[str, float]) -> None:
-        if self._scores is not None:
-            self._scores.note(step, figures)
+        if self.scores is not None:
+            self.scores.note(step, figures)
 
     def _note(self, step: int, figures: dict[str, float] | None = None) -> None:
-        if self._writer:
-            self._writer.write(self._meter.now(step) | (figures or {}))
+        if self.writer:
+            self.writer.write(self.meter.now(step) | (figures or {}))
 
     def _due(self, step: int) -> bool:
-        return step % self._every == 0 or step in self._always
+        return step % self.every_steps == 0 or step in (self.first, self.steps)
