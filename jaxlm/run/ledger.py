@@ -131,7 +131,7 @@ def record_start(
     config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
 
     Args:
-      flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
+      flops_per_token: by which MFU is counted (PaLM's convention). Starts before `recorder.recounted` have none.
       held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.

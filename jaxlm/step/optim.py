@@ -300,7 +300,7 @@ def _spec(name: str, leaf: jax.Array) -> PartitionSpec:
 
 
 def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns `tx` with the gate that `adam.scale_by_adam` has: the state stays as it is if `ok` is false."""
+    """Returns `tx` with the gate that `scale_by_adam` has: the state stays as it is if `ok` is false."""
 
     def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
         updates, new = tx.update(grads, state, params)
