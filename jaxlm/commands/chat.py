@@ -49,13 +49,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 2 if talk.refused and not terminal.live else 0
 
 
-def _names(given: list[tuple[str, str]]) -> list[str]:
+def _names(runs: list[tuple[str, str]]) -> list[str]:
     """What the models are called: by their folders; with their steps or by all of the path where that is not enough."""
-    short = [pathlib.Path(folder).resolve().name for folder, _ in given]
+    short = [pathlib.Path(folder).resolve().name for folder, _ in runs]
     if len({*short}) == len(short):
         return short
-    short = [f"{name}@{step}" for name, (_, step) in zip(short, given, strict=True)]
-    return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in given]
+    short = [f"{name}@{step}" for name, (_, step) in zip(short, runs, strict=True)]
+    return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in runs]
 
 
 def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:

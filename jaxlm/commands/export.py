@@ -60,46 +60,46 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_kind(config: Config, found: origin.Origin, to: str) -> None:
+def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:
     run = config.workdir
-    if to == "peft" and found.adapter is None:
+    if to == "peft" and opened.adapter is None:
         raise ConfigError(f"{run} trained all of its model and no adapter: export it with --to=hf")
     if to == "peft" and config.program == "reward":
         raise ConfigError(f"{run} is a reward model, whose head PEFT keeps apart: export it merged, with --to=hf")
-    if to != "peft" and found.adapter is not None:
+    if to != "peft" and opened.adapter is not None:
         raise ConfigError(
             f"{run} trained the vectors of a prompt, for which a model has no place: export them with --to=peft"
         )
 
 
-def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
+def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
     """Returns (what is exported, with its card; what that says of an adapter's base)."""
-    name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
-    tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
-    scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
-    place, base = _base(found) if adapted else (("", None), None)
+    name, step = pathlib.Path(config.workdir).resolve().name, int(opened.provenance["step"])
+    tokenizer, model, trained = coder.plain(opened.tokenizer()), opened.config.model, opened.trained()
+    scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if to == "peft" else None
+    place, base = _base(opened) if adapted else (("", None), None)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
     facts = _facts(config, tokenizer, step, name, count)
     text = card.text(dataclasses.replace(facts, to=to, file=f"{name}-{dtype}.gguf", rewards=scores, base=base))
 
     def read(leaf: str) -> np.ndarray:
-        return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
+        return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else opened.leaf(leaf)
 
     about = {"run": name, "step": step}
     return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place), base
 
 
-def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
+def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
     """Returns (which model an adapter's base is, what its card says of it). Raises ConfigError if it lacks rows of its own."""
-    said, ids = found.meta()["base"], found.config.model.vocab_size
-    path = pathlib.Path(said["path"])
+    base, ids = opened.meta()["base"], opened.config.model.vocab_size
+    path = pathlib.Path(base["path"])
     had = inherit.ids_of(path)
-    if missing := {*range(had, ids)} - {*found.adapter.row_ids}:
+    if missing := {*range(had, ids)} - {*opened.adapter.row_ids}:
         raise ConfigError(
             f"{path} has {had:,} ids, the adapter was trained with {ids:,} and does not hold the rows of {len(missing)} of the "
             "new ones: export it merged, with --to=hf"
         )
-    step, codes = said.get("step"), found.adapter.settings.quantize
+    step, codes = base.get("step"), opened.adapter.settings.quantize
     named = str(path), None if step is None else str(step)
     return named, card.Base(path.name, step, ids if had < ids else 0, codes)
 

@@ -37,8 +37,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if peft_config.is_adapter(folder):
         raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
     together(lambda: _check(folder, out), first_only=True)
-    began, found = time.perf_counter(), origin.open(folder, readers=readers.READERS)
-    tokenizer = found.tokenizer()
+    began, opened = time.perf_counter(), origin.open(folder, readers=readers.READERS)
+    tokenizer = opened.tokenizer()
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {config.model.vocab_size:,}"
@@ -57,7 +57,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
     with _becoming(out, hf_weights.size(folder)) as part:
         saving.save_weights(
-            part / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made))
+            part / "checkpoints", lambda: opened.params(abstract, shardings), redact(dataclasses.asdict(made))
         )
         together(lambda: _write(made, tokenizer, part, folder), first_only=True)
     say(

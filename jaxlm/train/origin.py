@@ -250,21 +250,21 @@ def better(config: Config, checkpoint: str | int) -> str:
     return f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes it"
 
 
-def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
+def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
     """Raises ConfigError if the model that a run needs again (an adapter's base) is not `said`, the one that it began with."""
-    if base and said.get("digest") != base["digest"]:
+    if base and begun_with.get("digest") != base["digest"]:
         raise ConfigError(
-            f"{_named(base)} is not the model that {run} began with, {_named(said)}: its parameters differ; "
+            f"{_named(base)} is not the model that {run} began with, {_named(begun_with)}: its parameters differ; "
             "give that one, or a copy of it, by --config.origin=FOLDER"
         )
 
 
 def speaker(config: Config) -> coder.Coder:
     """Returns the tokenizer of a run of post-training, as the run began with it. Raises ConfigError without a chat template."""
-    folder, asked = pathlib.Path(config.workdir), config.examples.template
+    folder, template = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)
-    new = chat.settled(chat.grown(coder.load(config.data.tokenizer), asked))
+    new = chat.settled(chat.grown(coder.load(config.data.tokenizer), template))
     try:
         chat.template(new)
     except ConfigError:
@@ -275,11 +275,11 @@ def speaker(config: Config) -> coder.Coder:
     return new
 
 
-def other_template(config: Config, kept: coder.Coder) -> str:
+def other_template(config: Config, own: coder.Coder) -> str:
     """Returns a line if the origin, or `examples.template`, has another template now than a run keeps; "" if not."""
     with contextlib.suppress(ConfigError):  # the origin's is needed no more
         now = chat.grown(coder.load(config.data.tokenizer), config.examples.template)
-        if chat.template(now) != chat.template(kept):
+        if chat.template(now) != chat.template(own):
             place = f"{config.workdir}/{workdir.TOKENIZER}"
             return f"the run keeps the chat template that it began with, in {place}; another one is there now"
     return ""
@@ -328,14 +328,14 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
 
 def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], merge: bool) -> Origin:
     """The run of an adapter, with the parameters of its base; the adapter is added to them with `merge`."""
-    said = run.meta().get("base", {})
+    begun_with = run.meta().get("base", {})
     config = dataclasses.replace(run.config, origin=_found(run.config.origin, folder))
-    if "step" in said:
-        config = dataclasses.replace(config, origin_checkpoint=str(said["step"]))
+    if "step" in begun_with:
+        config = dataclasses.replace(config, origin_checkpoint=str(begun_with["step"]))
     base = begin(config, readers)
     if base is None:
         raise ConfigError(f"{folder} trained an adapter, and its config names no base: give --config.origin=FOLDER")
-    check = functools.cache(lambda: check_base(said, base.identity(), folder))
+    check = functools.cache(lambda: check_base(begun_with, base.identity(), folder))
 
     def leaf(name: str) -> np.ndarray:
         check()
@@ -379,5 +379,5 @@ def _hash(value: object) -> str:
 
 
 def _tokenizer(folder: pathlib.Path, data_dir: str) -> coder.Coder:
-    kept = folder / workdir.TOKENIZER
-    return coder.load(kept) if kept.is_dir() else shards.open_data(data_dir).tokenizer()
+    own = folder / workdir.TOKENIZER
+    return coder.load(own) if own.is_dir() else shards.open_data(data_dir).tokenizer()

@@ -16,7 +16,8 @@ from jaxlm.data.batches import packed, replay, survey
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import held_out as loss
+from jaxlm.eval import held_out
+from jaxlm.eval.held_out import Evaluator
 from jaxlm.host import screen
 from jaxlm.interop import readers
 from jaxlm.models import adapters
@@ -28,8 +29,7 @@ from jaxlm.step.objectives import dpo, lm, reward
 from jaxlm.step.objectives.base import Objective, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import cast
-from jaxlm.train import announcement, hooks, loop, origin
-from jaxlm.train import batches as batches_lib
+from jaxlm.train import announcement, batches, hooks, loop, origin
 from jaxlm.train.origin import Origin
 from jaxlm.train.pairs import preferences, reference
 
@@ -90,21 +90,21 @@ class Chats(Kind):
         return data.data.as_before
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
-        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, failed)
-        together(batches.fill)
-        return batches
+        loaded = batches.read(ready.data, ready.config.data, ready.parts, done, failed)
+        together(loaded.fill)
+        return loaded
 
-    def held_out(self, ready: Ready) -> loss.Evaluator | None:
-        return loss.joined([self._of_examples(ready), self._of_base(ready)])
+    def held_out(self, ready: Ready) -> Evaluator | None:
+        return held_out.joined([self._of_examples(ready), self._of_base(ready)])
 
-    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+    def _of_examples(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
-        return loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
+        return held_out.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
 
-    def _of_base(self, ready: Ready) -> loss.Evaluator | None:
+    def _of_base(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
         sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-        return loss.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
+        return held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
 
     def passes(self, data: packed.Packed, steps: int) -> dict[str, float]:
         return data.passes(steps)
@@ -148,15 +148,15 @@ class Pairs(Chats):
 
         def judge() -> reference.Judged:
             variables = frozen | cast(state.params, jnp.dtype(c.model.dtype))
-            return loss.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
+            return held_out.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
 
         folder, done = pathlib.Path(c.workdir), int(state.step)
         data = reference.of_run(folder, ready.data, done, frozen | state.params, judge)
         return dataclasses.replace(ready, data=data)
 
-    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+    def _of_examples(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
-        return loss.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
+        return held_out.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
         of_kind = preferences.of_reward if self._scores else preferences.of_dpo

@@ -16,8 +16,8 @@ from jaxlm.plan.settle import Settled
 from jaxlm.plan.tune import admission
 from jaxlm.run.checkpoints.mirror import Mirror
 from jaxlm.run.scores import Scores
-from jaxlm.step import parts as parts_lib
 from jaxlm.step.objectives import base
+from jaxlm.step.parts import Parts, make
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop
 from jaxlm.train.origin import Origin
@@ -31,7 +31,7 @@ class Ready:
     """
 
     config: Config
-    parts: parts_lib.Parts
+    parts: Parts
     data: Order
     benchmarks: Benchmarks | None = None
     base: dict[str, str | int] = dataclasses.field(default_factory=dict)
@@ -56,8 +56,8 @@ class Kind:
     def objective(self, model: Transformer, config: Config) -> base.Objective:
         """Returns what is minimised."""
 
-    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
-        return parts_lib.make(config, mesh, self.objective, self.adapter, self.rows)
+    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> Parts:
+        return make(config, mesh, self.objective, self.adapter, self.rows)
 
     def data(self, config: Config) -> Order:
         """Opens the data, which it makes first if there is none. Called on all processes."""

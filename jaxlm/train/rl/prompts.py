@@ -176,15 +176,15 @@ class Reader(typing.NamedTuple):
         read = examples.read_prompts(path, key, self.notes, _question if task is not None else None)
         items, long = [], 0
         while chunk := list(itertools.islice(read, encoded.CHUNK)):
-            rendered = [(asked, text) for asked in chunk if (text := self._rendered(asked)) is not None]
-            found_ids = chat.all_ids(self.tokenizer, [text for _, text in rendered])
-            for (asked, _), ids in zip(rendered, found_ids, strict=True):
+            rendered = [(prompt, text) for prompt in chunk if (text := self._rendered(prompt)) is not None]
+            ids_of_prompts = chat.all_ids(self.tokenizer, [text for _, text in rendered])
+            for (prompt, _), ids in zip(rendered, ids_of_prompts, strict=True):
                 if len(ids) > self.room:
                     long += 1
                     continue
-                truth = None if task is None else asked.columns["answer"]
+                truth = None if task is None else prompt.columns["answer"]
                 judge = None if task is None else (task, truth)
-                items.append(Item(asked.messages, ids, asked.columns, str(asked.place), judge, truth))
+                items.append(Item(prompt.messages, ids, prompt.columns, str(prompt.place), judge, truth))
         self.notes.check()
         if not items:
             why = self.too_long("all its prompts are") if long else self.notes.left_out or "it has no prompts"
@@ -193,16 +193,16 @@ class Reader(typing.NamedTuple):
             self.say(f"{long:,} of {long + len(items):,} prompts of {path} are left out: {self.too_long('they are')}")
         return items
 
-    def _rendered(self, asked: examples.Asked) -> str | None:
+    def _rendered(self, prompt: examples.Asked) -> str | None:
         """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
-        example = examples.Chat(asked.messages, asked.place, tools=asked.tools)
+        example = examples.Chat(prompt.messages, prompt.place, tools=prompt.tools)
         if example.keys:
             for key in masks.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
-                self.notes.note("refused", key, asked.place, masks.UNWRITTEN)
+                self.notes.note("refused", key, prompt.place, masks.UNWRITTEN)
         try:
-            return chat.render(self.tokenizer, asked.messages, tools=asked.tools)
+            return chat.render(self.tokenizer, prompt.messages, tools=prompt.tools)
         except ConfigError as error:
-            self.notes.note("unfit", "", asked.place, str(error))
+            self.notes.note("unfit", "", prompt.place, str(error))
             return None
 
     def too_long(self, who: str) -> str:
@@ -403,9 +403,9 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     # The function gets all columns.
     for line in notes.lines({name for source in sources for name in source.columns} if r.function else ()):
         say(line)
-    kept = {source.name: source.tokens for source in sources if source.tokens}
+    tokens = {source.name: source.tokens for source in sources if source.tokens}
     sha256 = hashlib.sha256(" ".join([*(source.sha256 for source in sources), tokenizer.sha256]).encode()).hexdigest()
-    texts = Texts(tokenizer, sha256, kept, Verifier(pathlib.Path()), notes.as_before())
+    texts = Texts(tokenizer, sha256, tokens, Verifier(pathlib.Path()), notes.as_before())
     return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
 
 
