@@ -58,8 +58,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
     that start did all its steps, or was refused before its first one.
 
-    Reads metrics.jsonl and run.json, so only the first process calls this. Records by older versions have only `wall_s`:
-    that counts as STEP.
+    Reads metrics.jsonl and run.json, so only the first process calls this. A record without whole seconds counts as STEP.
     """
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):
@@ -76,7 +75,9 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     hung = min(supervised.lost().get(HUNG, 0.0), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
-    return Earlier(sum(spent.values()) + gap, last["cost_usd"] + gap / 3600 * _price(before, last))
+    price = before.get("usd_per_hour")
+    dollars = gap / 3600 * price if files.is_number(price) else 0.0
+    return Earlier(sum(spent.values()) + gap, last["cost_usd"] + dollars)
 
 
 def _before(last: dict, starts: list[dict]) -> dict:
@@ -126,11 +127,3 @@ def _seconds(iso: object) -> float | None:
         return datetime.datetime.fromisoformat(iso).timestamp()
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _price(start: dict, last: dict) -> float:
-    """Returns the dollars an hour of a start. Ledgers by older versions do not name it: then all had the same one."""
-    price = start.get("usd_per_hour")
-    if files.is_number(price):
-        return price
-    return last["cost_usd"] / last["wall_s"] * 3600 if last["wall_s"] else 0.0

@@ -104,22 +104,14 @@ def row(
 
 
 def sound(rows: Sequence[dict]) -> list[dict]:
-    """Returns the rows that have everything which `row` writes. Somebody may have edited run.json.
-
-    Older rows say only that something was accepted: before the phase's end it was the budget, at its end the gate.
-    """
+    """Returns the rows that have everything which `row` writes: somebody may have edited run.json."""
 
     def whole(r: dict) -> bool:
-        if not all(name in r for name in (*_NUMBERS, *_MAY_BE_MISSING, "loss")):
-            return False
-        flags = isinstance(r.get("ended"), bool) and r.get("accepted") in (False, True, "", "budget", "gate")
-        optional = all(r[name] is None or is_number(r[name]) for name in _MAY_BE_MISSING)
-        return flags and optional and isinstance(r.get("phase"), str) and all(is_number(r[name]) for name in _NUMBERS)
+        flags = isinstance(r.get("ended"), bool) and r.get("accepted") in ("", "budget", "gate") and "loss" in r
+        optional = all(r.get(name, "") is None or is_number(r.get(name)) for name in _MAY_BE_MISSING)
+        return flags and optional and isinstance(r.get("phase"), str) and all(is_number(r.get(n)) for n in _NUMBERS)
 
-    def cause(r: dict) -> str:
-        return r["accepted"] if isinstance(r["accepted"], str) else ("gate" if r["ended"] else "budget") * r["accepted"]
-
-    return [{**r, "accepted": cause(r)} for r in rows if isinstance(r, dict) and whole(r)]
+    return [r for r in rows if isinstance(r, dict) and whole(r)]
 
 
 def table(rows: Sequence[dict]) -> str:
