@@ -38,8 +38,7 @@ from jaxlm.step.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, stability, watches
 from jaxlm.train.batches import LoaderBatches
-from jaxlm.train.log.meter import Meter
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.log.recorder import Meter, Recorder
 
 
 class Device(threading.Thread):
@@ -174,7 +173,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         steps=t.steps,
         train_step=train_step,
         frozen={},
-        batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh)),
+        batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh), lambda error: None),
         hooks=[hooks.Save(saver, config.checkpoint, 0.0, {})],
         watches=[watches.SaveInFlight(saver, config.checkpoint), stability.NonFinite(0, config.stability)],
         recorder=recorder,

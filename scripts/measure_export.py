@@ -29,7 +29,7 @@ def make(run: pathlib.Path, name: str) -> None:
     from jaxlm.data.tokenizer.ours import train_tokenizer
     from jaxlm.devices import tree
     from jaxlm.models import hardware
-    from jaxlm.run.checkpoints import weights
+    from jaxlm.run.checkpoints import saving
     from jaxlm.run.workdir import TOKENIZER
 
     given = config_files.load(name, [f"workdir={run}", f"data.dir={run / 'data'}"])
@@ -42,7 +42,7 @@ def make(run: pathlib.Path, name: str) -> None:
         return jax.numpy.asarray(0.02 * rng.standard_normal(leaf.shape, np.float32) + path.endswith("scale"))
 
     model = models.build(hardware.for_platform(c.model, "cpu"), "xla")
-    weights.save(
+    saving.save_weights(
         run / "checkpoints", lambda: tree.map_named(draw, models.abstract_params(model)), dataclasses.asdict(c)
     )
     words = random.Random(0)

@@ -161,12 +161,12 @@ def chats(options: dict[str, dict], each: int) -> list[tuple[str, str]]:
     """Returns questions of these tasks, none of which is held out, with the parts of their answers in any order."""
     import reasoning_gym
 
-    from jaxlm.train.rl import tasks
+    from jaxlm.train.rl import prompts
 
     rng, found = random.Random(0), []
     for name, values in options.items():
         for row in reasoning_gym.create_dataset(name, seed=SEED, size=each, **values):
-            if tasks.for_evaluation(row["question"]):
+            if prompts.for_evaluation(row["question"]):
                 continue
             comma = ", " if ", " in row["answer"] else ""
             parts = row["answer"].split(comma) if comma else list(row["answer"])

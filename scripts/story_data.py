@@ -239,16 +239,16 @@ def number_of(name: str) -> int:
 
 def write_sums(out: pathlib.Path, task: str, count: int) -> None:
     """Writes questions of a task with their answers, as chats."""
-    from jaxlm.train.rl import judges, tasks  # reasoning-gym, of the extra `rl`, is needed for nothing else
+    from jaxlm.train.rl import judges, prompts  # reasoning-gym, of the extra `rl`, is needed for nothing else
 
-    (spec,) = tasks.parse(task)
+    (spec,) = prompts.parse_tasks(task)
     try:
         gym = judges.Gym(spec.name, spec.options)
     except judges.Refused as error:
         raise ConfigError(str(error)) from None
     entries = [gym.entry(FIRST_SUM + number) for number in range(count)]
     asked = [
-        entry for entry in entries if not tasks.for_evaluation(entry["question"])
+        entry for entry in entries if not prompts.for_evaluation(entry["question"])
     ]  # GRPO is measured by the others
     write(out, [{"prompt": entry["question"], "response": str(entry["answer"])} for entry in asked])
 

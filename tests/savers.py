@@ -53,7 +53,7 @@ def main() -> None:
     if checkpointer.steps():
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make(0, mesh))
         shardings = jax.tree.map(lambda x: place(x, mesh), abstract)
-        restored, _ = checkpointer.restore_latest(abstract, shardings, needs=("config",))
+        restored, _ = checkpointer.restore_latest(abstract, shardings)
         first = int(restored.step)
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), local(restored), local(make(first, mesh)))
     save = hooks.Save(checkpointer, checkpoint, 2.0, {"config": {"a": 1}})

@@ -25,7 +25,7 @@ from jaxlm.plan.tune import machines
 from jaxlm.run import ledger, metrics, workdir
 from jaxlm.run.checkpoints import meta, mirror_worker, remote, verify
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
-from jaxlm.train import summary
+from jaxlm.train import outlook
 
 pytest.importorskip("tokenizers")
 DEEP = tiny_mangled.DEEP.encode()
@@ -202,8 +202,8 @@ def test_a_folder_with_an_odd_name_beside_checkpoints_is_no_step(tmp_path):
     assert branch._step(tmp_path, "latest") == 5
     assert workdir.has_checkpoints(tmp_path)
     assert results.steps(tmp_path) == [5]
-    assert [point["step"] for point in summary._benchmarks(tmp_path / "eval")["t"]] == [5]
-    assert len(summary._samples(tmp_path / "samples")["a"]) == 1 + len(ODD)
+    assert [point["step"] for point in outlook._benchmarks(tmp_path / "eval")["t"]] == [5]
+    assert len(outlook._samples(tmp_path / "samples")["a"]) == 1 + len(ODD)
     folders = type("Remote", (), {"folders": lambda self, name: [path.name for path in (tmp_path / name).iterdir()]})
     assert mirror_worker.steps(folders()) == [5]
     assert config_files.at_step("run@²") == ("run@²", "")

@@ -11,7 +11,7 @@ from jaxlm import config, models
 from jaxlm.config import config_files
 from jaxlm.data.batches import packed
 from jaxlm.data.tokenizer.ours import Tokenizer, train_tokenizer
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import saving
 
 WORDS = tiny_data.WORDS.split()
 
@@ -59,7 +59,7 @@ def base(folder):
     c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *sizes]))
     (folder / "config.json").write_text(config.to_json(c))
     params = tiny_models.random_params(models.build(c.model, "xla"))
-    weights.save(folder / "checkpoints", lambda: params, dataclasses.asdict(c))
+    saving.save_weights(folder / "checkpoints", lambda: params, dataclasses.asdict(c))
     return folder
 
 

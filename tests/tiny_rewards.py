@@ -4,7 +4,7 @@ import pathlib
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.train.rl.sources import Item
+from jaxlm.train.rl.prompts import Item
 
 FUNCTION = '''
 """Scores an answer by its length, unless the answer asks for something else."""

@@ -50,59 +50,55 @@ def run(config: Config, args: argparse.Namespace) -> int:
         store.close()
 
 
-def _settled(one: Contestant) -> Contestant:
+def _settled(player: Contestant) -> Contestant:
     """A run with the step of its checkpoint, so that a run that trains on is another contestant; or its like."""
-    if one.kind != "run":
-        return one
-    if not model.is_there(one.where):
-        raise ConfigError(f"{one.where} is no run, no model, no file of samples and no URL: who should take part?")
-    step = origin.open(one.where, one.which, peft.READERS).provenance.get("step")
-    return dataclasses.replace(one, which="" if step is None else str(step))
+    if player.kind != "run":
+        return player
+    if not model.is_there(player.where):
+        raise ConfigError(f"{player.where} is no run, no model, no file of samples and no URL: who should take part?")
+    step = origin.open(player.where, player.which, peft.READERS).provenance.get("step")
+    return dataclasses.replace(player, which="" if step is None else str(step))
 
 
 def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: argparse.Namespace) -> None:
-    """Makes the answers that the store lacks, one contestant after the other."""
-    given = {i: contestants.read_samples(one.where) for i, one in playing.items() if one.kind == "file"}
-    configs = {i: _config(one, args.overrides) for i, one in playing.items() if one.kind == "run"}
+    sampled = {i: contestants.read_samples(player.where) for i, player in playing.items() if player.kind == "file"}
+    configs = {i: _config(player, args.overrides) for i, player in playing.items() if player.kind == "run"}
     if args.prompts:
         prompts = contestants.read_prompts(args.prompts)
-    elif given:
-        prompts = [*dict.fromkeys(prompt for texts in given.values() for prompt in texts)]
+    elif sampled:
+        prompts = [*dict.fromkeys(prompt for texts in sampled.values() for prompt in texts)]
     else:
         prompts = [*next(iter(configs.values()), config).sample.prompts]
-    for number, one in playing.items():
+    for number, player in playing.items():
         missing = store.missing(number, prompts)
-        if one.kind == "file":
-            store.answer(number, {prompt: given[number][prompt] for prompt in missing if prompt in given[number]})
-        elif one.kind == "server":
-            with working(f"asking {one.where}", len(missing), "prompts") as tell:
+        if player.kind == "file":
+            store.answer(number, {prompt: sampled[number][prompt] for prompt in missing if prompt in sampled[number]})
+        elif player.kind == "server":
+            with working(f"asking {player.where}", len(missing), "prompts") as tell:
                 for at, prompt in enumerate(missing, 1):
-                    store.answer(number, {prompt: contestants.ask(one, prompt, config.sample, config.seed)})
+                    store.answer(number, {prompt: contestants.ask(player, prompt, config.sample, config.seed)})
                     tell(at)
         elif missing:
-            store.answer(number, _continued(one, configs[number], missing))
+            store.answer(number, _continued(player, configs[number], missing))
     if playing and not store.battles():
         raise ConfigError(
             "nothing to vote on: no prompt has two answers that differ; give other prompts, --prompts=FILE"
         )
 
 
-def _config(one: Contestant, overrides: list[str]) -> Config:
-    """The config of a run, or of a model from elsewhere, with the overrides of the command line."""
+def _config(player: Contestant, overrides: list[str]) -> Config:
     own = [override for override in overrides if not override.startswith("workdir=")]
-    return config_lib.resolve(inherit.of_folder(str(pathlib.Path(one.where).resolve()), own))
+    return config_lib.resolve(inherit.of_folder(str(pathlib.Path(player.where).resolve()), own))
 
 
-def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
-    """The answers of a run's checkpoint, as `jaxlm sample` gives them."""
-    run = model.restore(config, one.which or "latest", peft.READERS)
-    with jax.set_mesh(run.mesh), working(f"{one.name} answers {len(prompts):,} prompts"):
+def _continued(player: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
+    run = model.restore(config, player.which or "latest", peft.READERS)
+    with jax.set_mesh(run.mesh), working(f"{player.name} answers {len(prompts):,} prompts"):
         texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
     return dict(zip(prompts, texts, strict=True))
 
 
 def _read(store: Store, args: argparse.Namespace) -> int:
-    """Writes votes and prints results, as asked."""
     votes, names = store.votes(), store.names()
     if args.export_votes:
         say(f"{write_votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
@@ -122,9 +118,11 @@ def _read(store: Store, args: argparse.Namespace) -> int:
     people, ties = "person" if results.raters == 1 else "people", "tie" if results.ties == 1 else "ties"
     print(f"{results.votes:,} votes by {results.raters:,} {people}, {results.ties:,} {ties}")
     rows = [["", "votes", "Bradley-Terry, 95%", "Elo, 95%"]]
-    for one in results.ratings:
-        elo = f"{one.elo:,.0f}, {one.elo_low:,.0f} to {one.elo_high:,.0f}"
-        rows.append([one.name, f"{one.votes:,}", f"{one.rating:+.0f}, {one.low:+.0f} to {one.high:+.0f}", elo])
+    for rating in results.ratings:
+        elo = f"{rating.elo:,.0f}, {rating.elo_low:,.0f} to {rating.elo_high:,.0f}"
+        rows.append(
+            [rating.name, f"{rating.votes:,}", f"{rating.rating:+.0f}, {rating.low:+.0f} to {rating.high:+.0f}", elo]
+        )
     print(table(rows, right=(1,)))
     print("\n".join(lines))
     return 0

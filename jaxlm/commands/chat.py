@@ -21,11 +21,7 @@ from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Talks until ctrl-D, /quit or the end of standard input; returns 2 if a line of a file could not be answered, else 0.
-
-    Raises:
-      ConfigError: there is no such run or model.
-    """
+    """Talks until ctrl-D, /quit or the end of standard input; returns 2 if a line of a file could not be answered, else 0."""
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
     chosen = [(config, args.step or args.checkpoint)]
@@ -52,13 +48,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 2 if talk.refused and not terminal.live else 0
 
 
-def _names(given: list[tuple[str, str]]) -> list[str]:
+def _names(runs: list[tuple[str, str]]) -> list[str]:
     """What the models are called: by their folders; with their steps or by all of the path where that is not enough."""
-    short = [pathlib.Path(folder).resolve().name for folder, _ in given]
+    short = [pathlib.Path(folder).resolve().name for folder, _ in runs]
     if len({*short}) == len(short):
         return short
-    short = [f"{name}@{step}" for name, (_, step) in zip(short, given, strict=True)]
-    return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in given]
+    short = [f"{name}@{step}" for name, (_, step) in zip(short, runs, strict=True)]
+    return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in runs]
 
 
 def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
@@ -73,7 +69,6 @@ def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
 
 @contextlib.contextmanager
 def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
-    """A restored model that answers, compiled."""
     if not plain and not _has_template(run.tokenizer):
         say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
         plain = True

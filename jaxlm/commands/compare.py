@@ -41,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     lines = compare.words(comparisons, *names)
     if args.json:
         sides = [{"run": str(f), "step": step} for f, step in zip(folders, steps, strict=True)]
-        rows = [dataclasses.asdict(one) | {"apart": one.apart} for one in comparisons]
+        rows = [dataclasses.asdict(test) | {"apart": test.apart} for test in comparisons]
         print(json.dumps({"a": sides[0], "b": sides[1], "comparisons": rows, "words": lines}))
         return 0
     print("\n".join(lines))
@@ -49,19 +49,18 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _steps(given: str, one_run: bool) -> list[str]:
+def _steps(words: str, one_run: bool) -> list[str]:
     """The steps of A and of B, "latest" where none is named."""
-    steps = [word.strip() for word in given.split(",")] if given else []
+    steps = [word.strip() for word in words.split(",")] if words else []
     if one_run and len(steps) != 2:
         raise ConfigError("compare what? jaxlm compare RUN_A RUN_B, or two checkpoints of one run: --checkpoint=A,B")
     steps = steps * 2 if len(steps) == 1 else steps or ["latest", "latest"]
     if len(steps) != 2 or not all(files.is_step(step) or step == "latest" for step in steps):
-        raise ConfigError(f"--checkpoint={given}: give two steps, or latest, as A,B")
+        raise ConfigError(f"--checkpoint={words}: give two steps, or latest, as A,B")
     return [step if step == "latest" else str(int(step)) for step in steps]
 
 
 def _found(folder: pathlib.Path, step: str) -> str:
-    """The step whose results are there."""
     there = results.steps(folder)
     if step == "latest" and there:
         return str(there[-1])
@@ -74,7 +73,6 @@ def _found(folder: pathlib.Path, step: str) -> str:
 
 
 def _names(folders: list[pathlib.Path], steps: list[str]) -> list[str]:
-    """What A and B are called: by their folders, by their steps, or by both."""
     if folders[0].resolve() != folders[1].resolve():
         names = [folder.resolve().name for folder in folders]
         if names[0] != names[1] and steps[0] == steps[1]:
@@ -100,7 +98,6 @@ def _votes(path: pathlib.Path) -> list:
 
 
 def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
-    """What a command prints for a run: a number a line."""
     call = f"{command} {shlex.quote(str(folder))} {step}"
     with working(f"running {call}"):
         done = subprocess.run(call, shell=True, stdout=subprocess.PIPE, text=True, errors="replace")
@@ -126,8 +123,8 @@ def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
 def _rows(comparisons: list[Comparison], names: list[str]) -> list[list[str]]:
     short = [name if len(name) <= 18 else f"…{name[-17:]}" for name in names]
     rows = [["task", "metric", "items", *short, "difference, 95%", "p"]]
-    for one in comparisons:
-        gap = f"{one.difference:+.4f}, {one.low:+.3f} to {one.high:+.3f}"
-        p = compare.probability(one.adjusted).removeprefix("= ")
-        rows.append([title(one.task), one.metric, f"{one.n:,}", f"{one.a:.4f}", f"{one.b:.4f}", gap, p])
+    for test in comparisons:
+        gap = f"{test.difference:+.4f}, {test.low:+.3f} to {test.high:+.3f}"
+        p = compare.probability(test.adjusted).removeprefix("= ")
+        rows.append([title(test.task), test.metric, f"{test.n:,}", f"{test.a:.4f}", f"{test.b:.4f}", gap, p])
     return rows

@@ -31,16 +31,7 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
 
 
 def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
-    """Returns the result of `make`, cached in a JSON file.
-
-    Args:
-      path: the path of the file.
-      about: what the result depends on, stored with it. If the file's `about` differs, the result is computed again.
-      make: computes the result.
-
-    Returns:
-      The entries of `about` and of the result in one dict.
-    """
+    """Returns the entries of `about` and of what `make` returned, cached in a JSON file as long as `about` is the same."""
     known = files.json_there(path)
     if about.items() <= known.items():
         return known

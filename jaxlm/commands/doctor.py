@@ -35,7 +35,6 @@ class Report:
 
     @property
     def hung(self) -> bool:
-        """True if something did not answer in time."""
         return any(finding.hung for finding in self.findings)
 
     def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> None:
@@ -109,7 +108,6 @@ def _storage(report: Report, config: Config, args: argparse.Namespace, checkpoin
 
 
 def _data(config: Config, args: argparse.Namespace, seconds: float) -> Finding:
-    """The finding on the data. Raises ConfigError, as training would, if there is none and none can be made."""
     which_data.check(config, args.config, args.overrides, lambda line: None)
     return storage.data(config.data.dir, seconds)
 

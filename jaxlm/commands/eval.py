@@ -15,8 +15,7 @@ from jaxlm.data.batches.open import open_mixture
 from jaxlm.data.chats import chat
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import core, harness, likelihood, model, redteam, results, text
-from jaxlm.eval import held_out as loss
+from jaxlm.eval import core, harness, held_out, likelihood, model, redteam, results, text
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.host import console
@@ -51,7 +50,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not (held_out or names or documents):
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
     about = _about(run.step, config, args) | {"moment": from_first(lambda: results.moment(folder))}
-    keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
+    keep = (lambda result: ("", True)) if why else (lambda result: from_first(lambda: _kept(folder, result, about)))
     run = dataclasses.replace(run, tokenizer=chat.dated(run.tokenizer, about["moment"]))
     scorer = likelihood.of_restored(run, config)
     answered = itertools.chain(text.results(scorer, documents, config.train.seq_len), ask(scorer, args.limit))
@@ -59,7 +58,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if jax.process_index() == 0:
         _show(held_out, scored, args.json)
         flops = harness.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
-        for line in filter(None, (results.alarm(one, flops) for one in scored)):
+        for line in filter(None, (results.alarm(result, flops) for result in scored)):
             say(line)
         if not why and (kept := [result.task for result in scored if result.task not in lost]):
             say(f"written to {place}" + (f": {', '.join(kept)}" if lost else ""))
@@ -103,7 +102,7 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
     if line := from_first(lambda: held_out_texts.since_training(pathlib.Path(config.workdir), data, config)):
         say(line)
     sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return loss.make(run.model, data, mixture, run.mesh, config.eval, **sizes)(run.variables)
+    return held_out.make(run.model, data, mixture, run.mesh, config.eval, **sizes)(run.variables)
 
 
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:

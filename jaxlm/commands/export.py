@@ -1,6 +1,7 @@
 """`jaxlm export RUN --to=hf|gguf|peft --out=DIR`: writes a run's model, or its adapter, for other programs."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -8,13 +9,18 @@ import pathlib
 import jax
 import numpy as np
 
-from jaxlm.commands import model_card
 from jaxlm.config import Config, ConfigError
+from jaxlm.data.batches import rows
+from jaxlm.data.batches.open import open_order
+from jaxlm.data.chats import chat
+from jaxlm.data.shards import shards
 from jaxlm.data.tokenizer import coder
+from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.devices import tree
+from jaxlm.eval import results
 from jaxlm.host.console import duration, say
 from jaxlm.interop import card, export, gguf, hf_config, hf_folder, inherit, leaves, peft
-from jaxlm.train import origin
+from jaxlm.train import origin, outlook
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -54,46 +60,99 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_kind(config: Config, found: origin.Origin, to: str) -> None:
-    """Raises ConfigError if what the run trained can't be written so."""
+def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:
     run = config.workdir
-    if to == "peft" and found.adapter is None:
+    if to == "peft" and opened.adapter is None:
         raise ConfigError(f"{run} trained all of its model and no adapter: export it with --to=hf")
     if to == "peft" and config.program == "reward":
         raise ConfigError(f"{run} is a reward model, whose head PEFT keeps apart: export it merged, with --to=hf")
-    if to != "peft" and found.adapter is not None:
+    if to != "peft" and opened.adapter is not None:
         raise ConfigError(
             f"{run} trained the vectors of a prompt, for which a model has no place: export them with --to=peft"
         )
 
 
-def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
+def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
     """Returns (what is exported, with its card; what that says of an adapter's base)."""
-    name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
-    tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
-    scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
-    place, base = _base(found) if adapted else (("", None), None)
+    name, step = pathlib.Path(config.workdir).resolve().name, int(opened.provenance["step"])
+    tokenizer, model, trained = coder.plain(opened.tokenizer()), opened.config.model, opened.trained()
+    scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if to == "peft" else None
+    place, base = _base(opened) if adapted else (("", None), None)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
-    facts = model_card.facts(config, tokenizer, step, name, count)
+    facts = _facts(config, tokenizer, step, name, count)
     text = card.text(dataclasses.replace(facts, to=to, file=f"{name}-{dtype}.gguf", rewards=scores, base=base))
 
     def read(leaf: str) -> np.ndarray:
-        return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
+        return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else opened.leaf(leaf)
 
     about = {"run": name, "step": step}
     return export.Source(read, model, tokenizer, name, about, text, scores, adapted, place), base
 
 
-def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
+def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
     """Returns (which model an adapter's base is, what its card says of it). Raises ConfigError if it lacks rows of its own."""
-    said, ids = found.meta()["base"], found.config.model.vocab_size
-    path = pathlib.Path(said["path"])
+    base, ids = opened.meta()["base"], opened.config.model.vocab_size
+    path = pathlib.Path(base["path"])
     had = inherit.ids_of(path)
-    if missing := {*range(had, ids)} - {*found.adapter.row_ids}:
+    if missing := {*range(had, ids)} - {*opened.adapter.row_ids}:
         raise ConfigError(
             f"{path} has {had:,} ids, the adapter was trained with {ids:,} and does not hold the rows of {len(missing)} of the "
             "new ones: export it merged, with --to=hf"
         )
-    step, codes = said.get("step"), found.adapter.settings.quantize
+    step, codes = base.get("step"), opened.adapter.settings.quantize
     named = str(path), None if step is None else str(step)
     return named, card.Base(path.name, step, ids if had < ids else 0, codes)
+
+
+def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
+    """Returns what the model card says, from the run's files and its data's; what is exported is not in it yet."""
+    folder = pathlib.Path(config.workdir)
+    gathered, (sources, mixture) = outlook.gather(folder), _sources(config, step)
+    return card.Facts(
+        name=name,
+        to="",
+        file="",
+        config=config.model,
+        step=step,
+        parameters=parameters,
+        run=gathered["run"],
+        phases=gathered["phases"],
+        sources=sources,
+        mixture=mixture,
+        licences={source: given.licences for source, given in config.prepare.sources.items()},
+        scores=_scores(folder, step),
+        chats=chat.speaks(tokenizer),
+        tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
+    )
+
+
+def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
+    """What the card says of the data: (source -> origin, share of the first mixture, tokens; both mixtures in words, or "")."""
+    try:
+        data = shards.open_data(config.data.dir)
+    except ConfigError:
+        return {}, ""
+    mixture, words = data.mixture, ""
+    with contextlib.suppress(ConfigError):  # of another program, which draws no rows from it
+        order = open_order(config)
+        mixture, switch = order.mixture, order.switch()
+        words = rows.mixture_words(order, step) if switch is not None and switch < step else ""
+    whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
+    sources = {}
+    for name in data.sources:
+        prepared = config.prepare.sources.get(name)
+        path = prepared.path if prepared else recipe.get(f"source {name}", "")
+        # Of a folder of this machine only the name: where it lies is nobody's business.
+        place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
+        sources[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
+    return sources, words
+
+
+def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
+    place = folder / results.FOLDER / str(step)
+    tasks = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
+    return [
+        card.Score(one.task, metric, value, one.stderr.get(metric), one.chance, one.fewshot, len(one.items))
+        for one in tasks
+        for metric, value in one.metrics.items()
+    ]

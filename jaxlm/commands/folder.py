@@ -22,13 +22,6 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     """Returns the config for the folder, file or glob that the command line names; None if it names a config or a run.
 
     Sets `args.preset` to the recipe's name, and `args.told` to lines that say what is there and where the result goes.
-
-    Args:
-      args: `config`, the folder; `preset`, a name or None; `out`, the data directory or None.
-      overrides: `KEY=VALUE`, as on the command line.
-
-    Raises:
-      ConfigError: nothing there can be read, there is no such preset, or the data directory would lie in the folder.
     """
     args.told = []
     named = config_files.find(args.config) if args.config else None
@@ -82,10 +75,7 @@ def guess(seen: survey.Survey) -> str:
 
 
 def command(args: argparse.Namespace, data: str, kept_bytes: int) -> str:
-    """Returns the command that goes on after `prepare`.
-
-    After a folder it trains the shipped model that fits the amount of text; a config goes on as itself.
-    """
+    """Returns the command that goes on after `prepare`: after a folder the shipped model that fits its amount of text."""
     if args.preset:
         model = "quickstart" if kept_bytes < 20e6 else "local_35m"
         return f"jaxlm train {model} --config.data.dir={shlex.quote(data)}"

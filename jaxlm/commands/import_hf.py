@@ -23,7 +23,7 @@ from jaxlm.host.redact import redact
 from jaxlm.interop import hf_weights, peft, peft_config
 from jaxlm.plan import settle
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin, start
 
@@ -37,8 +37,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if peft_config.is_adapter(folder):
         raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
     together(lambda: _check(folder, out), first_only=True)
-    began, found = time.perf_counter(), origin.open(folder, readers=peft.READERS)
-    tokenizer = found.tokenizer()
+    began, opened = time.perf_counter(), origin.open(folder, readers=peft.READERS)
+    tokenizer = opened.tokenizer()
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {config.model.vocab_size:,}"
@@ -56,10 +56,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
     with _becoming(out, hf_weights.size(folder)) as part:
-        weights.save(part / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
+        saving.save_weights(
+            part / "checkpoints", lambda: opened.params(abstract, shardings), redact(dataclasses.asdict(made))
+        )
         together(lambda: _write(made, tokenizer, part, folder), first_only=True)
     say(
-        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "
+        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(4 * tree.count(abstract))} in float32), "
         f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
     )
     name = shlex.quote(args.out)
@@ -70,13 +72,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _opening(tokenizer: coder.Coder) -> str:
-    """What a text begins with, in words."""
     named = {tokenizer.separator_id: "BOS", tokenizer.eos_id: "EOS"}
     return " ".join(named.get(i, f"id {i}") for i in tokenizer.opening) or "nothing"
 
 
 def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
-    """Raises ConfigError if the run can't be made there."""
     if out.resolve() == folder.resolve():
         raise ConfigError(f"--out={out} is the model itself: give another folder")
     if (out / "config.json").exists():

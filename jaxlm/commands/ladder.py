@@ -33,7 +33,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             "jaxlm ladder trains in one process at a time: start it on one host, without config.distributed"
         )
-    asked = wanted(args)
+    sizes = wanted(args)
     which_data.check(config, args.config, args.overrides, say)
     jax.config.update("jax_platforms", "cpu")  # leaves the devices to the runs
     order = pretrain.data(config)
@@ -41,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not (args.out or config.workdir):
         raise ConfigError("no folder for the ladder: give --out=DIR")
     folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / ladder.FOLDER)
-    plan, climbed = ladder.begin(config, order, folder, asked, args.config)
+    plan, climbed = ladder.begin(config, order, folder, sizes, args.config)
     if line := rungs.check_data(order, climbed):
         say(line)
     if args.plan:

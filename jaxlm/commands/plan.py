@@ -81,10 +81,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
 
 
 def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
-    """Returns the config with the vocabulary of the data in `data.dir`, if there is any: the model is still to be chosen.
-
-    Says so if the command line (`overrides`) names a folder and there is none.
-    """
+    """Returns the config with the vocabulary of the data in `data.dir`, if there is any; says so if a named folder has none."""
     if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
         if any(override.startswith("data.dir=") for override in overrides):
             say(f"there is no finished data in {config.data.dir}, so nobody knows how often the run would read it")
@@ -102,10 +99,7 @@ def _settled(config: Config) -> Config:
 
 
 def data(config: Config) -> dict[str, typing.Any] | None:
-    """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data.
-
-    Says so if training would refuse the data that is there.
-    """
+    """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         order, steps = open_order(config), config.train.steps
         epochs = rows.passes(order, steps)

@@ -49,13 +49,11 @@ def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> No
 
 
 def _weights(config: Config, done: prepare.Prepared, by_size: bool) -> dict[str, float]:
-    """Returns each source's weight in the mixture; if `by_size`, times the megabytes that are left of it."""
     kept = {name: source["kept"]["bytes"] / 1e6 for name, source in done.manifest["sources"].items()}
     return {name: source.weight * (kept[name] if by_size else 1) for name, source in config.prepare.sources.items()}
 
 
 def _print_counts(done: prepare.Prepared, as_json: bool) -> None:
-    """Prints what was read, removed and kept of each source; as a table, without the stages that removed nothing."""
     rows = []
     for name, source in done.manifest["sources"].items():
         read, kept = source["read"], source["kept"]

@@ -12,10 +12,7 @@ from jaxlm.interop import peft
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints each prompt with its continuation, or with its answer if the run trained on chats (`sample.chat_template`).
-
-    The prompts come from the command line, or if there is none, from the config.
-    """
+    """Prints each prompt of the command line, or of the config, with its continuation or answer (`sample.chat_template`)."""
     model.check_run(config, args.config)
     if args.draws < 1:
         raise ConfigError(f"--draws={args.draws}: how often to continue each prompt, at least once")

@@ -22,12 +22,7 @@ _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it.
-
-    Raises:
-      ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
-      RunError: the port is in use.
-    """
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it."""
     _check(config, args)
     from jaxlm.serve import guard
     from jaxlm.serve.batcher import Batcher
@@ -60,7 +55,6 @@ def _check(config: Config, args: argparse.Namespace) -> None:
 
 
 def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: str):
-    """The server of a restored model."""
     from jaxlm.serve import guard, guide, http, requests
 
     tokenizer, settings, ends = restored.tokenizer, restored.model.config, chat.ends(restored.tokenizer)
@@ -72,7 +66,6 @@ def _server(args: argparse.Namespace, restored: model.Restored, batcher, key: st
 
 
 def _serve(server, listening: socket.socket) -> None:
-    """Answers until a signal comes."""
     import uvicorn
 
     from jaxlm.serve.guard import Arriving

@@ -11,10 +11,7 @@ from jaxlm.run import ledger, metrics
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the documents that step N trained on. Steps count from 1, as in metrics.jsonl.
-
-    Steps of a run that passed over batches (WORKDIR/run.json) are those that it really took.
-    """
+    """Prints the documents that step N, from 1, really trained on."""
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     if args.step > config.train.steps:

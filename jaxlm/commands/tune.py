@@ -128,10 +128,7 @@ def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: M
 
 @contextlib.contextmanager
 def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
-    """Yields an iterator over batches on the mesh: from the config's data, or of random tokens if there is no data.
-
-    Examples of post-training are not read: their batches have one shape whatever they hold.
-    """
+    """Yields batches on the mesh: from the config's data, or of random tokens (no data, or examples, whose shape is one)."""
     t = config.train
     if config.program != "pretrain":
         yield itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))

@@ -28,7 +28,7 @@ T = typing.TypeVar("T")
 MEMORY_FRACTION = 0.92
 _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
-left_behind = False  # True if threads wait for storage that hangs: then this process must not wait for them
+_left_behind = threading.Event()
 _FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
 _ABORT_LATER_S = 30  # after our own timeout
 _RETRY_S = 1.0
@@ -147,6 +147,15 @@ def _reach(config: DistributedConfig) -> None:
             return
         except OSError:
             time.sleep(_RETRY_S)
+
+
+def leave_behind() -> None:
+    """Says that threads wait for storage that hangs: this process must end without waiting for them."""
+    _left_behind.set()
+
+
+def left_behind() -> bool:
+    return _left_behind.is_set()
 
 
 def several(config: DistributedConfig) -> bool:

@@ -28,7 +28,7 @@ COLLECTIONS = (*MERGED, "prompt")  # all; the vectors of a prompt stay what they
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """What is trained beside a model (`step.parts.Adapter`).
+    """What is trained beside a model, whose own parameters are frozen.
 
     Attributes:
       settings: the section `adapter` of the config, whose kind is not none.

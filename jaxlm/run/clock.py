@@ -85,24 +85,20 @@ class Pulse:
 class Clock:
     """Counts the seconds of each activity, over all starts of a run.
 
-    Args:
-      pulse: where to show what the run does; None to show nothing.
-      since: the `time.monotonic()` from which this start counts; now by default.
+    Attributes:
       redo: the last step that was done already; steps up to it count as REPEATED.
     """
 
-    def __init__(self, pulse: Pulse | None = None, since: float | None = None, redo: int = 0):
+    def __init__(self, pulse: Pulse | None = None, since: float | None = None):
         self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
         self._mark = time.monotonic() if since is None else since
         self.activity, self._pulse, self._detail = START, pulse, ""
         self._spells: dict[str, tuple[float, float, int]] = {}  # detail -> the first spell, the others' sum and number
-        self.redo = redo
         self.began = self._mark
-        self.step = 0
+        self.step = self.redo = 0
         self._show()
 
     def begin(self, activity: str, detail: str = "") -> None:
-        """From now on the time counts as `activity`."""
         now = time.monotonic()
         self._seconds[self.activity] += now - self._mark
         self._mark, self.activity, self._detail = now, activity, detail
@@ -138,12 +134,14 @@ class Clock:
         self.begin(REPEATED if step <= self.redo else STEP)
         self.redo = max(step, self.redo)  # for a rollback within this start
 
+    def repeat_until(self, step: int) -> None:
+        self.redo = step
+
     def add(self, activity: str, seconds: float) -> None:
         """Counts seconds that passed outside this process, such as those since an earlier start died."""
         self._seconds[activity] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each activity up to now. Their sum is the wall time of all starts."""
         return self._seconds | {self.activity: self._seconds[self.activity] + time.monotonic() - self._mark}
 
     def _show(self) -> None:

@@ -53,7 +53,6 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, dict]:
-    """The facts of a run, of its last start."""
     try:
         config = files.json_of((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:

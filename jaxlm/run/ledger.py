@@ -92,7 +92,6 @@ def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> 
 
 
 def append(folder: pathlib.Path, key: str, entry: object) -> None:
-    """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
     book = read(folder)
     _write(folder, book | {key: [*book[key], redact(entry)]})
 
@@ -126,8 +125,8 @@ def record_start(
     """Writes config.json, and adds this start to run.json.
 
     config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then. `step`: those already done.
-    `changed`: `differences.since_last_start`. `flops_per_token`: by which MFU is counted; starts before `meter.recounted` have
-    none. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
+    `changed`: `differences.since_last_start`. `flops_per_token`: by which MFU is counted; starts before
+    `recorder.recounted` have none. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))

@@ -41,7 +41,6 @@ def latest(records: Iterable[dict]) -> dict:
 
 
 def config_of(folder: pathlib.Path) -> config_dict.ConfigDict | None:
-    """Returns the config of the run in `folder`; None if it can't be read."""
     with contextlib.suppress(ConfigError, OSError):
         config = config_files.from_run(folder / "config.json")
         return config if isinstance(config.train, config_dict.ConfigDict) else None
@@ -101,7 +100,6 @@ def _row(folder: pathlib.Path, program: str, **known: typing.Any) -> dict[str, t
 
 
 def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
-    """The row of a run, up to its step `last`."""
     done = [record for record in records(folder) if record["step"] <= last]
     book, now, config = ledger.read(folder), latest(done), config_of(folder)
     first = book["starts"][0] if book["starts"] else {}

@@ -23,11 +23,7 @@ _FINISH_S = 60.0  # how long the end of a run waits for W&B's servers
 
 
 class Writer:
-    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them.
-
-    `run_config` is for W&B to show, without its secrets. TensorBoard hides what earlier starts wrote of step `first` and later
-    ones. `on_full` is called when the disk becomes full, to make room.
-    """
+    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class Writer:
 
 
 def check(config: LogConfig) -> None:
-    """Raises ConfigError if the config asks for a logger that is not installed."""
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
 

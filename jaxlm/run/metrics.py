@@ -28,11 +28,6 @@ class Appender:
 
     A record that can't be written waits in memory, and is tried again at every later call. If more than `keep` wait, the
     oldest are dropped. One line says when it begins, and one when it is over.
-
-    Args:
-      path: the file; it and its folder are made when the first record is written.
-      on_full: called when the disk becomes full, to make room. The record is then tried once more.
-      keep: the number of records that may wait.
     """
 
     def __init__(self, path: pathlib.Path, on_full: Callable[[], None] | None = None, keep: int = KEEP):
@@ -117,17 +112,12 @@ class JsonLines(Appender):
         super().__init__(path, on_full)
 
     def write(self, record: dict) -> None:
-        """Writes one object. NaN and infinities become null, since JSON has neither."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.append((json.dumps(clean) + "\n").encode())
 
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
-    """Yields the records of metrics.jsonl in their order; none if there is no file. Skips lines that are no records.
-
-    Args:
-      containing: yield only the lines that contain this text, which is faster than to parse them all.
-    """
+    """Yields the records of metrics.jsonl; none without a file. `containing`: of lines with this text alone, faster."""
     try:
         lines = open(path, encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -151,11 +141,7 @@ def read(path: pathlib.Path) -> dict[int, dict]:
 
 
 def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, float]:
-    """Returns step -> the last `val/loss` of each step that was evaluated, NaN if it was not finite; {} without a file.
-
-    Args:
-      rollbacks: the entries of run.json. What was measured in their steps before them is no more true.
-    """
+    """Returns step -> its last `val/loss` that no rollback undid, NaN if it was not finite; {} without a file."""
     losses = {r["step"]: r.get(HELD_OUT) for r in valid(path, '"val/', rollbacks)}
     return {step: math.nan if loss is None else loss for step, loss in losses.items()}
 

@@ -49,7 +49,6 @@ class Scores(dict[int, float]):
         self.losses.update({int(step): loss for step, loss in losses})
 
     def forget(self, first_bad: int) -> None:
-        """Forgets the steps from `first_bad` on, which a rollback undid."""
         for figures in (self, self.losses):
             for undone in [step for step in figures if step >= first_bad]:
                 del figures[undone]

@@ -16,23 +16,16 @@ from jaxlm.run.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
-    """What a run took until this start began.
-
-    Attributes:
-      wall_s: all seconds. It includes the gap since the previous start died, on the same machine.
-      cost_usd: what they cost.
-    """
+    """What a run took until this start began, the gap since the previous start died on the same machine included."""
 
     wall_s: float = 0.0
     cost_usd: float = 0.0
 
     def with_now(self, wall_s: float, usd_per_hour: float) -> float:
-        """Returns the dollars of all starts: `wall_s` are the seconds of all, `usd_per_hour` is the price of this one."""
         return self.cost_usd + (wall_s - self.wall_s) / 3600 * usd_per_hour
 
 
 def begun() -> float:
-    """Returns the `time.monotonic()` at which this start began: the supervisor says it, else this process' own start."""
     since = supervised.since()
     return process_began() if since is None else since
 
@@ -65,15 +58,14 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
     that start did all its steps, or was refused before its first one.
 
-    Reads metrics.jsonl and run.json, so only the first process calls this. Records by older versions have only `wall_s`:
-    that counts as STEP.
+    Reads metrics.jsonl and run.json, so only the first process calls this. A record without whole seconds counts as STEP.
     """
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):
         highest = max(highest, record["step"])
         if all(files.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
             last = record
-    clock.redo = highest
+    clock.repeat_until(highest)
     if last is None:
         return Earlier()
     spent, before = _activities(last), _before(last, ledger.read(folder)["starts"])
@@ -83,7 +75,9 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     hung = min(supervised.lost().get(HUNG, 0.0), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
-    return Earlier(sum(spent.values()) + gap, last["cost_usd"] + gap / 3600 * _price(before, last))
+    price = before.get("usd_per_hour")
+    dollars = gap / 3600 * price if files.is_number(price) else 0.0
+    return Earlier(sum(spent.values()) + gap, last["cost_usd"] + dollars)
 
 
 def _before(last: dict, starts: list[dict]) -> dict:
@@ -98,7 +92,6 @@ def _before(last: dict, starts: list[dict]) -> dict:
 
 
 def _activities(record: dict) -> dict[str, float]:
-    """Returns the seconds of each activity up to a record."""
     spent = {name: record.get(f"time/{name}_s", 0.0) for name in ACTIVITIES}
     if f"time/{STEP}_s" in record and all(files.is_number(seconds) and seconds >= 0 for seconds in spent.values()):
         return spent
@@ -130,16 +123,7 @@ def _not_the_run_s(start: dict) -> bool:
 
 
 def _seconds(iso: object) -> float | None:
-    """Returns Unix seconds of an ISO time; None if it is none."""
     try:
         return datetime.datetime.fromisoformat(iso).timestamp()
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _price(start: dict, last: dict) -> float:
-    """Returns the dollars an hour of a start. Ledgers by older versions do not name it: then all had the same one."""
-    price = start.get("usd_per_hour")
-    if files.is_number(price):
-        return price
-    return last["cost_usd"] / last["wall_s"] * 3600 if last["wall_s"] else 0.0

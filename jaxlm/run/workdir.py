@@ -14,9 +14,9 @@ from jaxlm.data.shards.manifest import MANIFEST
 from jaxlm.devices import sharding
 from jaxlm.host import files
 from jaxlm.host.console import say
-from jaxlm.host.files import is_step, within
+from jaxlm.host.files import within
 from jaxlm.run import loggers
-from jaxlm.run.checkpoints import restore, weights
+from jaxlm.run.checkpoints import keep, restore
 
 TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
@@ -58,20 +58,15 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
 
 
 def saved_config(folder: pathlib.Path) -> config_dict.ConfigDict | None:
-    """Returns the config that a run's folder keeps; None if it keeps none."""
     path = folder / "config.json"
     return config_files.from_run(path) if path.is_file() else None
 
 
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
-    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more.
-
-    Args:
-      as_before: of examples, `packed.Texts.as_before`.
-    """
+    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
     checkpoints = folder / "checkpoints"
-    if weights.begun(checkpoints):
-        newest = max(int(path.name) for path in checkpoints.iterdir() if is_step(path.name))
+    if keep.begun(checkpoints):
+        newest = max(keep.steps(checkpoints))
         # In a thread, so that a signal ends the run while the read hangs.
         metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))
         for meta in metas.values():
@@ -102,7 +97,6 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
-    """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
     free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
     if not model.vocab_size:
         free += ("vocab_size",)  # the data's, which the checkpoint's fingerprint is compared with
@@ -111,7 +105,6 @@ def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
-    """Raises ConfigError if the arrays of this optimizer's state differ from those in the folder's checkpoints."""
     _check_same(folder, "an optimizer", "optim", optim, _OPTIM_STATE_KEYS)
 
 

@@ -5,10 +5,16 @@ updates by it. So every optimizer has the same schedule, and a skipped step does
 
 Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon) is momentum, orthogonalised. Momentum (Nesterov's) and state are
 those of `optax.contrib.scale_by_muon`; the orthogonalisation is `ops.polar`'s.
+
+Adam (arXiv:1412.6980) has its moments in float32, or in eight bits (arXiv:2110.02861; `ops.quantize` rounds). The update is
+computed from the new moments before they are rounded, so rounding affects later steps only. Both moments together take 2.03
+bytes a parameter instead of 8.
 """
 
 import math
+import re
 import typing
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +25,7 @@ from jax.sharding import PartitionSpec
 from jaxlm.config import ConfigError, OptimConfig
 from jaxlm.devices import sharding, tree
 from jaxlm.models.params import axes_of, input_axes
-from jaxlm.ops import polar
-from jaxlm.step.adam import scale_by_adam
+from jaxlm.ops import polar, quantize
 
 _MUON_BETA = 0.95
 
@@ -28,21 +33,15 @@ _MUON_BETA = 0.95
 def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing.Callable:
     """Returns a function from the step (1 to `steps`) to its learning rate: linear warm-up, then `optim.schedule`.
 
-    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM,
-    arXiv:2404.06395) stays at the peak and then falls linearly during the last `decay_fraction` of all steps.
+    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; arXiv:2404.06395) stays at the
+    peak and then falls linearly during the last `decay_fraction` of all steps. `schedule_steps` stretches the schedule over
+    another number of steps. After `decay_at_step` the rate leaves it, and falls linearly towards 0 (arXiv:2502.15938), which it
+    would reach one step after the last.
 
-    `schedule_steps` stretches the schedule over another number of steps. After `decay_at_step` the rate leaves it, and falls
-    linearly towards 0 (arXiv:2502.15938), which it would reach one step after the last.
+    The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like theirs. The train
+    step also accepts a shorter tree, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: rates of all parameters below that name.
 
-    The result is one scalar, the rate of all parameters, unless `params` are given and `matrix_lr_ratio` is not 1: then
-    it is a tree like theirs with each parameter's rate. The train step also accepts a shorter tree of scalars, such as
-    {"embed": 1e-4, "layers_0": 1e-3, ...}: each is the rate of all parameters below that name.
-
-    Args:
-      params: all trained parameters (arrays or shapes) in one tree, as `tree.merge` returns it.
-
-    Raises:
-      ConfigError: `matrix_lr_ratio` is for matrices of layers, and none is trained.
+    Raises ConfigError if `matrix_lr_ratio` is for matrices of layers, and none is trained.
     """
     planned = _planned(config, config.schedule_steps or steps)
     begin = config.decay_at_step
@@ -91,7 +90,6 @@ def _need_matrices(params: dict, key: str, instead: str) -> None:
 
 
 def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
-    """The warm-up and `optim.schedule` over so many steps."""
     lr, end = config.lr, config.lr * config.final_lr_ratio
     rest = steps - config.warmup_steps
     if config.schedule == "cosine":
@@ -116,20 +114,12 @@ def _falling(lr: float, end: float, begin: int, steps: int) -> optax.Schedule:
 def make(
     config: OptimConfig, params: dict, rows: tuple[int, ...] = (), dtype: str = "float32"
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer. The train step multiplies its updates by the learning rate.
+    """Returns the optimizer, with decoupled weight decay (arXiv:1711.05101). The train step multiplies its updates by the rate.
 
-    The updates include decoupled weight decay (arXiv:1711.05101). `update(grads, state, params, ok=ok, rate=rate)`
-    returns the state unchanged if the scalar `ok` is false. `rate` is the highest of the step's rates, which
-    `optim.decay_follows_rate` needs.
+    `update(grads, state, params, ok=ok, rate=rate)` returns the state unchanged if the scalar `ok` is false. `rate` is the
+    highest of the step's rates, which `optim.decay_follows_rate` needs. Muon orthogonalises in `dtype`.
 
-    Args:
-      config: `config.optim`.
-      params: all trained parameters (arrays or shapes) in one tree, as `tree.merge` returns it.
-      rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
-      dtype: the compute type, in which muon orthogonalises.
-
-    Raises:
-      ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`, or muon has no matrix to train.
+    Raises ConfigError if a parameter is in neither or both of `optim.decay` and `no_decay`, or muon has no matrix to train.
     """
     try:
         mask = tree.regex_mask(params, config.decay, config.no_decay)
@@ -143,11 +133,9 @@ def make(
 
 
 def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:
-    """Adds the decoupled weight decay; if `decay_follows_rate`, times the step's rate over its peak.
-
-    The rate multiplies it once more, so then it falls as the rate's square. (One number does for all parameters, because
-    all rates are the same part of their peaks.)
-    """
+    """Adds the decoupled weight decay; if `decay_follows_rate`, times the step's rate over its peak."""
+    # The rate multiplies it once more, so then it falls as the rate's square. One number does for all parameters, because
+    # all rates are the same part of their peaks.
     # A rate that is left to the rule is 0 where a step is only timed (tune, doctor): it changes nothing, and is no 0 / 0.
     peak = config.lr * max(jax.tree.leaves(ratios), default=1.0) if config.lr else 1.0
 
@@ -176,6 +164,71 @@ def _faster(rows: tuple[int, ...], ratio: float) -> optax.GradientTransformation
     return optax.stateless(lambda updates, _: tree.map_named(scaled, updates)) if ratio != 1 else optax.identity()
 
 
+Moment = jax.Array | quantize.Blocked
+
+
+class AdamState(typing.NamedTuple):
+    """What Adam keeps between two updates: how many there were, and the moments, trees of `Moment` like the parameters."""
+
+    count: jax.Array
+    mu: dict
+    nu: dict
+
+
+def scale_by_adam(
+    b1: float, b2: float, eps: float, *, mu_dtype: str = "float32", full_precision: typing.Sequence[str] = (".*",)
+) -> optax.GradientTransformationExtraArgs:
+    """Returns Adam without a learning rate. `update(grads, state, params, ok=True)` keeps the state if `ok` is false.
+
+    Args:
+      full_precision: regular expressions. A parameter keeps its moments out of eight bits if its whole name matches one of
+        them, or if its last axis has no divisor from 64 to 255.
+    """
+
+    def init(params: dict) -> AdamState:
+        def zeros(name: str, p: jax.Array, dtype: str | jnp.dtype, dtype_8bit: jnp.dtype) -> Moment:
+            whole = any(re.fullmatch(pattern, name) for pattern in full_precision)
+            if whole or not p.ndim or not quantize.block_size(p.shape[-1]):
+                return jnp.zeros(p.shape, dtype)
+            return quantize.zeros(p.shape, dtype_8bit)
+
+        mu = tree.map_named(lambda name, p: zeros(name, p, mu_dtype, jnp.int8), params)
+        nu = tree.map_named(lambda name, p: zeros(name, p, jnp.float32, jnp.uint8), params)
+        return AdamState(jnp.zeros((), jnp.int32), mu, nu)
+
+    def update(
+        grads: dict, state: AdamState, params: dict | None = None, *, ok: bool | jax.Array = True, **extra
+    ) -> tuple[dict, AdamState]:
+        del params, extra
+        count = state.count + 1
+        bias1, bias2 = (1 - b ** count.astype(jnp.float32) for b in (b1, b2))
+
+        def one(name: str, g: jax.Array, mu: Moment, nu: Moment) -> tuple[jax.Array, Moment, Moment]:
+            old_m, old_v = _read(mu), _read(nu)
+            # Why the gate is in here: a choice between the old and the new state after the update would hold both. Here the
+            # update needs only what is written, so each moment is overwritten in place.
+            m = jnp.where(ok, b1 * old_m + (1 - b1) * g, old_m)
+            v = jnp.where(ok, b2 * old_v + (1 - b2) * g * g, old_v)
+            step = (m / bias1) / (jnp.sqrt(v / bias2) + eps)
+            if not isinstance(mu, quantize.Blocked):
+                return step, m.astype(mu.dtype), v
+            # Other noise for each parameter and step: with the same noise, all layers would be rounded alike.
+            seed = count.astype(jnp.uint32) ^ jnp.uint32(zlib.crc32(name.encode()))
+            noise = quantize.noise(g.shape, seed)
+            return step, quantize.encode(m, noise & 0xFFFF, jnp.int8), quantize.encode(v, noise >> 16, jnp.uint8)
+
+        like_grads = jax.tree.structure(grads)
+        done = like_grads.flatten_up_to(tree.map_named(one, grads, state.mu, state.nu))
+        steps, mu, nu = (like_grads.unflatten(part) for part in zip(*done, strict=True))
+        return steps, AdamState(jnp.where(ok, count, state.count), mu, nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _read(moment: Moment) -> jax.Array:
+    return quantize.decode(moment) if isinstance(moment, quantize.Blocked) else moment.astype(jnp.float32)
+
+
 def _adamw(c: OptimConfig) -> optax.GradientTransformation:
     return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype)
 
@@ -185,12 +238,9 @@ def _adamw8bit(c: OptimConfig) -> optax.GradientTransformation:
 
 
 def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
-    """Adafactor (arXiv:1804.04235): second moments by row and column, no first moment.
-
-    Updates are not scaled by the parameter's size (as in arXiv:2106.04560), so a learning rate means the same as for AdamW.
-    Dimensions of 32 and more are factored. Optax's default is 128, but then attention kernels (D, heads, head dim) would
-    have no two dimensions to factor.
-    """
+    """Adafactor (arXiv:1804.04235): second moments by row and column, no first moment."""
+    # Updates are not scaled by the parameter's size (as in arXiv:2106.04560), so a rate means the same as for AdamW. Optax
+    # factors dimensions from 128 on, but then attention kernels (D, heads, head dim) would have no two to factor.
     del c
     return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
 
@@ -210,16 +260,7 @@ def _is_matrix(name: str) -> bool:
 
 
 def _scale_by_muon(mu_dtype: str, dtype: str, iterations: int) -> optax.GradientTransformationExtraArgs:
-    """Returns Muon without a learning rate, for trees of matrices alone.
-
-    Updates are scaled by 0.2 sqrt(max(inputs, outputs)) (arXiv:2502.16982). That gives them the root mean square of
-    AdamW's. `update(grads, state, params, ok=True)` leaves the state as it is if the scalar `ok` is false.
-
-    Args:
-      mu_dtype: the dtype of the momentum.
-      dtype: the dtype in which matrices are orthogonalised.
-      iterations: of the orthogonalisation, 3 or 5.
-    """
+    """Muon without a learning rate, for trees of matrices alone; the momentum in `mu_dtype`, orthogonalised in `dtype`."""
 
     def update(
         grads: dict, state: optax.contrib.MuonState, params: dict | None = None, *, ok: bool | jax.Array = True, **extra
@@ -246,19 +287,20 @@ def _scale_by_muon(mu_dtype: str, dtype: str, iterations: int) -> optax.Gradient
 
 
 def _scaled(name: str, update: jax.Array) -> jax.Array:
-    inputs = input_axes(name)
+    inputs = input_axes(
+        name
+    )  # by 0.2 sqrt(max(inputs, outputs)) updates get the root mean square of AdamW's (arXiv:2502.16982)
     sides = math.prod(update.shape[:inputs]), math.prod(update.shape[inputs:])
     return 0.2 * math.sqrt(max(sides)) * update.astype(jnp.float32)
 
 
 def _spec(name: str, leaf: jax.Array) -> PartitionSpec:
-    """How the current mesh splits a parameter."""
     mesh = jax.sharding.get_abstract_mesh()
     return PartitionSpec() if mesh.empty else sharding.spec(axes_of(name, leaf), leaf.shape, mesh)
 
 
 def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns `tx` with the gate that `adam.scale_by_adam` has: the state stays as it is if `ok` is false."""
+    """Returns `tx` with the gate that `scale_by_adam` has: the state stays as it is if `ok` is false."""
 
     def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
         updates, new = tx.update(grads, state, params)

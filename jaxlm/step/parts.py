@@ -18,25 +18,13 @@ from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.devices import sharding, tree
 from jaxlm.models import params as params_lib
 from jaxlm.models import quantized
+from jaxlm.models.adapters import Adapter
 from jaxlm.models.transformer import Transformer
 from jaxlm.step import optim, step
 from jaxlm.step import state as state_lib
 from jaxlm.step.objectives import base
 from jaxlm.step.objectives.base import Objective, Variables
 from jaxlm.step.state import TrainState
-
-
-class Adapter(typing.Protocol):
-    """Variables that are trained while the model's own parameters are frozen. Hashable."""
-
-    def attach(self, model: Transformer) -> Transformer:
-        """Returns the model that reads the adapter's variables."""
-
-    def init(self, model: Transformer, key: jax.Array) -> Variables:
-        """Returns new variables for the adapter, by collection."""
-
-    def logical_axes(self, model: Transformer) -> Variables:
-        """Returns the logical axes of each variable: a tree like that of `init`, with tuples as leaves."""
 
 
 class Weights(typing.Protocol):
@@ -54,12 +42,10 @@ class Weights(typing.Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """All parts that training with a config on a mesh needs.
+    """Everything that training with a config on a mesh needs.
 
     Attributes:
-      abstract, shardings: the shapes of the train state, and the sharding of each of its leaves.
-      frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
-        They are the model's parameters as `models.quantized` keeps them.
+      frozen, frozen_shardings: the model's parameters as `models.quantized` keeps them; {} if all are trained.
       init: key -> new variables, by collection, of what is trained beside the model's parameters.
     """
 
@@ -75,11 +61,10 @@ class Parts:
     init: typing.Callable[[jax.Array], Variables]
 
     def create(self, origin: Weights | None = None) -> tuple[TrainState, Variables]:
-        """Returns (the state before the first step, the frozen variables) on the devices of the mesh.
+        """Returns (the state before the first step, the frozen variables), born in their shards.
 
-        Each array is created in its shards, so no device ever holds more than its part. The model's parameters come
-        from `origin` if it is given, and what is trained beside them if the origin has it. Everything else comes from
-        `config.seed`.
+        The model's parameters come from `origin` if it is given, and what is trained beside them if the origin has it. All else
+        comes from `config.seed`.
         """
 
         def make(given: Variables, key: jax.Array) -> TrainState:
@@ -93,10 +78,7 @@ class Parts:
         return state, self.load_frozen(origin)
 
     def load_frozen(self, origin: Weights | None = None) -> Variables:
-        """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint.
-
-        They are read, and quantised, a parameter at a time.
-        """
+        """Returns the frozen variables alone, for a state from a checkpoint: read, and quantised, a parameter at a time."""
         if not self.frozen:
             return {}
         c, model = self.config, self.model
@@ -113,27 +95,19 @@ class Parts:
         """Returns the variables of the model as training begins, in the types in which a step computes, without scalar heads.
 
         New LoRA factors and rows change nothing at first, so they are left out. Call it under `jax.set_mesh(mesh)`.
-
-        Args:
-          frozen: the frozen variables, which are not copied.
         """
         begun = {} if self.frozen else {"params": self._params(origin)}
         begun |= {name: part for name, part in self._beside(origin).items() if name not in self.objective.heads}
         return frozen | jax.jit(step.cast, static_argnums=1)(begun, jnp.dtype(self.config.model.dtype))
 
     def _params(self, origin: Weights | None) -> dict:
-        """The model's parameters, all of them trained: from the origin or new."""
         shardings = self.shardings.params["params"]
         if origin is None:
             return models.create_params(self.model, jax.random.key(self.config.seed), shardings)
         return origin.params(self.abstract.params["params"], shardings)
 
     def _beside(self, origin: Weights | None) -> Variables:
-        """Returns what an origin trained beside the parameters, of the collections that are trained here.
-
-        Raises:
-          ConfigError: an array has another shape here.
-        """
+        """What an origin trained beside the parameters, of the collections trained here. Raises ConfigError."""
         arrays = {}
         for name, part in (origin.trained() if origin else {}).items():
             if name not in self.abstract.params:
@@ -148,21 +122,16 @@ class Parts:
         return arrays
 
     def step(self) -> step.TrainStep:
-        """Returns the train step as a pure function; see `step.make`."""
         c = self.config
         return step.make(
             c, self.objective, self.tx, optim.rates(c.optim, c.train.steps, tree.merge(self.abstract.params))
         )
 
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of a batch, with their shardings."""
         return self.objective.shapes(self.config, self.mesh)
 
     def jit(self) -> jax.stages.Wrapped:
-        """Returns the train step, jitted for the mesh. It reuses the memory of the old state, but not of the frozen variables.
-
-        Call it under `jax.set_mesh(mesh)`.
-        """
+        """Returns the train step, jitted for the mesh, to call under `jax.set_mesh`. It reuses the memory of the old state."""
         placed = jax.tree.map(lambda leaf: leaf.sharding, self.batch())
         return jax.jit(
             self.step(),
@@ -172,10 +141,7 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone: no parameter is made.
-
-        The mesh's devices may be absent, and the mesh may be abstract: then the step is lowered for this machine's platform.
-        """
+        """Returns the train step, lowered from shapes alone, also for absent devices; on an abstract mesh for this platform."""
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
         shapes = (self.frozen, self.abstract, self.batch())
         if isinstance(self.mesh, AbstractMesh):
@@ -192,17 +158,7 @@ def make(
     adapter: Adapter | None = None,
     rows: tuple[int, ...] = (),
 ) -> Parts:
-    """Returns the parts of a config whose `model.attention` and `model.dtype` are set (not auto).
-
-    Args:
-      mesh: the devices to train on. On an abstract mesh the step can be lowered, but not compiled or run.
-      make_objective: a function such as `objectives.lm.make`.
-      adapter: what to train instead of the model's parameters, if anything.
-      rows: ids whose rows learn at another rate (`optim.make`).
-
-    Raises:
-      ConfigError: a trained variable is in neither or both of `optim.decay` and `optim.no_decay`.
-    """
+    """Returns the parts of a settled config. Raises ConfigError if `optim.decay` and `no_decay` do not split the variables."""
     model = _model(config.model, adapter)
     objective = make_objective(model, config)
     running, quantize = tuple(objective.running.items()), config.adapter.quantize

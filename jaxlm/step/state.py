@@ -18,12 +18,10 @@ class TrainState:
     """The train state: a pytree with everything of a run that a checkpoint must save.
 
     Attributes:
-      step: the number of steps done, int32.
       params: the trained variables, float32, by collection. Frozen variables are not part of the state.
-      opt_state: the optimizer's state, for all trained collections merged into one tree (`tree.merge`).
-      running: the scalars that the objective adapts; {} for most objectives.
-      skipped: the number of updates skipped because they were not finite.
-      skipped_in_a_row: the number of updates skipped since the last good one.
+      opt_state: of all trained collections merged into one tree (`tree.merge`).
+      running: the scalars that the objective adapts.
+      skipped, skipped_in_a_row: updates that were not finite: all so far, and those since the last good one.
     """
 
     step: jax.Array
@@ -50,13 +48,7 @@ def init(params: Variables, tx: optax.GradientTransformation, running: dict[str,
 def shardings(
     abstract: TrainState, logical: dict[str, dict], mesh: Mesh | AbstractMesh, offload: bool = False
 ) -> TrainState:
-    """Returns the NamedSharding of every leaf: the optimizer's arrays are sharded like their parameter, scalars replicated.
-
-    Args:
-      abstract: the shapes of the state.
-      logical: the logical axes of every parameter (a tree with tuples as leaves), by collection.
-      offload: True to keep the optimizer's arrays in the host's memory instead of the device's.
-    """
+    """Returns the NamedSharding of every leaf: the optimizer's arrays are sharded like their parameter, scalars replicated."""
     params = tree.merge(abstract.params)
     names, leaves = zip(*tree.named_leaves(params), strict=True)
     axes = jax.tree.structure(params).flatten_up_to(tree.merge(logical))
@@ -83,9 +75,8 @@ def optimizer_axes(
 ) -> tuple[str | None, ...]:
     """Returns the logical axes of a leaf of any optimizer's state: those of the parameter whose name its name contains.
 
-    If the leaf has as many dimensions as the parameter, it has the parameter's axes (moments, codes, scales of blocks).
-    If it has fewer, each dimension has the axis of the same size, in order (sums by row or column). If its name
-    contains no parameter's name, its axes are all None.
+    If the leaf has fewer dimensions (sums by row or column), each has the axis of the same size, in order. Without an owner
+    all are None.
 
     Args:
       owners: parameter name -> its shape and logical axes.

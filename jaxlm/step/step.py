@@ -27,10 +27,6 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     If the loss or the gradient of an update is not finite, the update changes nothing but the counters. The metrics are
     float32 scalars: `loss`, the objective's own metrics, `grad_norm` (before clipping), `update_norm`, both norms also
     by parameter group, `lr`, `skipped`, `skipped_in_a_row`; means over the updates if a step has several.
-
-    Args:
-      tx: the optimizer that `optim.make` returns: it neither clips nor multiplies by the learning rate.
-      rates: step -> learning rates, as `optim.rates` returns it. All updates of a step have the same rates.
     """
     dtype = jnp.dtype(config.model.dtype)
     key = jax.random.key(config.seed)
@@ -157,13 +153,10 @@ _EXACT = ("embedding", "/rows", "/prompt")  # tables
 
 
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
-    """Returns the parameters in the compute type. Vectors (norms, biases of the MLP) and embedding tables stay float32.
+    """Returns the parameters in the compute type. Vectors, embedding tables and codes of quantised kernels stay what they are.
 
-    Codes of quantised kernels and their scales stay what they are too.
-
-    The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would
-    lose most of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the
-    head.
+    The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would lose most
+    of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the head.
     """
 
     def one(name: str, p: jax.Array) -> jax.Array:
@@ -173,11 +166,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
 
 
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
-    """(scaled gradients in float32, their global norm at most `limit`; norms by group; global norm, both before clipping).
-
-    Args:
-      limit: 0 = no clipping.
-    """
+    """(scaled gradients in float32, their global norm at most `limit` (0: any); norms by group, global norm, both before)."""
     norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
     grad_norm = _total(norms)
     clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0

@@ -9,9 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm.config import AdapterConfig, Config
 from jaxlm.data.batches.rows import MOST_PASSES
-from jaxlm.data.tokenizer.coder import Encoded
 from jaxlm.devices import tree
-from jaxlm.devices.processes import say
 from jaxlm.host.console import Say, dollars, duration, human, size
 from jaxlm.models import quantized
 from jaxlm.plan.flops import count_params
@@ -26,26 +24,8 @@ _SOURCES = 6  # that are named; there may be dozens
 _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
 
 
-def announce(
-    made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int, trained: str = ""
-) -> None:
-    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it.
-
-    Args:
-      trained: what is trained in place of all parameters, in words; "" if all are.
-    """
-    if made.config.log.parameters:
-        say(table(made.abstract.params))
-    if trained:
-        trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
-    about = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
-    for line in (*about, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
-        say(line)
-
-
 def lines(
-    config: Config,
-    mesh: Mesh,
+    made: Parts,
     tokens: Mapping[str, int],
     passes: Mapping[str, float],
     program: Program | None,
@@ -54,27 +34,25 @@ def lines(
 ) -> list[str]:
     """Returns what a start says: model, data, memory, choices, length. One line each, and a warning if there is cause.
 
+    Before that the table of parameters, if the config asks for it.
+
     Args:
-      config: the config, with nothing left at "auto".
-      mesh: all devices of the run.
-      tokens: source -> its training tokens.
       passes: source -> how many times the whole run goes through it; {} if that can't be said.
-      program: the compiled step; None if the run has no step left.
-      done: how many steps are done already.
-      trained: how many numbers are trained in place of all parameters, and what they are; "" if all are.
     """
-    m, t = config.model, config.train
+    config, mesh, m, t = made.config, made.mesh, made.config.model, made.config.train
     split = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}{split and f' ({split})'}"
+    numbers = f"{tree.count(made.abstract.params):,} trained ({trained}), " if trained else ""
     most = max(passes, key=passes.get, default="")
     return [
-        f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}"
-        f"{m.n_layers} layers of d {m.d_model}; {devices}",
+        *([table(made.abstract.params)] if config.log.parameters else []),
+        f"model: {m.family}, {count_params(m):,} parameters, {numbers}{m.n_layers} layers of d {m.d_model}; {devices}",
         *([_data(tokens, passes)] if tokens else []),  # what is asked may be made without end
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
         _length(config, mesh, done),
         *([_too_often(most, passes[most])] if most and passes[most] > MOST_PASSES else []),
+        *of_whole_kernels(made.frozen, config.adapter.quantize),
     ]
 
 
@@ -86,11 +64,7 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
 
 
 def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
-    """Returns a line about the kernels that `adapter.quantize` leaves as they are; none without any.
-
-    Args:
-      frozen: what `quantized.freeze` returns, or its shapes.
-    """
+    """Returns a line about the kernels that `adapter.quantize` leaves as they are; none without any."""
     kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
     short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
     why = "no block of 32 to 64 divides their inputs"
@@ -138,11 +112,6 @@ def _length(config: Config, mesh: Mesh, done: int) -> str:
 
 
 def table(params: dict) -> str:
-    """Returns the table of parameters' shapes (`log.parameters`).
-
-    Args:
-      params: the trained variables, by collection, or their shapes.
-    """
     return parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False)
 
 
@@ -160,13 +129,6 @@ class FirstRate(Watch):
 
     Evaluations, samples and saves count as they took so far, in this start or else in earlier ones. Before there were any,
     nobody knows their time.
-
-    Args:
-      hooks: what runs between the steps.
-      steps: the last step of the run.
-      spent: () -> (seconds, dollars) of all starts so far.
-      usd_per_hour: the price of this start.
-      say: shows a line.
     """
 
     clock: Clock

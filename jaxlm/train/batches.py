@@ -27,27 +27,29 @@ class LoaderBatches:
     """Gives the train loop the loader's batches, placed on the mesh.
 
     With several processes, one whose loader fails must not leave the others alone in a step. So it keeps a reserve of
-    batches on the host: when the loader fails, it calls `on_failure` and goes on with the reserve, while all processes
-    agree to stop.
+    batches on the host: when the loader fails, it calls `failed` and goes on with the reserve, while all processes agree
+    to stop.
 
     Args:
-      loader: yields this process's rows (`sharding.local_rows`) of successive steps. `close` closes it.
-      shapes: the shapes of a global batch with their shardings (`Parts.batch`).
+      failed: called once with the loader's error, if there is a reserve.
       reserve: how many batches to hold back. With 0 the loader's error is raised at once.
-
-    Attributes:
-      on_failure: called once with the loader's error, if there is a reserve.
     """
 
     activity, from_state = clock.DATA, False
 
-    def __init__(self, loader: TrainLoader, mesh: Mesh, shapes: dict[str, jax.ShapeDtypeStruct], reserve: int = 0):
-        self._loader, self._mesh, self._reserve = loader, mesh, reserve
+    def __init__(
+        self,
+        loader: TrainLoader,
+        mesh: Mesh,
+        shapes: dict[str, jax.ShapeDtypeStruct],
+        failed: Callable[[Exception], object],
+        reserve: int = 0,
+    ):
+        self._loader, self._mesh, self._failed, self._reserve = loader, mesh, failed, reserve
         (self._batch_size,) = {shape.shape[0] for shape in shapes.values()}
         self._shardings = {name: shape.sharding for name, shape in shapes.items()}
         self._held: collections.deque[dict[str, np.ndarray]] = collections.deque()
         self._error: Exception | None = None
-        self.on_failure: Callable[[Exception], object] = lambda error: None
 
     def __call__(self, state: TrainState) -> Batch:
         """Returns the next batch. Raises the loader's error if there is none any more."""
@@ -55,7 +57,7 @@ class LoaderBatches:
         failed_before = self._error is not None
         self._read()
         if self._error is not None and self._held and not failed_before:
-            self.on_failure(self._error)
+            self._failed(self._error)
             time.sleep(AGREE_S)
         if not self._held:
             raise self._error
@@ -86,16 +88,22 @@ class LoaderBatches:
             logging.exception("the loader was not closed")
 
 
-def read(order: Order, config: DataConfig, made: Parts, done: int, *, verify: bool = False) -> LoaderBatches:
+def read(
+    order: Order,
+    config: DataConfig,
+    made: Parts,
+    done: int,
+    failed: Callable[[Exception], object],
+    *,
+    verify: bool = False,
+) -> LoaderBatches:
     """Returns the loader's batches from step `done` + 1 on, this process's rows of them, with a reserve if there are several.
 
-    Args:
-      verify: True to compare all shards with the manifest in the background, those of the first steps first. If one is
-        damaged, the next batch raises DamagedData. With several processes one of them is enough; all of them check the
-        shards that they read.
+    `verify` compares all shards with the manifest in the background, those of the first steps first. If one is damaged, the
+    next batch raises DamagedData. One of several processes is enough: all of them check the shards that they read.
     """
     options = {"row_indices": sharding.local_rows(made.mesh, order.batch_size), "start_step": done}
     loader = together(lambda: TrainLoader(order, **options, stall_seconds=config.timeout_s))
     if verify:
         order.data.verifier.begin(order.shards(done))
-    return LoaderBatches(loader, made.mesh, made.batch(), _RESERVE if jax.process_count() > 1 else 0)
+    return LoaderBatches(loader, made.mesh, made.batch(), failed, _RESERVE if jax.process_count() > 1 else 0)

@@ -1,5 +1,6 @@
 """The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
 
+import dataclasses
 import math
 import pathlib
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import CheckpointConfig, RunError, SampleConfig
 from jaxlm.devices.processes import from_first
+from jaxlm.run import metrics
 from jaxlm.run.checkpoints.pace import Pace
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import SAVE
@@ -15,67 +17,57 @@ from jaxlm.step.objectives.base import Variables
 from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Every, Hook, Moment
 
 
+@dataclasses.dataclass(eq=False)
 class Save(Hook):
     """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
     Args:
-      config: `config.checkpoint`: every how many steps, and minutes.
-      failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
-      meta: JSON values to store in each checkpoint (config, fingerprint of the data).
-      milestones: the steps at which a phase ends. Their checkpoints are never deleted.
       remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
-      alive: called while a finished state waits for room on the disk.
     """
 
     name = "checkpoint"
     activity = SAVE
+    checkpointer: Checkpointer
+    config: CheckpointConfig
+    failures_per_day: float
+    meta: dict
+    milestones: frozenset[int] = frozenset()
+    remark: Callable[[], str] = str
+    alive: Callable[[], object] = lambda: None
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        config: CheckpointConfig,
-        failures_per_day: float,
-        meta: dict,
-        milestones: frozenset[int] = frozenset(),
-        remark: Callable[[], str] = str,
-        alive: Callable[[], object] = lambda: None,
-    ):
-        self._checkpointer, self._meta, self._alive = checkpointer, meta, alive
-        self._most_s = config.max_unprotected_minutes * 60 or math.inf
-        self._remark, self._told = remark, False
-        self._every, self._milestones, self._end = Every(config.every_steps, milestones), milestones, 0
-        self._pace = Pace(config.every_minutes, failures_per_day)
-        if milestones:
-            checkpointer.pinned |= milestones
+    def __post_init__(self):
+        self._most_s = self.config.max_unprotected_minutes * 60 or math.inf
+        self._every, self._end, self._told = Every(self.config.every_steps, self.milestones), 0, False
+        self._pace = Pace(self.config.every_minutes, self.failures_per_day)
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
         if self._every.due(step, end):
             return True
-        return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
+        return self._pace.due(step, self.checkpointer.wants_save, self.checkpointer.verify_s)
 
     def left(self, step: int, end: int) -> float:
         return max(self._every.left(step, end), self._pace.left(step, end))
 
     def done(self, step: int) -> bool:
-        return step in self._checkpointer.steps()
+        return step in self.checkpointer.steps()
 
     def __call__(self, moment: Moment) -> None:
-        if self._checkpointer.steps() and not self._told and (line := self._remark()):
+        if self.checkpointer.steps() and not self._told and (line := self.remark()):
             self._told = True
             moment.say(line)
-        waits = moment.step == self._end or moment.step in self._milestones  # for the save before it
-        if not waits and self._checkpointer.skips(moment.step):
+        waits = moment.step == self._end or moment.step in self.milestones  # for the save before it
+        if not waits and self.checkpointer.skips(moment.step):
             return
         with self._pace.measured(moment.step, moment.say):
-            self._checkpointer.save(moment.state, self._meta)
+            self.checkpointer.save(moment.state, self.meta)
 
     def close(self, moment: Moment, ending: Ending) -> None:
         worth = ending.keep and ending.code != ROLL_BACK
-        why = self._checkpointer.save_last(moment.step, moment.state, self._meta) if worth else ""
+        why = self.checkpointer.save_last(moment.step, moment.state, self.meta) if worth else ""
         if why and ending.code == DONE:
             why = self._hold(moment, why)
-        self._checkpointer.close()
+        self.checkpointer.close()
         if why:
             lost = f"step {moment.step} is not saved: {why}"
             if ending.code in (DONE, PREEMPTED):
@@ -85,37 +77,32 @@ class Save(Hook):
     def _hold(self, moment: Moment, why: str) -> str:
         """Tries to save a finished state until there is room, for `max_unprotected_minutes`. Returns "" or why it can't."""
         pause_s = 1.0
-        while why and from_first(lambda: self._checkpointer.holds(self._most_s)):
+        while why and from_first(lambda: self.checkpointer.holds(self._most_s)):
             if pause_s == 1.0:
                 moment.say(f"step {moment.step} is the last, and its state is held until it can be saved: {why}")
-            self._alive()
+            self.alive()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 60.0)
-            why = self._checkpointer.save_last(moment.step, moment.state, self._meta)
+            why = self.checkpointer.save_last(moment.step, moment.state, self.meta)
         return why
 
 
+@dataclasses.dataclass(eq=False)
 class Here(Hook):
-    """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it.
-
-    Args:
-      moved: returns the line that says so, or "". Asked on the first process.
-      others: the hooks that write.
-    """
+    """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it."""
 
     name = "folder"
-
-    def __init__(self, moved: Callable[[], str], others: Sequence[Hook]):
-        self._moved, self._others = moved, others
+    moved: Callable[[], str]
+    others: Sequence[Hook]
 
     def due(self, step: int, end: int) -> bool:
-        return any(hook.due(step, end) for hook in self._others)
+        return any(hook.due(step, end) for hook in self.others)
 
     def done(self, step: int) -> bool:
         return True
 
     def __call__(self, moment: Moment) -> Ending | None:
-        why = from_first(self._moved)
+        why = from_first(self.moved)
         return Ending(FAILED, f"stopped at step {moment.step}: {why}", keep=False, cause=MOVED) if why else None
 
 
@@ -123,99 +110,122 @@ Remark = Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]
 
 
 def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Returns no further figures and no lines: the `Remark` of a kind of training that has none."""
+    """Returns no further figures and no lines: for a kind of training that has none."""
     del step, figures
     return {}, []
 
 
-class Measuring(Hook):
-    """Measures the model at regular steps.
+_MOST_FORGOTTEN = 0.02  # of the base's bits per byte
+_FEWEST_ENDED = 0.5
+_BASE, _CHANGE, _ENDED = "val/base/bits_per_byte", "val/base/change", "samples/ended"
+
+
+class Remarks:
+    """Says in plain words what goes wrong while a model learns to answer: it forgets its base, or its answers do not end.
+
+    Called with (step, figures of an evaluation or of samples); returns (more figures, lines for the user).
 
     Args:
-      measure: what measures it; None if there is nothing to measure, and then the hook is never due.
-      every: when.
+      before: the bits per byte of the base's text before the first step; None if they are not known yet. Those that are
+        measured at step 0 take their place.
     """
 
-    def __init__(self, measure: Callable | None, every: Every):
-        self._measure, self._every = measure, every
+    def __init__(self, before: float | None, replay: float):
+        self._before, self._replay = before, replay
+
+    def __call__(self, step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
+        if step == 0:
+            self._before = figures.get(_BASE, self._before)
+            return {}, []
+        more, lines = self._forgotten(figures)
+        return more, lines + self._endless(figures)
+
+    def _forgotten(self, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
+        now = figures.get(_BASE)
+        if now is None or not self._before:
+            return {}, []
+        change = now / self._before - 1
+        line = f"the base's own text: {now:.4f} bits per byte, {change:+.1%} since the first step"
+        if change > _MOST_FORGOTTEN:
+            more = f"more replay (replay.share={self._replay:g} now)" if self._replay else "replay (replay.share=0.05)"
+            line += (
+                f"; it forgets what it knew: {more}, a lower optim.lr, fewer steps, or LoRA (adapter.kind=lora) help"
+            )
+        return {_CHANGE: change}, [line]
+
+    def _endless(self, figures: dict[str, float]) -> list[str]:
+        ended = figures.get(_ENDED, 1.0)
+        if ended >= _FEWEST_ENDED:
+            return []
+        return [
+            f"{1 - ended:.0%} of the answers do not end within sample.max_new_tokens: if that stays so to the last step, train "
+            "longer or at a higher optim.lr, or look at the data: do its answers end?"
+        ]
+
+
+def base_before(folder: pathlib.Path) -> float | None:
+    """Returns the bits per byte of the base's text that an earlier start of a run measured at step 0; None if none did."""
+    records = metrics.records(folder / "metrics.jsonl", containing=f'"{_BASE}')
+    return next((r[_BASE] for r in records if r["step"] == 0 and r.get(_BASE) is not None), None)
+
+
+@dataclasses.dataclass(eq=False)
+class Measuring(Hook):
+    """Measures the model at regular steps, if there is something to measure."""
+
+    measure: Callable | None
+    every: Every
 
     def due(self, step: int, end: int) -> bool:
-        return self._measure is not None and self._every.due(step, end)
+        return self.measure is not None and self.every.due(step, end)
 
     def left(self, step: int, end: int) -> int:
-        return self._every.left(step, end) if self._measure else 0
+        return self.every.left(step, end) if self.measure else 0
 
 
+@dataclasses.dataclass(eq=False)
 class HeldOut(Measuring):
-    """Measures the held-out loss.
-
-    Args:
-      measure: variables -> metrics; None if no text is held out.
-      losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
-      remark: new `val/loss` -> a line for the user, or "".
-      further: (step, metrics) -> (more metrics, lines for the user).
-    """
+    """Measures the held-out loss, and adds it to `losses`. `remark` and `further` say more of it to the user."""
 
     name = "held-out"
-
-    def __init__(
-        self,
-        measure: Callable[[Variables], dict[str, float]] | None,
-        every: Every,
-        losses: dict[int, float],
-        remark: Callable[[float], str] = lambda loss: "",
-        further: Remark = nothing,
-    ):
-        super().__init__(measure, every)
-        self._losses, self._remark, self._further = losses, remark, further
+    losses: dict[int, float]
+    remark: Callable[[float], str] = lambda loss: ""
+    further: Remark = nothing
 
     def done(self, step: int) -> bool:
-        return step in self._losses
+        return step in self.losses
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        figures = self._measure(moment.variables)
-        loss = self._losses[moment.step] = figures.get(HELD_OUT, math.nan)
-        remark = self._remark(loss)
-        more, lines = self._further(moment.step, figures)
+        figures = self.measure(moment.variables)
+        loss = self.losses[moment.step] = figures.get(HELD_OUT, math.nan)
+        remark = self.remark(loss)
+        more, lines = self.further(moment.step, figures)
         for line in filter(None, [remark, *lines]):
             moment.say(line)
         return figures | more
 
 
+@dataclasses.dataclass(eq=False)
 class Benchmarks(Measuring):
-    """Asks the questions of benchmarks.
-
-    Args:
-      measure: (variables, step) -> metrics, `eval/TASK/METRIC`. It also writes RUN/eval/STEP. None if no benchmark is wanted.
-      measured: the steps that earlier starts measured. The hook adds its own.
-    """
+    """Asks the questions of benchmarks, and writes RUN/eval/STEP. `measured`: the steps that earlier starts measured."""
 
     name = "benchmarks"
+    measured: Collection[int] = ()
 
-    def __init__(
-        self, measure: Callable[[Variables, int], dict[str, float]] | None, every: Every, measured: Collection[int] = ()
-    ):
-        super().__init__(measure, every)
-        self._measured = {*measured}
+    def __post_init__(self):
+        self.measured = {*self.measured}
 
     def done(self, step: int) -> bool:
-        return step in self._measured
+        return step in self.measured
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        figures = self._measure(moment.variables, moment.step)
-        self._measured.add(moment.step)
+        figures = self.measure(moment.variables, moment.step)
+        self.measured.add(moment.step)
         return figures
 
 
 class Sample(Measuring):
-    """Samples continuations of the fixed prompts.
-
-    Args:
-      sample: (variables, step) -> (lines to show, metrics). It also writes WORKDIR/samples/<step>.jsonl.
-      milestones: the steps at which a phase ends.
-      further: (step, metrics) -> (more metrics, lines for the user).
-      chooses: True if one of its figures chooses the best checkpoint; then it is no decoration.
-    """
+    """Samples continuations of the fixed prompts. `chooses`: one of its figures chooses the best checkpoint."""
 
     name = "samples"
 
@@ -230,28 +240,24 @@ class Sample(Measuring):
     ):
         super().__init__(sample if config.prompts else None, Every(config.every_steps, {*config.at_steps, *milestones}))
         self.decoration = not chooses
-        self._folder, self._further = workdir / "samples", further
+        self._folder, self.further = workdir / "samples", further
 
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        shown, figures = self._measure(moment.variables, moment.step)
-        more, lines = self._further(moment.step, figures)
+        shown, figures = self.measure(moment.variables, moment.step)
+        more, lines = self.further(moment.step, figures)
         for line in [*shown, *lines]:
             moment.say(line)
         return figures | more
 
 
-def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:
+def owed(hooks: Sequence[Hook], step: int, end: int) -> list[Hook]:
     """Returns the hooks that are due at `step`, from which the run starts, and that no earlier start of the run has done.
 
     Only the first process writes the run's files, so all processes get the answer of the first.
-
-    Args:
-      interrupted: True if the checkpoint says that no hook ran after its step. Only checkpoints by older versions say
-        so; today the run's files tell it.
     """
     due = [hook for hook in hooks if hook.due(step, end)]
-    undone = from_first(lambda: [interrupted or not hook.done(step) for hook in due])
+    undone = from_first(lambda: [not hook.done(step) for hook in due])
     return [hook for hook, still in zip(due, undone, strict=True) if still]

@@ -12,7 +12,7 @@ a watch decides must follow from what all processes see alike (metrics, steps), 
 import dataclasses
 import logging
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -40,7 +40,6 @@ class Ending:
       code: DONE: all steps are done. STOPPED: the run should not go on as it is. PREEMPTED: the same command continues
         the run. ROLL_BACK: the run should continue from an earlier checkpoint and skip the batches that spoiled it.
         FAILED: something outside failed, and the same command may do better. REFUSED: it never will without a change.
-      why: the reason in one line, for the user.
       keep: True if the state is worth a checkpoint. That of a ROLL_BACK never is.
       cause: what `runs.on_exit` and `notify.events` call it: "gate", "budget", "stall", ...; "" for none of them.
       first_bad: ROLL_BACK only: the first of the steps whose batches are passed over; the last is where the run ended.
@@ -55,10 +54,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see between two steps: `state` is the train state after `step` steps; `say` shows a line to the user.
-
-    The next step takes the memory of `state`: a hook must not hold on to its arrays.
-    """
+    """What hooks see after `step` steps. The next step takes the memory of `state`: a hook must not hold on to its arrays."""
 
     step: int
     state: TrainState
@@ -67,7 +63,6 @@ class Moment:
 
     @property
     def variables(self) -> Variables:
-        """All of the model's variables, frozen and trained."""
         return self.frozen | self.state.params
 
 
@@ -75,41 +70,28 @@ class Batches(typing.Protocol):
     """Gives the batches of successive steps.
 
     Attributes:
-      on_failure: called with an error that will leave this process, one of several, without a batch soon.
-      activity: what the wait for a batch counts as (`train.clock`).
+      activity: what the wait for a batch counts as (`run.clock`).
       from_state: True if a batch is made of the state. Then the step before it is waited for first, as a part of that step.
     """
 
     activity: str
     from_state: bool
 
-    on_failure: Callable[[Exception], object]
-
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it.
+        """Returns the batch of step `state.step` + 1, on the mesh. The step takes the memory of `state`."""
 
-        The step takes the memory of `state`: it must not be held on to.
-        """
-
-    def close(self) -> None:
-        """Stops threads and processes."""
+    def close(self) -> None: ...
 
 
 class Every(typing.NamedTuple):
-    """The steps after which a hook is due.
-
-    Attributes:
-      steps: all multiples of it; 0 = none.
-      at: further steps.
-      end: True if the last step of the run is one.
-    """
+    """The steps after which a hook is due: all multiples of `steps` (0: none), those `at`, and the last one if `end`."""
 
     steps: int
     at: Collection[int] = frozenset()
     end: bool = True
 
     def due(self, step: int, end: int) -> bool:
-        """True if `step` is one of them. `end` is the last step of the run."""
+        """True if `step` is one of them."""
         return self.end if step == end else self._is_multiple(step) or step in self.at
 
     def left(self, step: int, end: int) -> int:
@@ -126,8 +108,7 @@ class Hook:
     """Something to do between two steps. It may wait for the device and may take long.
 
     Attributes:
-      name: the hook's name for the user ("held-out").
-      activity: what its time counts as (`train.clock`).
+      activity: what its time counts as (`run.clock`).
       vital: True if the run must not go on without what the hook does: if it fails, the run ends.
       decoration: True if the run loses nothing without it: whatever goes wrong in it is a line.
     """
@@ -138,7 +119,6 @@ class Hook:
     decoration = False
 
     def due(self, step: int, end: int) -> bool:
-        """True if the hook must run after `step`. `end` is the last step of the run."""
         raise NotImplementedError
 
     def left(self, step: int, end: int) -> float:
@@ -160,7 +140,7 @@ class Hook:
 
 
 class Watch:
-    """Looks at the metrics of every step, one step late, and never touches the device.
+    """Looks at the metrics of every step, one step late, and never touches the device. Returns what ends the run, if anything.
 
     Attributes:
       reads: the names of metrics that the watch needs at every step. It gets the other metrics at logged steps only.
@@ -169,22 +149,16 @@ class Watch:
     reads: tuple[str, ...] = ()
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
-        """Returns what ends the run, if anything."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that the loop needs.
+    """Everything that the loop needs. The hooks are called in their order.
 
     Attributes:
-      steps: the last step.
-      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`. None if
-        no step is left.
-      hooks: the hooks, called in this order at the steps at which they are due. Saving comes first, so that nothing is
-        lost if a later hook fails or hangs.
-      owed: the hooks to run before the first step: an evaluation of the initial state, or hooks that an earlier start
-        of the run did not reach.
+      train_step: reuses the memory of the old `state`. None if no step is left.
+      owed: the hooks to run before the first step: an evaluation of the initial state, or what an earlier start did not reach.
     """
 
     mesh: Mesh
@@ -200,7 +174,6 @@ class Run:
     owed: Sequence[Hook] = ()
 
     def moment(self, step: int, state: TrainState) -> Moment:
-        """Returns what hooks see after `step`."""
         return Moment(step, state, self.frozen, self.recorder.say)
 
 

@@ -27,7 +27,7 @@ from jaxlm.devices import tree
 from jaxlm.host import files
 from jaxlm.models import adapters, quantized
 from jaxlm.run import workdir
-from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.scores import Scores
@@ -35,7 +35,12 @@ from jaxlm.step import optim
 from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import growth
+
+Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
+
+_VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
+_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
+_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +48,12 @@ class Origin:
     """Weights to start from.
 
     Attributes:
-      config: the config of the model.
-      tokenizer: a function that reads the model's tokenizer.
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
-      state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
-      meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
+      state, meta: (shapes, shardings) -> the train state; what a run's checkpoint says. None in a folder of weights.
       digest: () -> a hash of the parameters. Other parameters have another one; where they lie does not matter.
-      trained: () -> the variables beside the parameters that the run trained, on the host, by collection: an adapter that
-        is not merged into the parameters, scalar heads.
+      trained: () -> what the run trained beside the parameters, on the host, by collection: an adapter, scalar heads.
       adapter: the adapter that reads `trained`; None if there is none.
     """
 
@@ -72,12 +73,12 @@ class Origin:
         return self.provenance | {"digest": self.digest()}
 
     def grown(self, model: ModelConfig) -> "Origin":
-        """Returns the origin with as many ids as `model` has: itself, or with new rows (see `growth`)."""
+        """Returns the origin with as many ids as `model` has: itself, or with new rows (see `grown_leaf`)."""
         old = self.config.model
         if old.vocab_size >= model.vocab_size:
             return self
         new = dataclasses.replace(old, vocab_size=model.vocab_size)
-        leaf = growth.grow(self.leaf, old, new)
+        leaf = grown_leaf(self.leaf, old, new)
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, model=new),
@@ -88,10 +89,9 @@ class Origin:
         )
 
     def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
-        """Returns the origin with vectors to begin prompt tuning with: itself if it has some, or rows of its embedding.
+        """Returns the origin with vectors to begin prompt tuning with, if it has none: rows of its embedding.
 
-        They are those of the tokens of `settings.prompt_text`, as often as it takes, or drawn from the common ones
-        (arXiv:2104.08691, section 3.2).
+        Those of `settings.prompt_text`, as often as it takes, or of common tokens (arXiv:2104.08691, section 3.2).
         """
         if settings.kind != "prompt" or self.adapter:
             return self
@@ -109,7 +109,7 @@ class Origin:
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
-        leaf = growth.merge(self.leaf, self.adapter, added)
+        leaf = merged_leaf(self.leaf, self.adapter, added)
 
         def digest() -> str:
             named = tree.named_leaves({name: part for name, part in added().items() if name in adapters.MERGED})
@@ -125,17 +125,12 @@ class Origin:
         )
 
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
-        """Returns (state, frozen variables, meta) for a run that goes on from this state.
+        """Returns (state, frozen variables, meta) for a run that goes on from this state; `meta` names the batches passed over.
 
-        Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later. `meta`
-        names the batches that were passed over.
-
-        Args:
-          parts: the parts of that run.
-          fingerprint: the fingerprint of its data.
+        Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later.
 
         Raises:
-          ConfigError: there is no state here, the model, optimizer or data differ, or no step to come has a rate above 0.
+          ConfigError: there is no state here, one of them differs, or no step to come has a rate above 0.
           RunError: the checkpoint is damaged.
         """
         c = parts.config
@@ -152,22 +147,58 @@ class Origin:
         return state, parts.load_frozen(self), {"passed_over": passed_over}
 
 
-_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
+def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
+    """Returns what reads a model's parameters with the rows that `new` has more. Rows that stay keep every bit."""
+
+    def grown(name: str) -> np.ndarray:
+        table = leaf(name)
+        if name not in _VOCABULARY_AXIS:
+            return table
+        axis = _VOCABULARY_AXIS[name]
+        rows = np.moveaxis(table, axis, 0)[: old.vocab_size]
+        padding = np.zeros((new.padded_vocab_size - new.vocab_size, rows.shape[1]), rows.dtype)
+        added = _new_rows(rows, new.vocab_size - old.vocab_size).astype(rows.dtype)
+        return np.ascontiguousarray(np.moveaxis(np.concatenate([rows, added, padding]), 0, axis))
+
+    return grown
+
+
+def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
+    """The rows of the new ids, float64 [count, D]: made on the host, so that they are the same on every mesh."""
+    # The mean of all others, so that at first a new token is as likely as an average one (Hewitt 2021, "Initializing New Word
+    # Embeddings for Pretrained Language Models"), plus a little noise by which the new tokens differ. They depend on the
+    # parameters alone, not on the run's seed: whoever grows the same base gets the same model, and an adapter fits it.
+    rows_VxD = rows_VxD.astype(np.float64)
+    noise = np.random.default_rng(len(rows_VxD)).standard_normal((count, rows_VxD.shape[1]))
+    return rows_VxD.mean(0) + _SPREAD * rows_VxD.std(0) * noise
+
+
+def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:
+    """Returns what reads the parameters with the adapter merged into them, given what reads those of its base.
+
+    An adapter that was trained beside quantised kernels is added to what these stood for.
+    """
+    variables = functools.cache(trained)
+
+    def merged(name: str) -> np.ndarray:
+        base = quantized.rounded(name, leaf(name), adapter.settings.quantize)
+        params = adapters.merge(tree.nested([(name, base)]), variables(), adapter)
+        return np.asarray(dict(tree.named_leaves(params))[name])
+
+    return merged
+
+
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
 
 
 def open(
     path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Sequence[Reader] = (), *, merge: bool = True
 ) -> Origin:
-    """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows.
+    """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows. Raises ConfigError.
 
     Args:
-      checkpoint: which checkpoint of a run: "latest", "best" or a step. Other folders have the latest alone.
-      merge: of a run that trained an adapter: True to add it to the parameters, as far as it can be (the vectors of prompt
-        tuning can't); False for the parameters of its base, and the adapter as `trained`.
-
-    Raises:
-      ConfigError: there is no such folder, checkpoint or format.
+      merge: True to add a run's adapter to the parameters, as far as it can be (the vectors of prompt tuning can't); False for
+        the parameters of its base, and the adapter as `trained`.
     """
     folder = files.expanded(path)
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
@@ -212,37 +243,28 @@ def better(config: Config, checkpoint: str | int) -> str:
         return ""
     folder, name = pathlib.Path(config.workdir), config.checkpoint.best_metric
     scores = Scores(config.checkpoint).read(folder)
-    steps = Checkpointer(folder / "checkpoints", scores=scores, read_only=True).steps()
+    steps = keep.steps(folder / "checkpoints")
     best = keep.best(steps, scores)
     if best in (None, steps[-1]):
         return ""
     return f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes it"
 
 
-def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
-    """Raises ConfigError if the model that a run needs again, an adapter's base for one, is not the one that it began with.
-
-    Args:
-      said: what the run's checkpoint says of it (`Origin.identity`).
-      base: the identity of the model that is there now; {} for a run that needs none.
-      run: the folder of the run, for the message.
-    """
-    if base and said.get("digest") != base["digest"]:
+def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
+    """Raises ConfigError if the model that a run needs again (an adapter's base) is not `said`, the one that it began with."""
+    if base and begun_with.get("digest") != base["digest"]:
         raise ConfigError(
-            f"{_named(base)} is not the model that {run} began with, {_named(said)}: its parameters differ; "
+            f"{_named(base)} is not the model that {run} began with, {_named(begun_with)}: its parameters differ; "
             "give that one, or a copy of it, by --config.origin=FOLDER"
         )
 
 
 def speaker(config: Config) -> coder.Coder:
-    """Returns the tokenizer of a run of post-training: its origin's with a chat template, as the run began with it.
-
-    Raises ConfigError if it has no template.
-    """
-    folder, asked = pathlib.Path(config.workdir), config.examples.template
-    if config.workdir and weights.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
+    """Returns the tokenizer of a run of post-training, as the run began with it. Raises ConfigError without a chat template."""
+    folder, template = pathlib.Path(config.workdir), config.examples.template
+    if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)
-    new = chat.settled(chat.grown(coder.load(config.data.tokenizer), asked))
+    new = chat.settled(chat.grown(coder.load(config.data.tokenizer), template))
     try:
         chat.template(new)
     except ConfigError:
@@ -253,11 +275,11 @@ def speaker(config: Config) -> coder.Coder:
     return new
 
 
-def other_template(config: Config, kept: coder.Coder) -> str:
+def other_template(config: Config, own: coder.Coder) -> str:
     """Returns a line if the origin, or `examples.template`, has another template now than a run keeps; "" if not."""
     with contextlib.suppress(ConfigError):  # the origin's is needed no more
         now = chat.grown(coder.load(config.data.tokenizer), config.examples.template)
-        if chat.template(now) != chat.template(kept):
+        if chat.template(now) != chat.template(own):
             place = f"{config.workdir}/{workdir.TOKENIZER}"
             return f"the run keeps the chat template that it began with, in {place}; another one is there now"
     return ""
@@ -271,11 +293,7 @@ def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
 
 
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
-    """Returns the ids whose rows of embedding and head are trained beside an adapter, ascending (`adapter.rows`).
-
-    "auto" are those of the chat template that pretraining never saw (`chat.own_rows`): ChatML's, but for a model that came
-    with a template.
-    """
+    """Returns the ids whose rows are trained beside an adapter, ascending; "auto": of a template that pretraining never saw."""
     named = [p for piece in settings.rows for p in (chat.own_rows(tokenizer) if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 
@@ -310,14 +328,14 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
 
 def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], merge: bool) -> Origin:
     """The run of an adapter, with the parameters of its base; the adapter is added to them with `merge`."""
-    said = run.meta().get("base", {})
+    begun_with = run.meta().get("base", {})
     config = dataclasses.replace(run.config, origin=_found(run.config.origin, folder))
-    if "step" in said:
-        config = dataclasses.replace(config, origin_checkpoint=str(said["step"]))
+    if "step" in begun_with:
+        config = dataclasses.replace(config, origin_checkpoint=str(begun_with["step"]))
     base = begin(config, readers)
     if base is None:
         raise ConfigError(f"{folder} trained an adapter, and its config names no base: give --config.origin=FOLDER")
-    check = functools.cache(lambda: check_base(said, base.identity(), folder))
+    check = functools.cache(lambda: check_base(begun_with, base.identity(), folder))
 
     def leaf(name: str) -> np.ndarray:
         check()
@@ -330,7 +348,6 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
 
 
 def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], dict]:
-    """What reads all parameters into their shards, one after the other."""
     return lambda abstract, shardings: tree.nested(quantized.placed(leaf, abstract, shardings))
 
 
@@ -354,7 +371,6 @@ def _named(identity: Mapping[str, str | int]) -> str:
 
 
 def _digests(meta: dict) -> dict[str, int]:
-    """Those of the parameters."""
     return {name: value for name, value in meta["digests"].items() if name.startswith("params/")}
 
 
@@ -363,6 +379,5 @@ def _hash(value: object) -> str:
 
 
 def _tokenizer(folder: pathlib.Path, data_dir: str) -> coder.Coder:
-    """The tokenizer of a run: the one that it keeps (it was imported, or grew), or its data's."""
-    kept = folder / workdir.TOKENIZER
-    return coder.load(kept) if kept.is_dir() else shards.open_data(data_dir).tokenizer()
+    own = folder / workdir.TOKENIZER
+    return coder.load(own) if own.is_dir() else shards.open_data(data_dir).tokenizer()

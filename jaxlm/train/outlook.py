@@ -1,19 +1,24 @@
 """What a run's own curve says of its future: for the report, for the end of each phase, and for a stop that pays."""
 
+import contextlib
 import dataclasses
+import math
 import pathlib
 import shlex
-from collections.abc import Callable, Collection, Sequence
+import typing
+from collections.abc import Collection, Sequence
 
-from jaxlm.config import Config, StopConfig
+from jaxlm import config as config_lib
+from jaxlm.config import Config, ConfigError, StopConfig, config_files
 from jaxlm.data.shards.mixture import Final, final_of, merge_windows
 from jaxlm.devices.processes import from_first
+from jaxlm.host.files import MANGLED, is_number, is_step, json_lines, json_of
 from jaxlm.plan import forecast
+from jaxlm.plan.flops import count_params
 from jaxlm.report import run as page
 from jaxlm.report.page import NAME
-from jaxlm.run import ledger, lineage, metrics
+from jaxlm.run import clock, differences, ledger, lineage, metrics
 from jaxlm.step import optim
-from jaxlm.train import summary
 from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
 
 
@@ -22,8 +27,6 @@ class Outlook:
     """What the forecast of a run needs. It reads metrics.jsonl, so only the first process calls its methods.
 
     Attributes:
-      rate: steps from 1 -> learning rates.
-      steps: the last step of the plan.
       final: the final mixture, if there is one. Its losses are of other text, and the forecast, which is of the first
         mixture, leaves them out.
     """
@@ -48,16 +51,21 @@ class Outlook:
         done = last.get("step") or 0
         return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
 
+    def ahead(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
+        """Returns the three futures after `step`, or why there are none. Raises ValueError or ArithmeticError if none fits."""
+        fitted = forecast.fit(*self.losses(), self.rate, step, self.steps)
+        return fitted if isinstance(fitted, forecast.TooEarly) else forecast.futures(fitted, self.steps, *self.prices())
+
     def futures(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
-        """Returns the three futures after `step`, or why there are none."""
+        """Returns `ahead`, for readers: a curve that nobody thought of is too early to say."""
         try:
-            return _look(self.losses, self.rate, self.prices, step, self.steps)
+            return self.ahead(step)
         except (ValueError, ArithmeticError) as error:
             return forecast.TooEarly(f"no forecast: {error}")
 
     def summary(self, stop: StopConfig) -> dict:
         """Returns all that the report shows of the run now."""
-        gathered = summary.gather(self.folder)
+        gathered = gather(self.folder)
         step = gathered["run"]["step"]
         if not 0 < step < self.steps:
             return gathered
@@ -71,28 +79,137 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
 
 
 def write(folder: pathlib.Path, gathered: dict) -> None:
-    """Writes RUN/report.html from what `Outlook.summary` returned."""
     page.write(folder / NAME, gathered)
 
 
-def _look(
-    losses: Callable[[], tuple[Sequence[int], Sequence[float]]],
-    rate: forecast.Rate,
-    prices: Callable[[], tuple[float, float]],
-    step: int,
-    end: int,
-) -> list[forecast.Future] | forecast.TooEarly:
-    """Returns the three futures of a run after `step` of `end` steps; for the arguments see `StopByForecast`."""
-    fitted = forecast.fit(*losses(), rate, step, end)
-    return fitted if isinstance(fitted, forecast.TooEarly) else forecast.futures(fitted, end, *prices())
+# The metrics of the report's curves.
+_CURVES = ("step", "tokens", "cost_usd", "train/loss", "train/grad_norm", "train/lr", "tokens_per_second", "mfu_palm")
+
+
+def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the summary that `report.run.write` takes, of the run in `folder`, without the futures."""
+    records, book, origins = lineage.records(folder), ledger.read(folder), lineage.origins(folder)
+    config, last, held_out = lineage.config_of(folder), lineage.latest(records), _held_out(records)
+    logged = [record for record in records if record.get("train/loss") is not None]
+    return {
+        "run": _run(folder, records, held_out, book),
+        "curves": {name.removeprefix("train/"): [record.get(name) for record in logged] for name in _CURVES},
+        "held_out": held_out,
+        "figures": lineage.curves(config.program, records) if config else {},
+        "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
+        "phases": book["phases"],
+        "benchmarks": _benchmarks(folder / "eval"),
+        "before": [_before(*origin) for origin in origins],
+        "stages": lineage.stages(origins, folder),
+        "samples": _samples(folder / "samples"),
+        "spikes": json_lines(folder / "spikes.jsonl"),
+        "rollbacks": book["rollbacks"],
+        "starts": [_start(start) for start in book["starts"]],
+    }
+
+
+def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
+    planned = {"model": "", "data": "", "steps": 0, "params": 0, "tokens_per_step": 0}
+    with contextlib.suppress(ConfigError, OSError):
+        config = config_lib.resolve(config_files.from_run(folder / "config.json"))
+        model, train = config.model, config.train
+        planned = {
+            "model": f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
+            f"{train.batch_size} rows of {train.seq_len} tokens a step",
+            "data": config.data.dir,
+            "steps": train.steps,
+            "params": count_params(model),
+            "tokens_per_step": train.batch_size * train.seq_len,
+        }
+    latest, last = lineage.latest(records), records[-1] if records else {}
+    trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
+    evaluated = [{"step": step, "loss": loss} for step, loss in held_out.get("", ()) if math.isfinite(loss)]
+    ended = (book["starts"][-1].get("ended") or {}) if book["starts"] else {}
+    return {
+        "name": folder.resolve().name,
+        **planned,
+        "step": last.get("step", 0),
+        "tokens": last.get("tokens") or 0,
+        "loss": trained[-1] if trained else None,
+        "held_out": evaluated[-1]["loss"] if evaluated else None,
+        "best": min(evaluated, key=lambda point: point["loss"], default=None),
+        "wall_s": latest.get("wall_s") or 0.0,
+        "cost_usd": latest.get("cost_usd") or 0.0,
+        "goodput": latest.get("goodput"),
+        "ended": ended.get("why", ""),
+    }
+
+
+def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
+    """Source -> (step, loss) at each evaluation; "" is the mean of all sources."""
+    losses: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for name, loss in record.items():
+            if name.startswith("val/") and name.endswith("loss") and isinstance(loss, int | float):
+                source = name.removeprefix("val/").removesuffix("loss").rstrip("/")
+                losses.setdefault(source, []).append((record["step"], loss))
+    return losses
+
+
+def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
+    texts: dict[str, list[dict]] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem) if is_step(path.stem) else -1):
+        for line in json_lines(path):
+            if isinstance(line.get("prompt"), str) and isinstance(line.get("text"), str):
+                texts.setdefault(line["prompt"], []).append(line)
+    return texts
+
+
+def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
+    """Task -> its scores, by step. Another program writes these files, so each is taken for what it says."""
+    scores: dict[str, list[dict]] = {}
+    paths = [path for path in folder.glob("*/results.json") if is_step(path.parent.name)]
+    for step, path in sorted((int(path.parent.name), path) for path in paths):
+        with contextlib.suppress(OSError, *MANGLED):
+            for task, entry in json_of(path.read_text(encoding="utf-8", errors="replace"))["tasks"].items():
+                point = {"step": step} | {key: _numbers(entry.get(key)) for key in ("metrics", "stderr")}
+                for key in ("chance", "n", "fewshot"):
+                    point[key] = entry.get(key) if is_number(entry.get(key)) else None
+                scores.setdefault(task, []).append(point)
+    return scores
+
+
+def _numbers(scores: object) -> dict[str, float]:
+    return {name: score for name, score in scores.items() if is_number(score)} if isinstance(scores, dict) else {}
+
+
+def _before(origin: pathlib.Path, last: float) -> dict[str, typing.Any]:
+    """What an earlier run scored and wrote, each at its last up to the step `last`, at which it was taken over."""
+
+    def until(lines: list[dict]) -> list[dict]:
+        return [line for line in lines if is_number(line.get("step")) and line["step"] <= last]
+
+    points = {task: until(points)[-1:] for task, points in _benchmarks(origin / "eval").items()}
+    texts = {prompt: until(lines) for prompt, lines in _samples(origin / "samples").items()}
+    return {
+        "name": origin.resolve().name,
+        "benchmarks": {task: point for task, point in points.items() if point},
+        "samples": {prompt: lines for prompt, lines in texts.items() if lines},
+    }
+
+
+def _start(start: dict) -> dict[str, typing.Any]:
+    hardware, git, ended = start.get("hardware") or {}, start.get("git") or {}, start.get("ended") or {}
+    return {
+        "time": start.get("time", ""),
+        "step": start.get("step", 0),
+        "usd_per_hour": start.get("usd_per_hour", 0.0),
+        "device": hardware.get("device_kind", "?"),
+        "devices": hardware.get("devices", "?"),
+        "commit": git.get("commit", ""),
+        "dirty": git.get("dirty", False),
+        "changed": differences.words(start.get("changed") or []),
+        "ended": f"{ended.get('code', '')} {ended.get('why', '')}".strip(),
+    }
 
 
 class Report(Hook):
-    """Shows the three futures at the end of each phase.
-
-    Args:
-      milestones: the last steps of the phases.
-    """
+    """Shows the three futures at the end of each phase."""
 
     name = "report"
     decoration = True
@@ -118,31 +235,19 @@ class Report(Hook):
 
 @dataclasses.dataclass(eq=False)
 class StopByForecast(Hook):
-    """Looks at the forecast now and then. Ends the run if its rest costs more than it is worth.
+    """Looks at the forecast every so many steps. Ends the run if its rest costs more than it is worth.
 
     That is, if 0.01 nats cost more than `stop.usd_per_centinat` whatever it does next. Advice to decay now is shown when it is
     new. It ends nothing, for the rest of the plan may serve more than the loss.
-
-    Args:
-      losses: () -> (steps, losses), the training losses that were logged so far, of all starts of the run.
-      rate: steps from 1 -> learning rates: those that the run had, and those of its plan.
-      prices: () -> (seconds a step, dollars an hour).
-      every_steps: how often to look; 0 = never. The steps of the evaluations are a good choice.
-      workdir: the run's folder, for the command that it recommends.
     """
 
     name = "futures"
+    outlook: Outlook
     config: StopConfig
-    losses: Callable[[], tuple[Sequence[int], Sequence[float]]]
-    rate: forecast.Rate
-    prices: Callable[[], tuple[float, float]]
     every_steps: int
-    workdir: str
-    _end: int = 0
     _advised: str = ""
 
     def due(self, step: int, end: int) -> bool:
-        self._end = end
         return self.config.usd_per_centinat > 0 and Every(self.every_steps, end=False).due(step, end)
 
     def done(self, step: int) -> bool:
@@ -157,7 +262,7 @@ class StopByForecast(Hook):
     def _advice(self, step: int) -> tuple[str, str]:
         """Returns a line to show or "", and why the run should end; "" if it should not."""
         try:
-            ahead = _look(self.losses, self.rate, self.prices, step, self._end)
+            ahead = self.outlook.ahead(step)
         except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
             return f"no forecast at step {step}: {error}", ""
         advice = forecast.advice(ahead, self.config.usd_per_centinat)
@@ -165,7 +270,7 @@ class StopByForecast(Hook):
         if advice.word not in (forecast.STOP, forecast.DECAY):
             return "", ""
         steps = next(future.steps for future in ahead if future.name == forecast.DECAY)
-        branch = f"jaxlm train {shlex.quote(self.workdir)} --branch=decay --steps={steps}"
+        branch = f"jaxlm train {shlex.quote(str(self.outlook.folder))} --branch=decay --steps={steps}"
         line = f"{advice.line.removeprefix('stop: ')}; {branch} finishes the model from here"
         if advice.word == forecast.STOP:
             return "", f"stopped at step {step}: {line}"

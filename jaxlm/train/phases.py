@@ -33,15 +33,7 @@ _MAY_BE_MISSING = ("loss_begin", "loss_end", "usd_per_point", "val_loss", "token
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Where a run stands after a step.
-
-    Attributes:
-      step: the number of steps done.
-      wall_s, cost_usd: the seconds and dollars of all starts so far.
-      val_loss: the held-out loss; None if it was not measured, or is not finite.
-      train_loss: the training loss, smoothed; None if none was logged.
-      skipped: the number of updates skipped so far.
-    """
+    """Where a run stands after a step, with the seconds and dollars of all starts so far."""
 
     step: int
     wall_s: float
@@ -52,12 +44,7 @@ class Point:
 
 
 def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
-    """Returns where the run stood after `step`, by its metrics.
-
-    Args:
-      spent: (seconds, dollars) so far; by default those of the last record up to `step`.
-      at_least: the first step whose training loss counts. Before the first step of all, its own loss stands for the loss.
-    """
+    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of its last record."""
     until = [record for number, record in sorted(records.items()) if number <= step]
     if spent is None:
         spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
@@ -89,8 +76,7 @@ def row(
 ) -> dict:
     """Returns a phase's row in the bill, for run.json: what happened between two points, the second not after its end.
 
-    The loss is the held-out one if both points have it, else the training loss. `usd_per_point` is the cost of one nat, None
-    if the loss did not fall.
+    The loss is the held-out one if both points have it, else the training loss. `usd_per_point`: the cost of one nat.
     """
     held_out = before.val_loss is not None and now.val_loss is not None
     begin, end = (p.val_loss if held_out else p.train_loss for p in (before, now))
@@ -118,22 +104,14 @@ def row(
 
 
 def sound(rows: Sequence[dict]) -> list[dict]:
-    """Returns the rows that have everything which `row` writes. Somebody may have edited run.json.
-
-    Older rows say only that something was accepted: before the phase's end it was the budget, at its end the gate.
-    """
+    """Returns the rows that have everything which `row` writes: somebody may have edited run.json."""
 
     def whole(r: dict) -> bool:
-        if not all(name in r for name in (*_NUMBERS, *_MAY_BE_MISSING, "loss")):
-            return False
-        flags = isinstance(r.get("ended"), bool) and r.get("accepted") in (False, True, "", "budget", "gate")
-        optional = all(r[name] is None or is_number(r[name]) for name in _MAY_BE_MISSING)
-        return flags and optional and isinstance(r.get("phase"), str) and all(is_number(r[name]) for name in _NUMBERS)
+        flags = isinstance(r.get("ended"), bool) and r.get("accepted") in ("", "budget", "gate") and "loss" in r
+        optional = all(r.get(name, "") is None or is_number(r.get(name)) for name in _MAY_BE_MISSING)
+        return flags and optional and isinstance(r.get("phase"), str) and all(is_number(r.get(n)) for n in _NUMBERS)
 
-    def cause(r: dict) -> str:
-        return r["accepted"] if isinstance(r["accepted"], str) else ("gate" if r["ended"] else "budget") * r["accepted"]
-
-    return [{**r, "accepted": cause(r)} for r in rows if isinstance(r, dict) and whole(r)]
+    return [r for r in rows if isinstance(r, dict) and whole(r)]
 
 
 def table(rows: Sequence[dict]) -> str:
@@ -171,10 +149,7 @@ def _cells(r: dict) -> list[str]:
 def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
     """Returns (cause, why) if the phase's row says that the run must stop: cause "gate" or "budget"; None if it may go on.
 
-    A budget stops a phase before its end. Once the phase is at its end, its overspending is only shown in the bill.
-
-    Args:
-      run: the folder of the run, for the command that the line recommends.
+    A budget stops a phase before its end; at its end, overspending is only shown in the bill.
     """
     c, key = phase.config, f"phases.plan.{phase.name}"
     ended, at = f"phase {phase.name} ended at step {r['last_step']:,} with", r["last_step"]
@@ -205,40 +180,35 @@ class Phases(Hook):
     """Closes each phase with a row in the bill. Stops the run if its gate fails, or its budget or the run's is spent.
 
     Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
-    every step if it is alone, else every `log.every_steps`, since all processes wait for its word.
+    every step if it is alone, else every `log.every_steps`, since all processes wait for its word. Raises ConfigError if two
+    phases end at the same step.
 
     Args:
-      config: phases, budgets and length of the run; `phases.accept` names the phase whose failed gate or spent budget counts
-        no more.
-      run: the folder of the run, for the commands that lines recommend.
-      rows: the rows that earlier starts wrote, on the first process.
-      append: writes a row to run.json.
-      records: () -> step -> metrics of the whole run.
       spent: () -> (seconds, dollars) of all starts of the run so far.
 
     Attributes:
       milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
-      spent: as given.
     """
 
     name = "phases"
     vital = True  # without its gate a phase would end, and the next one cost money
 
-    def __init__(
-        self,
-        config: Config,
-        run: str,
-        *,
-        rows: Sequence[dict],
-        append: Callable[[dict], None],
-        records: Callable[[], Records],
-        spent: Callable[[], tuple[float, float]],
-    ):
-        self._config, self._run = config, run
+    def __init__(self, config: Config, folder: pathlib.Path, spent: Callable[[], tuple[float, float]]):
+        self._config, self._folder, self.spent = config, folder, spent
         self._plan = milestones.planned(config.phases, config.train)
-        self._rows, self._append, self._records, self.spent = sound(rows), append, records, spent
+        self._rows = sound(together(self.rows, first_only=True) or ())
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
         self.milestones = frozenset(phase.last for phase in self._plan)
+
+    def rows(self) -> Sequence[dict]:
+        """Returns the rows that earlier starts wrote into run.json. On the first process, as `append` and `records`."""
+        return ledger.read(self._folder)["phases"]
+
+    def append(self, entry: dict) -> None:
+        ledger.append(self._folder, "phases", entry)
+
+    def records(self) -> Records:
+        return metrics.read(self._folder / "metrics.jsonl")
 
     def checked(self, evaluate: Evaluate) -> Evaluate:
         """Returns `evaluate`. Raises ConfigError if it is None, since no text is held out, and a gate needs it."""
@@ -250,17 +220,14 @@ class Phases(Hook):
         return evaluate
 
     def begin(self) -> Ending | None:
-        """Returns how an earlier start was stopped, if it was and that still holds; else None. Called before the first step.
-
-        What `phases.accept` accepts is noted in the bill, and so holds for later starts too.
-        """
+        """Returns how an earlier start was stopped, if that still holds. Notes in the bill what `phases.accept` accepts."""
         verdict = from_first(self._held_back)
         return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 
     def _held_back(self) -> tuple[str, str] | None:
         last = self._rows[-1] if self._rows else None
         phase = next((p for p in self._plan if last and p.name == last["phase"]), None)
-        if phase is None or last["accepted"] or not (verdict := judge(phase, last, self._run)):
+        if phase is None or last["accepted"] or not (verdict := judge(phase, last, str(self._folder))):
             return self._over()
         if phase.name != self._config.phases.accept:
             return verdict
@@ -288,7 +255,7 @@ class Phases(Hook):
 
     def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
         """Writes the row of the phase that the step is in. Returns the bill as text, and why the run must stop, if it must."""
-        phase, records = self._at(step), self._records()
+        phase, records = self._at(step), self.records()
         if phase is None:
             return table(self._rows) if self._rows else "", self._over(step)
         now = point(records, step, self.spent(), at_least=phase.first)
@@ -299,7 +266,7 @@ class Phases(Hook):
         speed = sorted(latest)[len(latest) // 2] if latest else None  # the median: one pause is no slow machine
         train = self._config.train
         closed = row(phase, self._begun(phase, records), now, train.batch_size * train.seq_len, speed)
-        verdict = judge(phase, closed, self._run)
+        verdict = judge(phase, closed, str(self._folder))
         accepted = bool(verdict) and self._accepted(phase, verdict[0])
         self._write(closed | {"accepted": verdict[0] if accepted else ""})
         return table(self._rows), self._over(step) if accepted or not verdict else verdict
@@ -309,12 +276,12 @@ class Phases(Hook):
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
         took = {"usd": usd, "hours": seconds / 3600}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
-        step = max(self._records(), default=0) if spent and step is None else step
+        step = max(self.records(), default=0) if spent and step is None else step
         if not spent or step >= steps:
             return None
         key, at = spent[0], f"at step {step:,} of {steps:,}"
         why = f"the run has taken {took[key]:.4g} of config.stop.{key}={getattr(stop, key):g} {at}: raise it to go on"
-        why += f", jaxlm train {self._run} --branch=decay --steps=N finishes the model from here" * bool(step)
+        why += f", jaxlm train {self._folder} --branch=decay --steps=N finishes the model from here" * bool(step)
         return "budget", why
 
     def _at(self, step: int) -> milestones.Phase | None:
@@ -325,7 +292,7 @@ class Phases(Hook):
         if not phase.config.usd or self._accepted(phase, "budget"):
             return False
         if phase.name not in self._before:
-            self._before[phase.name] = self._begun(phase, self._records())
+            self._before[phase.name] = self._begun(phase, self.records())
         return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
 
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
@@ -344,20 +311,4 @@ class Phases(Hook):
 
     def _write(self, entry: dict) -> None:
         self._rows.append(entry)
-        self._append(entry)
-
-
-def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[float, float]]) -> Phases:
-    """Returns the hook of the run in `folder`. Raises ConfigError if two phases end at the same step.
-
-    Args:
-      spent: price of this start in dollars an hour -> (seconds, dollars) of all starts so far.
-    """
-    return Phases(
-        config,
-        str(folder),
-        rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
-        append=lambda entry: ledger.append(folder, "phases", entry),
-        records=lambda: metrics.read(folder / "metrics.jsonl"),
-        spent=lambda: spent(config.hardware.usd_per_hour),
-    )
+        self.append(entry)

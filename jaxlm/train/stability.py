@@ -6,6 +6,7 @@ spoiled. So a crash in the middle of a rollback changes nothing.
 
 import collections
 import contextlib
+import dataclasses
 import json
 import math
 import pathlib
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from jaxlm.config import ConfigError, OptimConfig, RunError, StabilityConfig, TrainConfig
+from jaxlm.config import Config, ConfigError, RunError, StabilityConfig
 from jaxlm.host import files
 from jaxlm.host.console import Say, say
 from jaxlm.run import ledger
@@ -29,27 +30,27 @@ _MOST_ROLLBACKS = 3  # to one checkpoint
 _SHOWN = 5  # documents of a spike in the terminal
 
 
+@dataclasses.dataclass(eq=False)
 class NonFinite(Watch):
-    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never.
-
-    Saves no checkpoint then, since the state after many skipped updates is no better than the last checkpoint.
-    """
+    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never. Saves nothing then."""
 
     reads = ("skipped_in_a_row",)
 
-    def __init__(self, limit: int, config: StabilityConfig, hold: Hold = lambda first: None):
-        self._limit, self._config, self._hold = limit, config, hold
+    limit: int
+    config: StabilityConfig
+    hold: Hold = lambda first: None
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
         in_a_row = int(record["skipped_in_a_row"])
         if in_a_row == 1:
-            self._hold(step)
-        if not self._limit or in_a_row < self._limit:
+            self.hold(step)
+        if not self.limit or in_a_row < self.limit:
             return None
-        why = f"stopped at step {step}: {self._limit} steps in a row had a loss or gradient that is not finite"
-        return _ending(self._config, why, "nonfinite", step - self._limit + 1)
+        why = f"stopped at step {step}: {self.limit} steps in a row had a loss or gradient that is not finite"
+        return _ending(self.config, why, "nonfinite", step - self.limit + 1)
 
 
+@dataclasses.dataclass(eq=False)
 class Spikes(Watch):
     """Notices steps whose loss is far above that of the steps before, and ends a run that does not come back from it.
 
@@ -58,7 +59,6 @@ class Spikes(Watch):
     there are enough losses, a loss counts as a spike that is more than twice the first.
 
     Args:
-      config: `config.stability`.
       tell: (step, loss, score) -> None; called for the first spike of each series.
       hold: called with the first step of a series, so that the last checkpoint before it stays until the next series.
       switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
@@ -66,39 +66,37 @@ class Spikes(Watch):
 
     reads = ("loss",)
 
-    def __init__(
-        self,
-        config: StabilityConfig,
-        tell: Callable[[int, float, float], None],
-        hold: Hold = lambda first: None,
-        switch: int | None = None,
-    ):
-        self._config, self._tell, self._hold, self._switch = config, tell, hold, switch
+    config: StabilityConfig
+    tell: Callable[[int, float, float], None]
+    hold: Hold = lambda first: None
+    switch: int | None = None
+    _first: int = 0  # the first step of the series of spikes that is going on; 0 = none
+
+    def __post_init__(self):
         self._losses: collections.deque[float] = collections.deque(maxlen=WINDOW)
-        self._first = 0  # the first step of the series of spikes that is going on; 0 = none
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
         loss = record["loss"]
-        if self._switch is not None and step == self._switch + 1:
+        if self.switch is not None and step == self.switch + 1:
             self._losses.clear()
             self._first = 0
-        if not self._config.spike_z or not math.isfinite(loss):
+        if not self.config.spike_z or not math.isfinite(loss):
             return None
         score = self.score(loss)
-        if score < self._config.spike_z:
+        if score < self.config.spike_z:
             self._losses.append(loss)
             self._first = 0
             return None
         if not self._first:
             self._first = step
-            self._hold(step)
-            self._tell(step, loss, score)
+            self.hold(step)
+            self.tell(step, loss, score)
         in_a_row = step - self._first + 1
-        if not self._config.spike_steps or in_a_row < self._config.spike_steps:
+        if not self.config.spike_steps or in_a_row < self.config.spike_steps:
             return None
         usual = float(np.median([*self._losses][-_FEWEST:]))
         why = f"stopped at step {step}: the loss is {loss:.4g} and was {usual:.4g} before step {self._first}"
-        return _ending(self._config, f"{why}, a spike of {in_a_row} steps", "spike", self._first)
+        return _ending(self.config, f"{why}, a spike of {in_a_row} steps", "spike", self._first)
 
     def score(self, loss: float) -> float:
         """Returns how far a loss stands above those before it, in robust standard deviations."""
@@ -113,12 +111,7 @@ class Spikes(Watch):
 
 
 class Overfit(Watch):
-    """Says when the held-out loss rose several times in a row while the training loss fell.
-
-    Args:
-      evaluations: how many rises in a row are told; 0 = never.
-      switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
-    """
+    """Says when the held-out loss rose `evaluations` times in a row while the training loss fell; 0 = never."""
 
     reads = ("loss",)
 
@@ -158,14 +151,7 @@ def _ending(config: StabilityConfig, why: str, cause: str, first_bad: int) -> En
 def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> tuple[int, str]:
     """Returns (the checkpoint that a ROLL_BACK goes back to, "" or why the run must stop instead).
 
-    It is stopped if it was rolled back before for steps that overlap with these, or too often to one checkpoint: then other
-    batches did not help.
-
-    Args:
-      ending: the ROLL_BACK.
-      step: the last step that was done.
-      checkpoints: the steps of the whole checkpoints.
-      rollbacks: the entries of run.json so far.
+    It stops if it was rolled back before for these steps, or too often to one checkpoint: other batches did not help.
     """
     to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
     again = any(r["steps"][0] <= step and ending.first_bad <= r["steps"][1] for r in rollbacks)
@@ -182,14 +168,8 @@ def carry_out(
 ) -> str:
     """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next attempt does the rest.
 
-    Only the first process calls it.
-
-    Args:
-      batches: the numbers of the first and the last batch to pass over.
-      settings: what another try depends on; see `held_back`.
-
-    Returns:
-      "", or why the run must stop instead. That is written too, since the checkpoints of these steps are spoiled.
+    Only the first process calls it. Returns "", or why the run must stop instead: that is written too, since the checkpoints of
+    these steps are spoiled.
     """
     to, why = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
     if not why:
@@ -205,29 +185,23 @@ def carry_out(
     return why
 
 
-def settings(optim: OptimConfig, config: StabilityConfig, train: TrainConfig) -> str:
+def settings(config: Config) -> str:
     """Returns what decides whether a run that blew up may do better another time, as one text."""
-    return repr((optim, config, train.batch_size, train.microbatch_size, train.seq_len))
+    train = config.train
+    return repr((config.optim, config.stability, train.batch_size, train.microbatch_size, train.seq_len))
 
 
-def held_back(
-    rollbacks: Sequence[Mapping], optim: OptimConfig, config: StabilityConfig, train: TrainConfig
-) -> Ending | None:
+def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
     """Returns how an earlier start was stopped, if its last rollback did not help and the settings are still the same."""
     last = rollbacks[-1] if rollbacks else {}
-    if last.get("stopped") != settings(optim, config, train):
+    if last.get("stopped") != settings(config):
         return None
     why = f"{last['why']}; nothing has changed since: set a key of optim or stability to try again"
     return Ending(STOPPED, why, keep=False, cause="spike")
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
-    """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches.
-
-    Args:
-      metas: step -> what was saved beside the arrays, with `passed_over`.
-      rollbacks: the entries of run.json, each with `batches`, the window that it passes over.
-    """
+    """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches."""
     return sorted(
         step
         for step, meta in metas.items()
@@ -242,13 +216,7 @@ def _covers(windows: Iterable[Sequence[int]], window: Sequence[int]) -> bool:
 def passed_over(
     saved: Iterable[Sequence[int]], wanted: Iterable[Sequence[int]], last_batch: int
 ) -> tuple[list[Window], list[Window]]:
-    """Returns (the windows to pass over, those asked for that come too late).
-
-    Args:
-      saved: the windows of the checkpoint that the run goes on from.
-      wanted: the windows of the config and of rollbacks.
-      last_batch: the number of the last batch that the checkpoint was trained on. What comes before it can't be changed.
-    """
+    """Returns (the windows to pass over, those asked for that come too late: up to the last batch that was trained on)."""
     windows, late = [tuple(window) for window in saved], []
     for first, last in wanted:
         if last <= last_batch and not _covers(windows, (first, last)):
@@ -261,13 +229,7 @@ def passed_over(
 def teller(
     path: pathlib.Path, documents: Callable[[int], Sequence[str]], number: Callable[[int], int], say: Say
 ) -> Callable[[int, float, float], None]:
-    """Returns what `Spikes` calls for a spike: it says it, and adds a line to a file, with the documents of the batch.
-
-    Args:
-      path: WORKDIR/spikes.jsonl; only the first process writes it.
-      documents: step -> the ids of the documents in its batch.
-      number: step -> the number of its batch in the order.
-    """
+    """Returns what says a spike, and adds a line to a file, with the documents of its batch: (step, loss, score) -> None."""
 
     def tell(step: int, loss: float, score: float) -> None:
         if jax.process_index():

@@ -25,27 +25,17 @@ from jaxlm.run.loggers import Writer
 from jaxlm.run.metrics import JsonLines
 from jaxlm.run.scores import Scores
 from jaxlm.step import optim
-from jaxlm.train.log.meter import Meter, make_meter, recounted
-from jaxlm.train.log.recorder import Recorder
+from jaxlm.train.log.recorder import Meter, Recorder, make_meter, recounted
 from jaxlm.train.loop import Hook, Watch, between_s
 
 JUMP = 1.05  # the rate rises by less than this where steps are added early in a run: that is no news
 
 
 class Log:
-    """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`.
+    """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`. Raises OSError.
 
     Open it as soon as the folder is locked: a start that dies before its first step is in the books from then on. Enter it
     before the checkpoints: what is entered first is closed last, and then the time of the last save is in it too.
-
-    Args:
-      folder: the run's folder, locked.
-      clock: counts the time. The seconds of earlier starts are added to it.
-      train: the run's length and batch.
-      hardware: its price.
-
-    Raises:
-      OSError: metrics.jsonl or run.json can't be read.
     """
 
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
@@ -68,10 +58,10 @@ class Log:
                 if jax.process_index() == 0:
                     self._note(refused=True)
 
-    def spent(self, usd_per_hour: float) -> tuple[float, float]:
+    def spent(self) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
         wall = sum(self._clock.seconds().values())
-        return wall, self._earlier.with_now(wall, usd_per_hour)
+        return wall, self._earlier.with_now(wall, self._usd_per_hour)
 
     def begin(
         self,
@@ -85,16 +75,7 @@ class Log:
     ) -> Recorder:
         """Writes this start into the ledger and the metrics, and returns the recorder of the steps after `done`.
 
-        Only the first process writes.
-
-        Args:
-          settled: the config; what was asked goes to config.json.
-          data: the data, for its hash.
-          mesh: all devices of the run.
-          done: how many steps are done already.
-          scores: of all starts. The recorder adds its own.
-          between: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
-          on_full: called when the disk becomes full, to make room for logs; None to make none.
+        `between`: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
         """
         config, (hooks, watches) = settled.runs, between
         writer = together(lambda: self._open(settled, data, mesh, done, on_full), first_only=True)
@@ -144,7 +125,7 @@ class Log:
 
 
 def hardware() -> dict:
-    """Returns the processors and the devices of this start."""
+    """Returns the processors and the devices of this start, for the ledger."""
     devices = jax.devices()
     return {
         "machine": platform.machine(),
@@ -157,11 +138,7 @@ def hardware() -> dict:
 
 
 def jump(folder: pathlib.Path, config: Config, done: int) -> str:
-    """Returns a line if `config` makes the learning rate jump after `done` steps; "" if it does not.
-
-    It jumps where more `train.steps` stretch a schedule that has come down. The line says by how much the loss rises first,
-    if enough of the run is logged to tell.
-    """
+    """Returns a line if the rate jumps after `done` steps: more `train.steps` stretch a schedule that has come down."""
     saved = folder / "config.json"
     if not done or not saved.is_file():
         return ""
@@ -179,7 +156,6 @@ def jump(folder: pathlib.Path, config: Config, done: int) -> str:
 
 
 def rate(config: OptimConfig, steps: int) -> forecast.Rate:
-    """Returns the learning rates of a run as a function of an array of steps."""
     each = jax.vmap(optim.rates(config, steps))
     return lambda numbers: np.asarray(each(np.asarray(numbers)))
 

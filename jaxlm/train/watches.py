@@ -22,13 +22,9 @@ WINDOW = 50  # steps over which figures are averaged
 
 @dataclasses.dataclass(eq=False)
 class SaveInFlight(Watch):
-    """Calls `Checkpointer.check` after every step, so that a failed save is noticed at the next step.
-
-    Ends the run, with exit code 1, when saving fails and too much work is unsaved.
+    """Notices a failed save at the next step. Ends the run when too much work is unsaved.
 
     Args:
-      config: `config.checkpoint`: how much is too much, in minutes and dollars.
-      usd_per_hour: the price of all devices; 0 if nobody knows.
       ask: how one of several processes ends the run for all (`StopSignal.ask`); None: by what this watch returns.
     """
 
@@ -64,7 +60,6 @@ class Alive(Watch):
         self._beat(step)
 
 
-WINDOW = 50  # steps over which figures are averaged
 Steps = Mapping[str, np.ndarray]  # metric -> its values, one a step
 Condition = Callable[[Steps, Steps], dict[str, object] | None]
 
@@ -73,10 +68,7 @@ class Row(typing.NamedTuple):
     """A row of a table of what may go wrong, in plain words.
 
     Attributes:
-      reads: the metrics that it is about.
-      window: how many steps it looks at.
       condition: (the first `window` steps of this start, the last) -> what the sentence quotes; None if all is well.
-      sentence: what is said, with {names} of what the condition returns.
     """
 
     reads: tuple[str, ...]

@@ -10,12 +10,12 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.cli import cli
-from jaxlm.commands import chat, model_card
+from jaxlm.commands import chat, export
 from jaxlm.config import config_files
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import results
 from jaxlm.interop import card
-from jaxlm.run.checkpoints import meta, weights
+from jaxlm.run.checkpoints import meta, saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *keys]))
     (folder / "config.json").write_text(config.to_json(c))
     model = models.build(c.model, "xla")
-    weights.save(folder / "checkpoints", lambda: tiny.random_params(model), dataclasses.asdict(c))
+    saving.save_weights(folder / "checkpoints", lambda: tiny.random_params(model), dataclasses.asdict(c))
     coder.write(data.tokenizer(), folder / TOKENIZER)
     scored = results.TaskResult("arc_easy", {"acc": 0.41}, {"acc": 0.01}, 0.25, 5, [results.Item("1", {"acc": 1.0})])
     results.write(folder, [scored], {"step": 0})
@@ -59,11 +59,11 @@ def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
     keys = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
     c = config.resolve(config_files.of_run(run, keys))
     for step in (0, 800):
-        assert model_card._sources(c, step)[1] == ""
-    sources, mixture = model_card._sources(c, 801)
+        assert export._sources(c, step)[1] == ""
+    sources, mixture = export._sources(c, 801)
     assert mixture == "b 0.75, a 0.25 to step 800, then a 0.5, b 0.5"
     assert sources["b"]["share"] == 0.75  # of the first
-    facts = model_card.facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
+    facts = export._facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
     assert f"The mixture changed: {mixture}." in card.text(facts)
 
 

@@ -19,7 +19,7 @@ from jaxlm.config import RunError
 from jaxlm.devices import sharding
 from jaxlm.interop import peft
 from jaxlm.run import metrics
-from jaxlm.run.checkpoints import verify, weights
+from jaxlm.run.checkpoints import keep, verify
 from jaxlm.train import origin
 
 pytest.importorskip("tokenizers")
@@ -52,7 +52,7 @@ def params_of(folder):
 def test_the_run_holds_the_model_its_tokenizer_and_where_it_is_from(folders, tmp_path):
     model, run = folders
     assert verify.read_checksums(run / "checkpoints/0") is not None
-    assert weights.imported(run / "checkpoints")
+    assert keep.imported(run / "checkpoints")
     moved = tmp_path / "moved"
     shutil.copytree(run, moved)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params_of(model)), jax.device_get(params_of(moved)))
@@ -118,7 +118,7 @@ def test_an_import_is_whole_or_not_there(folders, tmp_path, capsys, monkeypatch)
     (tmp_path / ".run.importing" / "checkpoints" / "0").mkdir(parents=True)
     out.mkdir()
     assert cli.main(["import", str(model), f"--out={out}"]) == 0
-    assert weights.imported(out / "checkpoints")
+    assert keep.imported(out / "checkpoints")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ill", "run"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
@@ -211,6 +211,6 @@ def test_an_imported_run_samples_and_trains_in_place(folders, tmp_path, capsys):
     )
     steps = ["--config.train.steps=2", "--config.optim.warmup_steps=1", *SMALL]
     assert cli.main(["train", str(own), f"--config.data.path={tmp_path / 'a.jsonl'}", *steps]) == 0
-    assert not weights.imported(own / "checkpoints")
+    assert not keep.imported(own / "checkpoints")
     assert pathlib.Path(own / "data/tokenizer_ids.json").is_file()
     assert cli.main(["train", str(own), "--config.train.steps=3"]) == 0

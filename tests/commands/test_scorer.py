@@ -13,7 +13,7 @@ from jaxlm.config import ConfigError, MeshConfig
 from jaxlm.devices.sharding import make_mesh
 from jaxlm.interop import hf_weights, peft
 from jaxlm.train import origin
-from jaxlm.train.rl import scorer
+from jaxlm.train.rl import rewards
 
 KEYS = {
     "train.steps": 2,
@@ -50,7 +50,7 @@ def folders(tmp_path_factory):
 def scores(folder, found_by, tokens=64):
     mesh = make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        made = scorer.Scorer(origin.open(folder, "latest", found_by), mesh, tokens)
+        made = rewards.Scorer(origin.open(folder, "latest", found_by), mesh, tokens)
         return made(CHATS), made
 
 

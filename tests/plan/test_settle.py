@@ -43,7 +43,7 @@ def test_a_plan_assumes_what_devices_would_choose():
 
 
 CODE = """
-import sys, jaxlm.eval.model, jaxlm.train.rl.scorer
+import sys, jaxlm.eval.model, jaxlm.train.rl.rewards
 print(*(module for module in sys.modules if "jaxlm.plan" in module))
 from jax._src import xla_bridge
 from jaxlm import config; from jaxlm.config import config_files

@@ -7,7 +7,7 @@ from tiny_pages import SUMMARY, rows
 
 from jaxlm.data.shards import overlap
 from jaxlm.report import benchmarks, redteam
-from jaxlm.train import summary
+from jaxlm.train import outlook
 
 
 def point(step: int, **metrics) -> dict:
@@ -56,9 +56,9 @@ def test_the_runs_before_are_those_it_was_made_from(tmp_path):
     made(tmp_path / "base", {"origin": str(tmp_path / "sft")}, 10, 20, 30)
     made(tmp_path / "sft", {"origin": str(tmp_path / "base"), "origin_checkpoint": "25"}, 5)
     made(tmp_path / "dpo", {"origin": str(tmp_path / "sft")}, 7)
-    found = summary.gather(tmp_path / "dpo")["before"]
+    found = outlook.gather(tmp_path / "dpo")["before"]
     assert [(one["name"], one["benchmarks"]["redteam_toxic"][0]["step"]) for one in found] == [("base", 20), ("sft", 5)]
     made(tmp_path / "alone", {}, 3)
-    assert summary.gather(tmp_path / "alone")["before"] == []
+    assert outlook.gather(tmp_path / "alone")["before"] == []
     made(tmp_path / "lost", {"origin": str(tmp_path / "gone")}, 3)
-    assert summary.gather(tmp_path / "lost")["before"] == [{"name": "gone", "benchmarks": {}, "samples": {}}]
+    assert outlook.gather(tmp_path / "lost")["before"] == [{"name": "gone", "benchmarks": {}, "samples": {}}]

@@ -6,7 +6,7 @@ import json
 from tiny_pages import STAGES, rows
 
 from jaxlm.report import run
-from jaxlm.train import summary
+from jaxlm.train import outlook
 
 CLEAN = {"repetition": 0.0, "degenerates_at": None}
 BASE = {"Once": [{"step": 20, "text": " PersonX gave PersonY a hat"} | CLEAN, {"step": 10, "text": " old"} | CLEAN]}
@@ -63,7 +63,7 @@ def test_the_samples_before_are_those_of_the_checkpoint_that_was_taken(tmp_path)
     for step in (10, 20, 30):
         line = {"step": step, "prompt": "Once", "text": f" at {step}"}
         (tmp_path / f"base/samples/{step}.jsonl").write_text(json.dumps(line) + "\n")
-    (before,) = summary.gather(tmp_path / "sft")["before"]
+    (before,) = outlook.gather(tmp_path / "sft")["before"]
     assert [one["text"] for one in before["samples"]["Once"]] == [" at 10", " at 20"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.run import lineage
-from jaxlm.train import summary
+from jaxlm.train import outlook
 
 
 def make(folder, program, command, lines, **more):
@@ -57,7 +57,7 @@ def story(tmp_path):
 
 
 def test_each_stage_has_a_row(story):
-    found = summary.gather(story / "grpo")["stages"]
+    found = outlook.gather(story / "grpo")["stages"]
     keys = ("name", "program", "config", "steps", "tokens", "wall_s", "cost_usd", "figure", "begin", "end")
     assert [tuple(row[key] for key in keys) for row in found] == [
         ("data", "prepare", "", None, None, 4.0, None, "documents", 12, 8),
@@ -70,29 +70,29 @@ def test_each_stage_has_a_row(story):
 
 
 def test_a_run_with_nothing_before_it_has_no_rows(story):
-    assert summary.gather(story / "base")["stages"] == []
+    assert outlook.gather(story / "base")["stages"] == []
 
 
 def test_data_that_the_run_made_itself_has_no_seconds_of_its_own(story):
     (story / "data").rename(story / "base/data")
     config = json.loads((story / "base/config.json").read_text())
     (story / "base/config.json").write_text(json.dumps(config | {"data": {"dir": ""}}))
-    first = summary.gather(story / "grpo")["stages"][0]
+    first = outlook.gather(story / "grpo")["stages"][0]
     assert (first["program"], first["wall_s"], first["end"]) == ("prepare", None, 8)
 
 
 @pytest.mark.parametrize("broken", ["prepared.json", "timings.json"])
 def test_data_that_can_not_be_read_is_left_out(story, broken):
     (story / "data" / broken).write_text('{"sources": {"a": 3}')
-    assert [row["program"] for row in summary.gather(story / "grpo")["stages"]] == ["pretrain", "sft", "dpo", "grpo"]
+    assert [row["program"] for row in outlook.gather(story / "grpo")["stages"]] == ["pretrain", "sft", "dpo", "grpo"]
 
 
 def test_a_run_that_is_gone_is_a_row_without_figures(story):
     (story / "sft/metrics.jsonl").unlink()
-    row = summary.gather(story / "dpo")["stages"][2]
+    row = outlook.gather(story / "dpo")["stages"][2]
     assert (row["name"], row["steps"], row["wall_s"], row["end"]) == ("sft", None, None, None)
     (story / "sft").rename(story / "moved")
-    gone, dpo = summary.gather(story / "dpo")["stages"]
+    gone, dpo = outlook.gather(story / "dpo")["stages"]
     assert (gone["name"], gone["program"], gone["config"]) == ("sft", "", "")
     assert dpo["program"] == "dpo"
 
@@ -106,17 +106,17 @@ def test_a_figure_that_was_measured_once_has_no_start(story):
 def test_a_branch_counts_its_own_steps(story):
     book = {"starts": [{"step": 5, "command": ["jaxlm", "train", str(story / "base"), "--branch=decay"]}]}
     (story / "sft/run.json").write_text(json.dumps(book))
-    row = summary.gather(story / "dpo")["stages"][2]
+    row = outlook.gather(story / "dpo")["stages"][2]
     assert (row["steps"], row["tokens"]) == (5, 500)
 
 
 def test_what_a_run_is_about_is_drawn_if_it_is_no_loss(story):
-    assert summary.gather(story / "grpo")["figures"] == {
+    assert outlook.gather(story / "grpo")["figures"] == {
         "held-out reward": [(0, 0.25), (10, 0.875)],
         "reward": [(20, 0.1)],
     }
-    assert summary.gather(story / "dpo")["figures"]["held-out pairs ranked right"] == [(0, 0.5), (10, 0.75)]
-    assert summary.gather(story / "base")["figures"] == {}
+    assert outlook.gather(story / "dpo")["figures"]["held-out pairs ranked right"] == [(0, 0.5), (10, 0.75)]
+    assert outlook.gather(story / "base")["figures"] == {}
 
 
 def test_the_commands_of_a_script_have_time_and_cost(tmp_path):

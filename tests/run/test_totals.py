@@ -123,11 +123,8 @@ def test_a_start_that_died_before_its_first_record_is_down_from_its_own_begin(tm
     assert about(counted.seconds(), step=50, down=30)
 
 
-def test_older_records_count_as_steps_and_keep_their_price(tmp_path, monkeypatch):
+def test_records_without_seconds_of_activities_count_as_steps(tmp_path, monkeypatch):
     start(tmp_path, age=30.0)
-    entry = ledger.read(tmp_path)["starts"][0]
-    del entry["usd_per_hour"]
-    (tmp_path / "run.json").write_text(json.dumps({"starts": [entry]}))
     (tmp_path / "metrics.jsonl").write_text('{"step": 8, "wall_s": 7200.0, "cost_usd": 72.0}\n')
     counted, earlier = carry_on(tmp_path, monkeypatch)
     assert about(counted.seconds(), step=7200, down=30)
@@ -155,7 +152,8 @@ def test_damaged_seconds_of_one_activity_count_as_steps(tmp_path, monkeypatch):
 
 
 def test_steps_that_were_done_before_are_repeated():
-    counted = Clock(redo=3)
+    counted = Clock()
+    counted.repeat_until(3)
     shown = []
     for step in (2, 3, 4, 5, 3, 5, 6):  # ... and those after a rollback
         counted.after(step)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxlm.ops import quantize
-from jaxlm.step.adam import scale_by_adam
+from jaxlm.step.optim import scale_by_adam
 
 SHAPES = {"layers_0": {"up": {"kernel": (32, 128)}, "q": {"kernel": (16, 2, 64)}}, "norm": {"scale": (64,)}}
 PARAMS = jax.tree.map(jnp.ones, SHAPES, is_leaf=lambda x: isinstance(x, tuple))

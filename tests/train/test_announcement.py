@@ -1,6 +1,7 @@
 """What a start says, and how long the run takes once a few steps are known."""
 
 import dataclasses
+import types
 
 import jax
 import pytest
@@ -27,9 +28,9 @@ def quickstart(*keys):
 
 
 def said(c, mesh, program=None, done=0, tokens=None, passes=None):
-    return announcement.lines(
-        c, mesh, tokens or {"text": 500_000}, {"text": 2.048} if passes is None else passes, program, done
-    )
+    made = types.SimpleNamespace(config=c, mesh=mesh, frozen={})
+    passes = {"text": 2.048} if passes is None else passes
+    return announcement.lines(made, tokens or {"text": 500_000}, passes, program, done)
 
 
 def test_five_lines(mesh):

@@ -38,10 +38,10 @@ class Loader:
         raise OSError("the loader can't be closed")
 
 
-def make(count, reserve):
+def make(count, reserve, failed=lambda error: None):
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, context=1, tensor=1), jax.devices()[:1])
     shapes = {"tokens": jax.ShapeDtypeStruct((4, 8), np.int32, sharding=sharding.batch_sharding(mesh))}
-    return LoaderBatches(Loader(count), mesh, shapes, reserve)
+    return LoaderBatches(Loader(count), mesh, shapes, failed, reserve)
 
 
 def drain(batches):
@@ -63,8 +63,8 @@ def test_every_batch_comes_once_in_order_before_the_error(count, reserve):
 
 
 def test_a_failure_is_told_once_while_two_batches_are_left(waits):
-    batches, told, given = make(5, reserve=2), [], []
-    batches.on_failure = lambda error: told.append((str(error), len(given)))
+    told, given = [], []
+    batches = make(5, 2, lambda error: told.append((str(error), len(given))))
     for _ in range(5):
         given.append(batches(None))
     assert told == [("no batch within 10 s", 3)]  # the fourth and the fifth are left
@@ -84,8 +84,8 @@ def test_a_loader_that_fails_before_the_first_step_fails_when_the_reserve_is_fil
 
 
 def test_without_a_reserve_nobody_is_told_and_nothing_is_read_ahead():
-    batches, told = make(2, reserve=0), []
-    batches.on_failure = told.append
+    told = []
+    batches = make(2, 0, told.append)
     batches(None)
     assert batches._loader.given == 1
     assert drain(batches)[0] == [2]

@@ -1,5 +1,6 @@
 """The hook that ends a run whose rest costs more than it is worth."""
 
+import pathlib
 import types
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from jaxlm.config import StopConfig
 from jaxlm.plan import forecast
 from jaxlm.train import loop
-from jaxlm.train.outlook import StopByForecast
+from jaxlm.train.outlook import Outlook, StopByForecast
 
 END = 20_000
 
@@ -33,9 +34,16 @@ def losses(done, of=rate):
 
 def hook(usd_per_centinat=1.0, usd_per_hour=1.0, of=rate, every=1000, done=10_000, seen=rate):
     """A hook that is called after `done` steps of a second each, and what it says."""
-    config, said = StopConfig(0.0, 0.0, usd_per_centinat), []
-    made = StopByForecast(config, lambda: losses(done, seen), of, lambda: (1.0, usd_per_hour), every, "runs/a")
-    made.due(1, END)
+
+    class Known(Outlook):
+        def losses(self):
+            return losses(done, seen)
+
+        def prices(self):
+            return 1.0, usd_per_hour
+
+    said, look = [], Known(pathlib.Path("runs/a"), of, END, usd_per_hour)
+    made = StopByForecast(look, StopConfig(0.0, 0.0, usd_per_centinat), every)
     return lambda: made(types.SimpleNamespace(step=done, say=said.append)), said, made
 
 

@@ -10,7 +10,7 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.devices import tree
-from jaxlm.train import growth
+from jaxlm.train import origin
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -20,7 +20,7 @@ def grown(request):
     new = dataclasses.replace(old, vocab_size=131)
     given = tiny.random_params(models.build(old, "xla"))
     host = {name: np.asarray(x) for name, x in tree.named_leaves(given)}
-    return old, new, given, growth.grow(host.get, old, new)
+    return old, new, given, origin.grown_leaf(host.get, old, new)
 
 
 def test_what_was_there_stays_and_gives_the_same_logits(grown):

@@ -22,9 +22,9 @@ from jaxlm.run import clock, loggers, metrics, signals
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.step import parts, state
 from jaxlm.step.objectives import lm
-from jaxlm.train import hooks, loop, profile, stability, watches, xplane
+from jaxlm.train import hooks, loop, profile, stability, watches
 from jaxlm.train.log import recorder
-from jaxlm.train.log.meter import Meter
+from jaxlm.train.log.recorder import Meter
 
 STEPS, LOG_EVERY, B, T = 9, 3, 8, 16
 
@@ -263,7 +263,7 @@ def test_a_traced_window_is_reported_and_waits_at_its_ends_only(trained, tmp_pat
     assert "steps 4 to 6" in said
     (line,) = (line for line in said.splitlines() if line.startswith("attention "))
     shares = {word: float(share) for word, share in re.findall(r"(\w+) ([\d.]+)%", line)}
-    assert set(shares) == set(xplane.CLASSES)
+    assert set(shares) == set(profile.CLASSES)
     assert sum(shares.values()) == pytest.approx(100, abs=0.3)
     assert min(shares["attention"], shares["matmul"], shares["elementwise"], shares["communication"]) > 0
     (folder,) = (tmp_path / "profile/plugins/profile").iterdir()

@@ -11,7 +11,7 @@ from jaxlm import config, models
 from jaxlm.config import config_files
 from jaxlm.devices import tree
 from jaxlm.models import adapters, quantized
-from jaxlm.train import growth
+from jaxlm.train import origin
 
 
 @pytest.mark.parametrize("quantize", ["none", "nf4", "int8"])
@@ -23,7 +23,7 @@ def test_one_by_one_equals_all_at_once(quantize):
     rng = np.random.default_rng(0)
     drawn = jax.eval_shape(lambda: adapter.init(model, jax.random.key(0)))
     trained = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), drawn)
-    leaf = growth.merge(dict(tree.named_leaves(params)).get, adapter, lambda: trained)
+    leaf = origin.merged_leaf(dict(tree.named_leaves(params)).get, adapter, lambda: trained)
     beside = tree.map_named(lambda name, x: quantized.rounded(name, x, quantize), params)
     expected = adapters.merge(beside, trained, adapter)
     for name, value in tree.named_leaves(expected):

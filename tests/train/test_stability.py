@@ -165,19 +165,18 @@ def test_a_rollback_is_one_write_and_undoes_what_was_found_in_its_steps(tmp_path
     )
     found = metrics.held_out_losses(tmp_path / "metrics.jsonl", book["rollbacks"])
     assert found == {20: 4.0, 36: 3.9}  # the evaluation of the spoiled step 40 no longer counts
-    config_now = config.resolve(config_files.load("base", ["data.path=x"]))
-    now = config_now.optim, C, config_now.train
-    assert stability.held_back(book["rollbacks"], *now) is None
-    why = stability.carry_out(tmp_path, ending, 42, [43, 54], [20, 40], stability.settings(*now))
+    now = config.resolve(config_files.load("base", ["data.path=x"]))
+    assert stability.held_back(book["rollbacks"], now) is None
+    why = stability.carry_out(tmp_path, ending, 42, [43, 54], [20, 40], stability.settings(now))
     assert why.endswith("set optim.clip_norm")
     again = ledger.read(tmp_path)["rollbacks"]
     assert stability.spoiled({40: {"passed_over": [[31, 42]]}, 20: {}}, again) == [40]  # saved within the second spike
-    held = stability.held_back(again, *now)
+    held = stability.held_back(again, now)
     assert (held.code, held.why) == (
         loop.STOPPED,
         f"{why}; nothing has changed since: set a key of optim or stability to try again",
     )
-    assert stability.held_back(again, dataclasses.replace(now[0], lr=1e-4), *now[1:]) is None
+    assert stability.held_back(again, config.with_keys(now, optim={"lr": 1e-4})) is None
 
 
 def test_the_checkpoint_before_a_series_is_held():

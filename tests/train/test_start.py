@@ -14,7 +14,7 @@ from jaxlm.plan import settle
 from jaxlm.run import clock, ledger, metrics, totals
 from jaxlm.run.scores import Scores
 from jaxlm.train import start
-from jaxlm.train.log import meter
+from jaxlm.train.log import recorder
 
 DATA = types.SimpleNamespace(sha256="0")
 
@@ -52,7 +52,7 @@ def test_a_start_that_dies_before_its_first_step_is_paid_for(tmp_path):
     record["time"] -= 100.0  # that long ago
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     free = dataclasses.replace(c.hardware, usd_per_hour=0.0)
-    wall_s, usd = start.Log(tmp_path, clock.Clock(), c.train, free).spent(0.0)
+    wall_s, usd = start.Log(tmp_path, clock.Clock(), c.train, free).spent()
     assert wall_s == pytest.approx(150, abs=1)
     assert usd == pytest.approx(150, abs=1)
     assert not ledger.read(tmp_path)["starts"]
@@ -82,7 +82,7 @@ def test_a_run_of_an_older_version_is_told_that_its_mfu_steps(tmp_path, says, ke
     c = config.resolve(
         config_files.load("quickstart", ["workdir=w", "hardware.peak_tflops=1", "model.vocab_size=512", *keys])
     )
-    line = meter.recounted(tmp_path, c)
+    line = recorder.recounted(tmp_path, c)
     assert line.startswith("MFU steps down here") is says
     assert bool(line) is says
 

@@ -4,7 +4,7 @@ import json
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.train import summary
+from jaxlm.train import outlook
 
 
 def make_run(folder):
@@ -59,7 +59,7 @@ def make_run(folder):
 
 def test_everything_is_gathered(tmp_path):
     make_run(tmp_path)
-    found = summary.gather(tmp_path)
+    found = outlook.gather(tmp_path)
     assert found["curves"]["step"] == [10, 15, 20]
     assert found["curves"]["loss"] == [5.0, 4.4, 4.0]
     assert found["curves"]["lr"] == [1e-3, None, None]
@@ -74,7 +74,7 @@ def test_everything_is_gathered(tmp_path):
 
 
 def test_an_empty_folder_has_a_summary_too(tmp_path):
-    found = summary.gather(tmp_path)
+    found = outlook.gather(tmp_path)
     assert found["run"]["step"] == 0
     assert found["starts"] == []
 
@@ -88,7 +88,7 @@ def test_benchmarks_are_gathered_by_step_and_damaged_ones_left_out(tmp_path):
     (tmp_path / "eval/20/results.json").write_text(json.dumps({"tasks": {"piqa": entry, "bad": 3}}))
     (tmp_path / "eval/9").mkdir()
     (tmp_path / "eval/9/results.json").write_text('{"tas')
-    found = summary.gather(tmp_path)["benchmarks"]
+    found = outlook.gather(tmp_path)["benchmarks"]
     assert [(point["step"], point["metrics"], point["chance"]) for point in found["piqa"]] == [
         (5, {"acc": 0.5}, 0.25),
         (20, {"acc": 0.5}, 0.25),

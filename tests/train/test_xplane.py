@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxlm.train import xplane
-from jaxlm.train.xplane import Event, Instruction
+from jaxlm.train import profile
+from jaxlm.train.profile import Event, Instruction
 
 
 def event(start, end, name="fusion.1", device="gpu", scope="", **kwargs):
@@ -34,7 +34,7 @@ def event(start, end, name="fusion.1", device="gpu", scope="", **kwargs):
     ],
 )
 def test_classes(kind, one):
-    assert xplane.classify(one) == kind
+    assert profile.classify(one) == kind
 
 
 def test_shares_are_of_the_whole_time_and_add_up_to_one():
@@ -45,7 +45,7 @@ def test_shares_are_of_the_whole_time_and_add_up_to_one():
         event(30, 90, "ncclDevKernel_AllGather"),  # hidden but for 40 to 50 and 70 to 90
         event(95, 100, "loop_fusion.2"),
     ]
-    found = xplane.summarise(events, steps=2)
+    found = profile.summarise(events, steps=2)
     assert found.shares == pytest.approx(
         {"attention": 0.15, "matmul": 0.40, "elementwise": 0.10, "communication": 0.30, "idle": 0.05}
     )
@@ -53,7 +53,7 @@ def test_shares_are_of_the_whole_time_and_add_up_to_one():
     by_name = {row.name: row for row in found.rows}
     assert [row.name for row in found.rows] == ["nvjet", "ncclDevKernel_AllGather", "fmha", "loop_fusion"]
     assert (by_name["loop_fusion"].seconds, by_name["loop_fusion"].runs) == (pytest.approx(5e-9), 1.0)
-    text = xplane.lines(found, top=2)
+    text = profile.lines(found, top=2)
     assert len(text) == 4
     assert text[-1] == "attention 15.0%  matmul 40.0%  elementwise 10.0%  communication 30.0%  idle 5.0%"
 
@@ -61,7 +61,7 @@ def test_shares_are_of_the_whole_time_and_add_up_to_one():
 def test_devices_are_averaged_not_added():
     one = [event(0, 30, "nvjet.1"), event(50, 100, "loop.1")]
     two = [dataclasses.replace(e, device="gpu:1", start=e.start + 7, end=e.end + 7) for e in one]
-    (a, b) = (xplane.summarise(events, 1) for events in (one, one + two))
+    (a, b) = (profile.summarise(events, 1) for events in (one, one + two))
     assert a.shares == pytest.approx(b.shares)
     assert a.seconds == pytest.approx(b.seconds)
     assert {r.name: r.runs for r in a.rows} == {r.name: r.runs for r in b.rows}
@@ -69,7 +69,7 @@ def test_devices_are_averaged_not_added():
 
 def test_an_empty_trace_is_an_error():
     with pytest.raises(ValueError, match="no operation"):
-        xplane.summarise([], 1)
+        profile.summarise([], 1)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_empty_trace_is_an_error():
     ],
 )
 def test_places(scope, place):
-    assert xplane.place(scope) == place
+    assert profile.place(scope) == place
 
 
 def test_a_traced_program_is_read_back_with_its_scopes(tmp_path):
@@ -104,10 +104,10 @@ def test_a_traced_program_is_read_back_with_its_scopes(tmp_path):
     jax.block_until_ready(f(x))
     jax.profiler.stop_trace()
     (path,) = tmp_path.rglob("*.xplane.pb")
-    events = xplane.read(path)
+    events = profile.read(path)
     assert "while" not in {e.instruction.opcode for e in events}
-    found = xplane.summarise(events, 1)
-    runs = {kind: sum(r.runs for r in found.rows if r.kind == kind and "dot" in r.place) for kind in xplane.CLASSES}
+    found = profile.summarise(events, 1)
+    runs = {kind: sum(r.runs for r in found.rows if r.kind == kind and "dot" in r.place) for kind in profile.CLASSES}
     assert runs["attention"] == 1
     assert runs["matmul"] == 3
     assert found.shares["elementwise"] > 0

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,40 +16,31 @@ from jaxlm.data.batches import packed, replay, survey
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
 from jaxlm.devices.processes import from_first, say, together
-from jaxlm.eval import held_out as loss
+from jaxlm.eval import held_out
+from jaxlm.eval.held_out import Evaluator
 from jaxlm.host import screen
-from jaxlm.host.files import is_step
 from jaxlm.interop import peft
 from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import keep, restore, weights
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.step.objectives import dpo, lm, reward
 from jaxlm.step.objectives.base import Objective, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import cast
-from jaxlm.train import announcement, hooks, loop, origin
-from jaxlm.train import batches as batches_lib
+from jaxlm.train import announcement, batches, hooks, loop, origin
 from jaxlm.train.origin import Origin
-from jaxlm.train.pairs import answers, preferences, reference
+from jaxlm.train.pairs import preferences, reference
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Trains to `train.steps` on the examples of `data.path`; returns the exit code."""
     del args
     return training.run(config, Chats(config) if config.program == "sft" else Pairs(config))
 
 
 class Chats(Kind):
-    """Supervised fine-tuning: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`).
-
-    Args:
-      config: the config; nothing but its tokenizer is read here.
-
-    Raises:
-      ConfigError: there is no origin, it has no chat template, or the adapter can't be trained so.
-    """
+    """SFT: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`). Raises ConfigError."""
 
     next_command = "jaxlm chat {}"
 
@@ -79,8 +71,8 @@ class Chats(Kind):
     def _first_weights(self, config: Config) -> Origin:
         """The model that the run begins with; if `keeps_origin`, the checkpoint that it began with."""
         checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
-        if self.keeps_origin and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
-            metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if is_step(p.name)))
+        if self.keeps_origin and config.origin_checkpoint == "latest" and keep.begun(checkpoints):
+            metas = restore.read_metas(checkpoints, keep.steps(checkpoints))
             bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
             config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
         try:
@@ -94,24 +86,25 @@ class Chats(Kind):
             together(lambda: _keep_base(model, pathlib.Path(config.workdir)), first_only=True)
         return model
 
-    def batches(self, ready: Ready, done: int) -> loop.Batches:
-        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done)
-        together(batches.fill)
-        return batches
+    def as_before(self, data: packed.Packed) -> str:
+        return data.data.as_before
 
-    def held_out(self, ready: Ready) -> loss.Evaluator | None:
-        return loss.joined([self._of_examples(ready), self._of_base(ready)])
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
+        loaded = batches.read(ready.data, ready.config.data, ready.parts, done, failed)
+        together(loaded.fill)
+        return loaded
 
-    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
-        """What measures the held-out answers."""
+    def held_out(self, ready: Ready) -> Evaluator | None:
+        return held_out.joined([self._of_examples(ready), self._of_base(ready)])
+
+    def _of_examples(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
-        return loss.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
+        return held_out.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
 
-    def _of_base(self, ready: Ready) -> loss.Evaluator | None:
-        """What measures the text of the base, where it is here."""
+    def _of_base(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
         sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-        return loss.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
+        return held_out.of_base(parts.model, self._base_text, parts.mesh, c.eval, **sizes)
 
     def passes(self, data: packed.Packed, steps: int) -> dict[str, float]:
         return data.passes(steps)
@@ -120,8 +113,8 @@ class Chats(Kind):
         return data.places(step)
 
     def remark(self, ready: Ready) -> hooks.Remark:
-        before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
-        return answers.Remarks(before, ready.data.replay_share)
+        before = from_first(lambda: hooks.base_before(pathlib.Path(ready.config.workdir)))
+        return hooks.Remarks(before, ready.data.replay_share)
 
 
 class Pairs(Chats):
@@ -155,15 +148,15 @@ class Pairs(Chats):
 
         def judge() -> reference.Judged:
             variables = frozen | cast(state.params, jnp.dtype(c.model.dtype))
-            return loss.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
+            return held_out.judge(parts.model, variables, ready.data, parts.mesh, **sizes)
 
         folder, done = pathlib.Path(c.workdir), int(state.step)
         data = reference.of_run(folder, ready.data, done, frozen | state.params, judge)
         return dataclasses.replace(ready, data=data)
 
-    def _of_examples(self, ready: Ready) -> loss.Evaluator | None:
+    def _of_examples(self, ready: Ready) -> Evaluator | None:
         c, parts = ready.config, ready.parts
-        return loss.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
+        return held_out.of_pairs(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
 
     def watches(self, ready: Ready) -> list[loop.Watch]:
         of_kind = preferences.of_reward if self._scores else preferences.of_dpo
@@ -174,11 +167,7 @@ class Pairs(Chats):
 
 
 def tokenizer(config: Config) -> coder.Coder:
-    """Returns the tokenizer of the model: its origin's, with ChatML's tokens if it is ours and had none.
-
-    Raises:
-      ConfigError: there is no origin, or its model has no chat template.
-    """
+    """Returns the origin's tokenizer, with ChatML's tokens if it is ours and had none. Raises ConfigError."""
     if not config.origin:
         raise ConfigError(
             f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
@@ -220,11 +209,7 @@ def examples(
 ) -> packed.Packed:
     """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
 
-    Args:
-      tokenizer: of the model.
-      text: what is replayed between them; None for nothing.
-      pairs: True for pairs, False for chats.
-      closed: True: rows hold the last token of each text too.
+    `text` is replayed between them; `closed`: rows hold the last token of each text too.
     """
     folder = pathlib.Path(config.workdir)
     tokenizer = chat.dated(tokenizer, from_first(lambda: ledger.moment(folder)))
@@ -235,7 +220,7 @@ def examples(
     options |= {"say": say, "see": seen.see}
     data = together(lambda: packed.make(config.data, config.examples, tokenizer, **options))
     together(lambda: seen.write(folder), first_only=True)
-    if not from_first(lambda: weights.begun(folder / "checkpoints")):
+    if not from_first(lambda: keep.begun(folder / "checkpoints")):
         for line in [*seen.lines(), chat.told_ends(tokenizer), "the first one; marked is what counts:"]:
             say(line)
         if jax.process_index() == 0:

@@ -1,52 +1,38 @@
 """What a kind of training gives to the one loop: its objective, data, batches and evaluation."""
 
 import dataclasses
-import typing
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
 
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config
-from jaxlm.data.tokenizer.coder import Encoded
+from jaxlm.data.batches.order import Order
 from jaxlm.eval.harness import Benchmarks
 from jaxlm.eval.held_out import Evaluator
+from jaxlm.models.adapters import Adapter
 from jaxlm.models.transformer import Transformer
-from jaxlm.step import parts as parts_lib
+from jaxlm.plan.settle import Settled
+from jaxlm.plan.tune import tune
+from jaxlm.run.checkpoints.mirror import Mirror
+from jaxlm.run.scores import Scores
 from jaxlm.step.objectives import base
+from jaxlm.step.parts import Parts, make
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop
 from jaxlm.train.origin import Origin
-from jaxlm.train.stability import Window
-
-
-class Data(typing.Protocol):
-    """The data that a run trains on; `data` holds the tokenizer."""
-
-    data: Encoded
-    passed_over: Sequence[Window]
-
-    def fingerprint(self) -> dict[str, str]:
-        """Returns everything that decides the batches. A run resumes only if its fingerprint is the same."""
-
-    def passing_over(self, windows: Sequence[Window]) -> "Data":
-        """Returns the same data without some batches. A window is the numbers of its first and last batch."""
-
-    def batch_number(self, step: int) -> int:
-        """Returns the number, from 1, of the batch of `step`: `step`, unless batches are passed over; 0 for step 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
     """Everything from which a kind of training makes its batches and evaluations.
 
-    Attributes:
-      benchmarks: those of `eval.tasks`; None without.
-      base: what identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
+    `base` identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
     """
 
     config: Config
-    parts: parts_lib.Parts
-    data: Data
+    parts: Parts
+    data: Order
     benchmarks: Benchmarks | None = None
     base: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
@@ -55,14 +41,13 @@ class Kind:
     """One kind of training, made once for a run.
 
     Attributes:
-      adapter: what to train instead of the model's parameters, if anything.
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
       keeps_origin: True if each start reads the origin again, so that it must stay what it was.
       trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
       next_command: the command to try on what comes out, for the last line; {} stands for the run.
     """
 
-    adapter: parts_lib.Adapter | None = None
+    adapter: Adapter | None = None
     rows: tuple[int, ...] = ()
     keeps_origin = False
     trained = ""
@@ -71,46 +56,59 @@ class Kind:
     def objective(self, model: Transformer, config: Config) -> base.Objective:
         """Returns what is minimised."""
 
-    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
-        """Returns the parts of a config for this kind of training."""
-        return parts_lib.make(config, mesh, self.objective, self.adapter, self.rows)
+    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> Parts:
+        return make(config, mesh, self.objective, self.adapter, self.rows)
 
-    def data(self, config: Config) -> Data:
+    def data(self, config: Config) -> Order:
         """Opens the data, which it makes first if there is none. Called on all processes."""
+
+    def as_before(self, data: Order) -> str:
+        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if no other way."""
+        return ""
 
     def origin(self, config: Config) -> Origin | None:
         """Returns the weights to begin from; None for new ones."""
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Returns `ready` with what must be known of the model before its first step.
-
-        Called at each start, with the state that it goes on from.
-        """
+        """Returns `ready` with what must be known of the model before the first step of a start, which goes on from `state`."""
         return ready
 
-    def batches(self, ready: Ready, done: int) -> loop.Batches:
-        """Returns the batches of the steps that follow after `done` steps."""
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
+        """Returns the batches of the steps after `done`. `failed`: see `batches.LoaderBatches`."""
 
     def held_out(self, ready: Ready) -> Evaluator | None:
         """Returns what measures the model on held-out text; None if none is held out."""
 
-    def passes(self, data: Data, steps: int) -> dict[str, float]:
+    def passes(self, data: Order, steps: int) -> dict[str, float]:
         """Returns source -> how many times a run of so many steps goes through it, for the first lines."""
 
-    def documents(self, data: Data, step: int) -> list[str]:
+    def documents(self, data: Order, step: int) -> list[str]:
         """Returns the ids of the documents in the batch of a step, for the log."""
 
-    def switch(self, data: Data) -> int | None:
-        """Returns the last step before the data draws by another mixture; None if it keeps one.
-
-        Losses before and after it can't be compared.
-        """
+    def switch(self, data: Order) -> int | None:
+        """Returns the last step before the data draws by another mixture, with losses of its own; None if it keeps one."""
         return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
-        """Returns the watches of this kind of training, beside those of all."""
+        """Returns the watches beside those of all kinds."""
         return ()
 
     def remark(self, ready: Ready) -> hooks.Remark:
         """Returns what looks at the figures of evaluations and of samples."""
         return hooks.nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run whose folder is locked, with all that its attempts have in common; nothing is passed over in `ready` yet.
+
+    `mirror` is None without one, and on all processes but the first.
+    """
+
+    kind: Kind
+    settled: Settled
+    folder: pathlib.Path
+    ready: Ready
+    program: tune.Once
+    scores: Scores
+    mirror: Mirror | None

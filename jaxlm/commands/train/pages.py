@@ -13,10 +13,7 @@ _LEFT_OUT = "audit and mismatch report: jaxlm prepare, with the same config, add
 
 
 def of_data(config: Config) -> None:
-    """Writes DATA/report.html if `data.dir` holds prepared documents without one. No error costs the run.
-
-    It takes a second at most: audit and mismatch, which may take minutes, are left to `jaxlm prepare`.
-    """
+    """Writes DATA/report.html if `data.dir` holds prepared documents without one, in a second. No error costs the run."""
     root = pathlib.Path(config.data.dir)
     try:
         if (root / page.NAME).exists() or not (root / recipes.MANIFEST).is_file():

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -18,30 +19,24 @@ from jaxlm.eval.held_out import Evaluator
 from jaxlm.interop import hf_weights, peft
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import ledger
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import keep
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.step.objectives import base, policy, reward
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, origin
 from jaxlm.train.origin import Origin
-from jaxlm.train.pairs import answers
-from jaxlm.train.rl import policies, process, prompts, rewards, rollouts, scorer
+from jaxlm.train.rl import policies, process, prompts, rewards, rollouts
 
 _ASKED = 500  # held-out prompts that the best constant answer is looked for on
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Trains to `train.steps` on the rewards of `config.reward`; returns the exit code."""
     del args
     return training.run(config, Rewards(config))
 
 
 class Rewards(Chats):
-    """PPO: a value head says what each answer is worth on the way. GRPO: answers to one prompt are compared with each other.
-
-    Raises:
-      ConfigError: there is no origin or reward.
-    """
+    """PPO: a value head says what each answer is worth on the way. GRPO: answers to one prompt are compared with each other."""
 
     def __init__(self, config: Config):
         r = config.reward
@@ -68,7 +63,7 @@ class Rewards(Chats):
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
         tokenizer = self._tokenizer
-        if weights.begun(self._folder / "checkpoints"):
+        if keep.begun(self._folder / "checkpoints"):
             if line := origin.other_template(config, tokenizer):
                 say(line)
         elif chat.answer_end(tokenizer) is None:
@@ -103,7 +98,7 @@ class Rewards(Chats):
         with jax.set_mesh(parts.mesh):
             reference = parts.reference(self.origin(c), frozen) if c.policy.reference else None
             moment = ledger.moment(self._folder)
-            scores = scorer.Scorer(_reward_model(c), parts.mesh, room, moment) if c.reward.model else None
+            scores = rewards.Scorer(_reward_model(c), parts.mesh, room, moment) if c.reward.model else None
             rewarder = rewards.Rewarder(c.reward, self._process, scores, say)
             self._rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, self._folder)
         if int(state.step) == 0:
@@ -113,7 +108,8 @@ class Rewards(Chats):
                 say(baseline.line())
         return ready
 
-    def batches(self, ready: Ready, done: int) -> loop.Batches:
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
+        del failed  # one process alone: nobody waits for it
         return self._rollouts
 
     def held_out(self, ready: Ready) -> Evaluator | None:
@@ -123,7 +119,7 @@ class Rewards(Chats):
         return policies.of_policy(ready.config, lambda: self._rollouts.common_word, say)
 
     def remark(self, ready: Ready) -> hooks.Remark:
-        return answers.Remarks(None, 0.0)
+        return hooks.Remarks(None, 0.0)
 
 
 def _reward_model(config: Config) -> Origin:

@@ -11,19 +11,17 @@ import jax
 
 from jaxlm.commands.train import hooks as between
 from jaxlm.commands.train import pages
-from jaxlm.commands.train.kind import Data, Kind, Ready
+from jaxlm.commands.train.kind import Kind, Opened, Ready
 from jaxlm.config import Config, older
-from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.batches.order import Order, check_fingerprint
 from jaxlm.devices import processes
 from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import harness
 from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
-from jaxlm.plan.settle import Settled
 from jaxlm.plan.tune import machines, tune
 from jaxlm.run import ledger, metrics, signals, supervised, totals, workdir
-from jaxlm.run.checkpoints import restore, weights
-from jaxlm.run.checkpoints.mirror import Mirror
+from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
 from jaxlm.run.scores import Scores
@@ -34,26 +32,6 @@ from jaxlm.train import announcement, hooks, loop, phases, profile, stability, s
 from jaxlm.train.origin import check_base
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
-
-
-@dataclasses.dataclass(frozen=True)
-class Opened:
-    """A run whose folder is locked, with all that its attempts have in common.
-
-    Attributes:
-      settled: the config: what was asked, and what runs.
-      ready, program: parts and data, with nothing passed over yet; what compiles the step.
-      scores: the held-out losses of all starts, and by what the best checkpoints are chosen; each attempt adds its own.
-      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
-    """
-
-    kind: Kind
-    settled: Settled
-    folder: pathlib.Path
-    ready: Ready
-    program: tune.Once
-    scores: Scores
-    mirror: Mirror | None
 
 
 def run(config: Config, kind: Kind) -> int:
@@ -107,7 +85,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
     stack.push(log.closed_by)
     data = kind.data(settled.runs)
     with clock.spend(RESTORE, str(folder / "checkpoints")):
-        together(lambda: workdir.check_same_batches(folder, data.fingerprint(), getattr(data.data, "as_before", "")))
+        together(lambda: workdir.check_same_batches(folder, data.fingerprint(), kind.as_before(data)))
     together(lambda: pages.of_data(settled.runs), first_only=True)
     settled = settled.with_vocabulary(data.data.vocab_size)
     begun = functools.partial(from_first, lambda: workdir.has_checkpoints(folder))
@@ -119,12 +97,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run: from its newest good checkpoint to its next ending. A rollback leads to another attempt.
-
-    Attributes:
-      clock, log: the time and the books of this attempt.
-      stop: turns signals into a request to stop.
-    """
+    """One attempt at a run, with its time and books: from its newest good checkpoint to its next ending, perhaps a rollback."""
 
     opened: Opened
     clock: Clock
@@ -134,39 +107,40 @@ class Attempt:
     def run(self) -> loop.Ending:
         """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
         o, c, kind = self.opened, self.opened.settled.runs, self.opened.kind
-        checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
-            stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
-            bill = phases.of_run(c, o.folder, log.spent)
-            if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):
+            bill = phases.Phases(c, o.folder, log.spent)
+            options = {"pinned": bill.milestones, "mirror": o.mirror, "stopping": self.stop.asked}
+            checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores, **options)
+            stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
+            if ending := bill.begin() or stability.held_back(self._rollbacks(), c):
                 return ending
             checkpointer.prepare(o.ready.parts.abstract, c.train.steps)
-            checkpointer.stopping = self.stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
-                ready, state, frozen, meta = self._restore(checkpointer)
+                ready, state, frozen = self._restore(checkpointer)
             with self.clock.spend(EVALUATE, "the reference"):
                 ready = kind.begin(ready, state, frozen)
             done = int(state.step)
-            if o.mirror:
-                between.follow(checkpointer, o.mirror, done)
+            stale = o.mirror and o.mirror.latest() != done
+            if stale and (done == 0 or checkpointer.verified(done)):
+                o.mirror.roll_back(done)
             program = o.program(done)
-            parts = between.Between(kind, ready, o.folder, checkpointer, bill, o.scores, self.stop, self.clock)
-            doing, watching = parts.make(stack)
-            owed = hooks.owed(doing, done, c.train.steps, meta.get("interrupted", False))
+            doing, watching = between.make(o, ready, checkpointer, bill, self.stop, self.clock, stack)
+            owed = hooks.owed(doing, done, c.train.steps)
             if done >= c.train.steps and not owed:
                 why = f"complete: {o.folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
                 return loop.Ending(loop.DONE, why)
             if done < c.train.steps:
                 profile.check(c.profile, done + 1)
-            batches = kind.batches(ready, done)
+            batches = kind.batches(ready, done, self._no_batch)
             stack.callback(batches.close)
-            batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             mesh, data, make_room = ready.parts.mesh, ready.data.data, checkpointer.reserve.free
             recorder = log.begin(o.settled, data, mesh, done, o.scores, (doing, watching), make_room)
-            announcement.announce(
-                ready.parts, data, kind.passes(ready.data, c.train.steps), program, done, kind.trained
-            )
+            passes = kind.passes(ready.data, c.train.steps)
+            for line in announcement.lines(
+                ready.parts, data.token_counts("train"), passes, program, done, kind.trained
+            ):
+                say(line)
             inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
             state, ending = loop.run(loop.Run(mesh, c.train.steps, program and program.step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
@@ -178,24 +152,23 @@ class Attempt:
     def _rollbacks(self) -> list[dict]:
         return from_first(lambda: ledger.read(self.opened.folder)["rollbacks"])
 
-    def _close(self, checkpointer: Checkpointer) -> None:
-        checkpointer.close()
-        processes.left_behind |= checkpointer.left_behind
+    def _no_batch(self, error: Exception) -> None:
+        self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
 
-    def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
-        """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
+    def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables]:
+        """The newest good state and what goes with it: (ready, state, frozen variables)."""
         kind, ready, parts = self.opened.kind, self.opened.ready, self.opened.ready.parts
         rollbacks, where = self._rollbacks(), checkpointer.directory
         for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all that is trained: only what is frozen, or compared with, is read from the origin again.
-        begun = from_first(lambda: weights.begun(where))
+        begun = from_first(lambda: keep.begun(where))
         origin = kind.origin(ready.config) if kind.keeps_origin or not begun else None
         base = from_first(origin.identity) if kind.keeps_origin else {}
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.opened.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
-            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
+            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
             now = ready.data.fingerprint()
             check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
             check_base(meta.get("base", {}), base, self.opened.folder)
@@ -205,9 +178,9 @@ class Attempt:
         else:
             (state, frozen), meta = parts.create(origin), {}
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
-        return dataclasses.replace(ready, data=data, base=base), state, frozen, meta
+        return dataclasses.replace(ready, data=data, base=base), state, frozen
 
-    def _pass_over(self, done: int, saved: list, spoiled: list) -> Data:
+    def _pass_over(self, done: int, saved: list, spoiled: list) -> Order:
         """The data without the batches that rollbacks and `stability.skip` pass over."""
         data, skipped = self.opened.ready.data, self.opened.settled.runs.stability.windows
         windows, late = stability.passed_over(saved, [*spoiled, *skipped], data.passing_over(saved).batch_number(done))
@@ -221,41 +194,37 @@ class Attempt:
         )
         return data
 
-    def _ended(self, ending: loop.Ending, step: int, data: Data, checkpointer: Checkpointer) -> loop.Ending:
+    def _ended(self, ending: loop.Ending, step: int, data: Order, checkpointer: Checkpointer) -> loop.Ending:
         """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
         if ending.code != loop.ROLL_BACK:
             return ending
         c, folder, saved = self.opened.settled.runs, self.opened.folder, checkpointer.steps()
         batches = [data.batch_number(ending.first_bad), data.batch_number(step)]
-        settings = stability.settings(c.optim, c.stability, c.train)
-        if why := from_first(lambda: stability.carry_out(folder, ending, step, batches, saved, settings)):
+        if why := from_first(lambda: stability.carry_out(folder, ending, step, batches, saved, stability.settings(c))):
             return dataclasses.replace(ending, code=loop.STOPPED, why=why)
         self.opened.scores.forget(ending.first_bad)
         return ending
 
 
 def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
-    """Writes down and says how the run ended, and waits for the mirror."""
-    o, c, code = opened, opened.settled.runs, EXIT_CODES[ending.code]
-    together(lambda: _write_down(ending, code, clock, o.folder, c), first_only=True)
-    _say_ending(ending, o.folder, o.kind.next_command)
+    c, folder, mirror = opened.settled.runs, opened.folder, opened.mirror
+
+    def write_down() -> None:
+        why = ending.why or ending.code
+        ledger.end(folder, step=clock.step, code=EXIT_CODES[ending.code], why=why, cause=ending.cause)
+        with clock.spend(EVALUATE, "report"):
+            pages.of_run(c, folder)
+
+    def close() -> None:
+        if mirror:
+            ledger.note(folder, mirrored=mirror.close(c.checkpoint.mirror_timeout_s))
+
+    together(write_down, first_only=True)
+    _say_ending(ending, folder, opened.kind.next_command)
     with clock.spend(MIRROR):
-        together(lambda: _close(o.mirror, o.folder, c.checkpoint.mirror_timeout_s), first_only=True)
+        together(close, first_only=True)
     if ending.code == loop.DONE and jax.process_index() == 0:
-        _record_speed(c, o.ready.parts.mesh, o.folder)
-
-
-def _write_down(ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, config: Config) -> None:
-    """Writes into run.json how the run ended, then its page."""
-    ledger.end(folder, step=clock.step, code=code, why=ending.why or ending.code, cause=ending.cause)
-    with clock.spend(EVALUATE, "report"):
-        pages.of_run(config, folder)
-
-
-def _close(mirror: Mirror | None, folder: pathlib.Path, seconds: float) -> None:
-    """Waits for the mirror, and writes into run.json if it holds all."""
-    if mirror:
-        ledger.note(folder, mirrored=mirror.close(seconds))
+        _record_speed(c, opened.ready.parts.mesh, folder)
 
 
 def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+from collections.abc import Callable
 
 import jax
 
@@ -12,14 +13,14 @@ from jaxlm.data.batches import rows
 from jaxlm.data.batches.open import make_data, open_order
 from jaxlm.data.shards import vocabulary
 from jaxlm.devices.processes import say, together
-from jaxlm.eval import held_out as loss
+from jaxlm.eval import held_out
+from jaxlm.eval.held_out import Evaluator
 from jaxlm.interop import peft
 from jaxlm.models.transformer import Transformer
 from jaxlm.run import workdir
-from jaxlm.run.checkpoints import weights
+from jaxlm.run.checkpoints import keep
 from jaxlm.step.objectives import base, lm
-from jaxlm.train import batches as batches_lib
-from jaxlm.train import origin
+from jaxlm.train import batches, origin
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.origin import Origin
 
@@ -44,27 +45,27 @@ class Text(Kind):
         return data(config)
 
     def origin(self, config: Config) -> Origin | None:
-        if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
+        if keep.imported(pathlib.Path(config.workdir) / "checkpoints"):
             return origin.open(config.workdir)  # begins with its own weights
         return origin.begin(config, peft.READERS)
 
-    def batches(self, ready: Ready, done: int) -> LoaderBatches:
+    def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> LoaderBatches:
         if line := rows.mixture_words(ready.data, ready.config.train.steps):
             say(f"mixture: {line}")
         for line in rows.rounded(ready.data):
             say(line)
         first = jax.process_index() == 0
-        batches = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
+        loaded = batches.read(ready.data, ready.config.data, ready.parts, done, failed, verify=first)
         if jax.process_count() > 1:
-            together(batches.fill)
-        return batches
+            together(loaded.fill)
+        return loaded
 
-    def held_out(self, ready: Ready) -> loss.Evaluator | None:
+    def held_out(self, ready: Ready) -> Evaluator | None:
         c, order = ready.config, ready.data
         if not any(order.data.stream(source, "val").tokens > 1 for source in order.mixture):
             return None
         sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
-        return loss.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
+        return held_out.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)
 
     def passes(self, data: rows.Rows, steps: int) -> dict[str, float]:
         return rows.passes(data, steps)

@@ -39,17 +39,14 @@ class ToldError(OSError):
 
 @contextlib.contextmanager
 def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: bool = False) -> typing.Iterator[None]:
-    """Turns any error in its `with` block, which reads checkpoint `step`, into an error with a message of one line.
+    """Turns an error in its `with` block, which reads checkpoint `step`, into one of one line.
+
+    Raises CorruptCheckpointError if it is damaged, RunError for another reason (memory, permissions, a device).
 
     Args:
-      step: the checkpoint's step.
-      wrong: the files that differ from their checksums: [] means that none does, so the checkpoint is not damaged; None
-        that it has no checksums, so that the error alone must tell.
+      wrong: the files that differ from their checksums: [] means that none does, so the checkpoint is not damaged; None that it
+        has no checksums, so that the error alone must tell.
       same_tree: True if the checkpoint's arrays have the names that the caller wants.
-
-    Raises:
-      CorruptCheckpointError: the checkpoint is damaged.
-      RunError: the checkpoint can't be read for another reason (memory, permissions, a device).
     """
     try:
         yield
@@ -96,7 +93,6 @@ def number(error: BaseException) -> int | None:
 
 
 def full(error: BaseException) -> bool:
-    """True if the disk, or the quota on it, is full."""
     return number(error) in FULL
 
 

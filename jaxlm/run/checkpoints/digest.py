@@ -36,14 +36,7 @@ def digest(x: jax.Array) -> jax.Array:
 def of_piece(
     piece: np.ndarray, start: Sequence[int], shape: Sequence[int], pool: futures.ThreadPoolExecutor | None = None
 ) -> int:
-    """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest.
-
-    Args:
-      piece: a block of the array.
-      start: the index of the piece's first element in the array.
-      shape: the shape of the array.
-      pool: threads that hash at the same time; hashing leaves Python's lock. None for this thread alone.
-    """
+    """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest."""
     if pool is not None:
         jobs = _split(piece, start, _A_JOB)
         return sum(pool.map(lambda job: of_piece(*job, shape), jobs)) % 2**32
@@ -102,10 +95,8 @@ def look(items: dict[str, dict]) -> tuple[dict[str, int], list[str]]:
 
 
 def table(items: dict[str, dict]) -> dict[str, int]:
-    """Returns name -> digest of each array."""
     return look(items)[0]
 
 
 def differing(items: dict[str, dict], saved: dict[str, int]) -> list[str]:
-    """Returns the names of the arrays whose digest differs from that in `saved`."""
     return [name for name, value in table(items).items() if saved.get(name) != value]

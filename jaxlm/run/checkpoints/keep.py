@@ -22,9 +22,19 @@ _BLOCK = 2**20
 
 
 def steps(checkpoints: pathlib.Path) -> list[int]:
-    """Returns the steps of the checkpoints in a folder, ascending; none if there is no such folder."""
     names = os.listdir(checkpoints) if checkpoints.is_dir() else []
     return sorted(int(name) for name in names if is_step(name))
+
+
+def imported(checkpoints: pathlib.Path) -> bool:
+    """True if there is nothing but the weights of an imported model: no step was saved since."""
+    first = checkpoints / "0"
+    return steps(checkpoints) == [0] and (first / "params").is_dir() and not (first / "train").is_dir()
+
+
+def begun(checkpoints: pathlib.Path) -> bool:
+    """True if the run saved a step of its own, on which it goes on."""
+    return bool(steps(checkpoints)) and not imported(checkpoints)
 
 
 def obsolete(
@@ -37,14 +47,9 @@ def obsolete(
     """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best`, multiples of `keep_every`, `pinned`.
 
     Args:
-      steps: the steps of the checkpoints on disk.
-      scores: step -> score, the lowest of which is best. A step that is absent, or whose score is not finite, is never
-        among the best.
-      config: `config.checkpoint`.
       whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
         checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
         whole ones stay.
-      pinned: steps that are never deleted.
     """
     counted = sorted(steps if whole is None else set(steps) & set(whole))
     newest = counted[-config.keep_last :]
@@ -56,7 +61,6 @@ def obsolete(
 
 
 def best(steps: Sequence[int], scores: Mapping[int, float]) -> int | None:
-    """Returns the step with the lowest score; None if no step has a finite one."""
     return next(iter(ranked(steps, scores)), None)
 
 
@@ -66,11 +70,7 @@ def ranked(steps: Iterable[int], scores: Mapping[int, float]) -> list[int]:
 
 
 def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
-    """Keeps a checkpoint for good, since another run needs it: the base of an adapter. Deleting STEP.needed lets it go.
-
-    Raises:
-      OSError: the folder can't be written.
-    """
+    """Keeps a checkpoint for good, since another run needs it: the base of an adapter. Deleting STEP.needed lets it go."""
     file, line = checkpoints / f"{step}.needed", f"{run.resolve()}\n"
     if not file.is_file() or line not in file.read_text("utf-8"):
         with file.open("a", encoding="utf-8") as out:
@@ -78,15 +78,11 @@ def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
 
 
 def needed(checkpoints: pathlib.Path) -> set[int]:
-    """Returns the steps that other runs need."""
     return {int(file.stem) for file in checkpoints.glob("*.needed") if is_step(file.stem)}
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
-    """Returns how many checkpoints a run of `steps` steps has at once, at most, with `pinned` ones that are never deleted.
-
-    The one that is being written counts: it is verified before an old one is deleted.
-    """
+    """Returns how many checkpoints a run has at once, at most; the one that is being written counts."""
     every = steps // config.keep_every if config.keep_every else 0
     return config.keep_last + config.keep_best + every + pinned + 1
 
@@ -94,16 +90,7 @@ def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
 def lacking(
     directory: pathlib.Path, there: int, size: float, config: CheckpointConfig, pinned: int = 0, steps: int = 0
 ) -> str:
-    """Returns a warning if the checkpoints of a run do not seem to fit on the disk; "" if they do.
-
-    Args:
-      directory: where the checkpoints are.
-      there: the number of checkpoints that are there already.
-      size: the bytes of one checkpoint.
-      config: `config.checkpoint`.
-      pinned: the number of checkpoints that the run keeps for good, as milestones.
-      steps: the last step of the run; 0 if it is not known.
-    """
+    """Returns a warning if the checkpoints of a run do not seem to fit on the disk; "" if they do."""
     count = most(config, steps, pinned)
     bytes_ = max(1, count - there) * size + config.reserve_mb * 1e6
     try:
@@ -121,29 +108,19 @@ def lacking(
 
 
 class Reserve:
-    """A file of random bytes in the work directory, which is deleted when the disk is full.
-
-    Args:
-      workdir: the folder of the run.
-      megabytes: the size of the file (10^6 bytes); 0 = none.
-    """
+    """A file of random bytes in the work directory, which is deleted when the disk is full."""
 
     def __init__(self, workdir: pathlib.Path, megabytes: float):
         self._path, self._bytes = workdir / RESERVE, int(megabytes * 1e6)
 
     @property
     def held(self) -> bool:
-        """True if the file is there, whole."""
         with contextlib.suppress(OSError):
             return self._bytes > 0 and self._path.stat().st_size == self._bytes
         return False
 
     def make(self, most: float = math.inf) -> bool:
-        """Writes the file, unless it is there. Returns True if it is there now. Never raises.
-
-        Args:
-          most: a size in bytes above which the reserve is not needed: that of a checkpoint.
-        """
+        """Writes the file, unless it is there. Returns True if it is there now. Never raises."""
         self._bytes = int(min(self._bytes, most))
         if self._bytes and not self.held:
             try:
@@ -163,10 +140,7 @@ class Reserve:
 
 
 def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
-    """True if no checkpoint as large as the largest one there can be written beside it: so many bytes are tried.
-
-    False if there is none to go by, if the disk fails otherwise, or takes more than `seconds`: nobody knows then.
-    """
+    """True if no checkpoint as large as the largest one can be written beside it, by trial; False if nobody knows in time."""
     trial = checkpoints / RESERVE
     try:
         folders = [path for path in checkpoints.iterdir() if path.is_dir()]

@@ -7,7 +7,6 @@ state and the counters, and `running` if the objective adapts scalars. Orbax res
 import dataclasses
 import json
 import pathlib
-from collections.abc import Collection
 
 from jaxlm.host.files import json_of
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
@@ -20,22 +19,15 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 
 
 def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
-    """Returns `meta` with the step, the digests, and a sha256 over all of it."""
     content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # as it reads back: no tuples
     return {**content, _SEAL: seal(content)}
 
 
-def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool = False) -> dict:
-    """Returns the dict that was saved in a checkpoint's folder.
+def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
+    """Returns the dict that was saved in a checkpoint's folder. Raises CorruptCheckpointError, OSError.
 
     Args:
-      needs: names of dicts without which the caller can't use the checkpoint. Only older checkpoints, which have no seal,
-        may lack them and be otherwise whole.
       must_be_sealed: True to refuse what has no seal; older checkpoints have none.
-
-    Raises:
-      CorruptCheckpointError: it is not what was saved.
-      OSError: it is there and can't be read.
     """
     step = int(folder.name)
     try:
@@ -51,8 +43,6 @@ def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool
     good = isinstance(digests, dict) and digests and all(isinstance(value, int) for value in digests.values())
     if not good or meta.get("step") != step:
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks its step or its digests")
-    if lacking := [name for name in needs if not isinstance(meta.get(name), dict)]:
-        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks {lacking[0]}")
     return meta
 
 

@@ -22,11 +22,6 @@ def minutes(stall_s: float, verify_s: float, failures_per_day: float) -> float:
 
     It is Young's and Daly's sqrt(2 * stall * mean time between failures) (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
     2006), from 1 to 120 minutes, and long enough that the stall stays under 1% and verifying under 2% of the time.
-
-    Args:
-      stall_s: the seconds for which a save holds the loop.
-      verify_s: the seconds that verifying a checkpoint takes.
-      failures_per_day: how often a machine of this kind is lost; 0 if never.
     """
     between_s = 86400 / failures_per_day if failures_per_day > 0 else math.inf
     best = min(MOST, math.sqrt(2 * stall_s * between_s) / 60) if stall_s > 0 else LEAST
@@ -38,10 +33,6 @@ class Pace:
 
     Only the first process's clock counts. Several processes agree at a few steps, some seconds apart, which they choose
     together; a single one asks at every step.
-
-    Args:
-      every_minutes: the interval; `AUTO` for the best one; 0 for none.
-      failures_per_day: see `minutes`.
     """
 
     def __init__(self, every_minutes: float, failures_per_day: float):
@@ -53,18 +44,12 @@ class Pace:
 
     @property
     def minutes(self) -> float:
-        """The interval in minutes; infinite if there is none."""
         if self._every != AUTO:
             return self._every or math.inf
         return minutes(self._stall_s, self._verify_s, self._failures) if self._stall_s else FIRST_MINUTES
 
     def due(self, step: int, wanted: Callable[[], bool], verify_s: float) -> bool:
-        """True if a save is due after `step`. All processes must ask for the same steps.
-
-        Args:
-          wanted: True if one is due for another reason. Asked on the first process only.
-          verify_s: how long verifying the last checkpoint took.
-        """
+        """True if a save is due after `step`. All processes must ask for the same steps."""
         if step == self._asked:
             return self._answer
         self._asked, self._answer, self._verify_s = step, False, verify_s

@@ -25,15 +25,9 @@ class UnreadableError(CorruptCheckpointError):
 
 
 def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
-    """Restores some items of a checkpoint.
+    """Restores some items of a checkpoint; `wanted`: item -> tree of ShapeDtypeStructs with shardings.
 
-    Args:
-      folder: the checkpoint's folder, `checkpoints/<step>`.
-      wanted: item -> tree of ShapeDtypeStructs with shardings.
-
-    Raises:
-      CorruptCheckpointError: an array or a file differs from what was saved.
-      RunError: the checkpoint can't be read for another reason; nothing was changed.
+    Raises CorruptCheckpointError if it differs from what was saved, RunError if it can't be read for another reason.
     """
     step, names = int(folder.name), {*wanted, "meta"}
     digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
@@ -64,17 +58,14 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
     return items
 
 
-def read_meta(folder: pathlib.Path, needs: Collection[str] = ()) -> dict:
-    """Returns the dict that was saved beside the arrays. Arguments and errors: see `meta.read`; for OSError, RunError."""
+def read_meta(folder: pathlib.Path) -> dict:
+    """Returns the dict that was saved beside the arrays; see `meta.read`. Raises RunError for an OSError."""
     with _readable(folder):
-        return meta.read(folder, needs)
+        return meta.read(folder)
 
 
 def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:
-    """Returns the digests of some items, and the files that differ from their checksums; None for these without checksums.
-
-    Talks to no other process. Raises as `restore` does.
-    """
+    """Returns the digests of some items, and the files that differ from their checksums, None without any. Talks to nobody."""
     several, first = jax.process_count() > 1, jax.process_index() == 0
     with _readable(folder):
         wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
@@ -103,7 +94,6 @@ def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
 
 
 def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
-    """Returns a tree of ShapeDtypeStructs with the shardings of another tree."""
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
 
 
@@ -120,10 +110,6 @@ def reader(folder: pathlib.Path, item: str = "params") -> Reader:
     """Returns a function that reads a parameter of a checkpoint by its name, `layers_0/attn/q/kernel`.
 
     It raises CorruptCheckpointError if the array is not what was saved, RunError if it can't be read.
-
-    Args:
-      folder: the checkpoint's folder, `checkpoints/<step>`.
-      item: the collection that holds the parameter.
     """
     digests = functools.cache(lambda: read_meta(folder)["digests"])
 

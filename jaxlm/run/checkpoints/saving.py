@@ -12,9 +12,11 @@ import jax
 import orbax.checkpoint as ocp
 from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
 
+from jaxlm.config import RunError
+from jaxlm.devices.processes import together, working
 from jaxlm.host.console import Say
 from jaxlm.host.files import plain_path
-from jaxlm.run.checkpoints import damage, verify
+from jaxlm.run.checkpoints import damage, digest, meta, verify
 from jaxlm.run.checkpoints.damage import ToldError
 
 
@@ -44,11 +46,7 @@ class Votes:
         self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
-        """Says that this process came so far, and waits for the others. In the place of Orbax's barrier.
-
-        Raises:
-          ToldError: another process failed; its message is that process's.
-        """
+        """Says that this process came so far, and waits for the others. Raises ToldError with the words of one that failed."""
         del key
         if jax.process_count() == 1:
             return
@@ -67,7 +65,6 @@ class Votes:
             self._write("failed", line)
 
     def failed(self) -> str:
-        """Returns why another process failed; "" if none did so far."""
         if jax.process_count() == 1:
             return ""
         votes = distributed.global_state.client.key_value_dir_get(f"{self._prefix}/failed/")
@@ -83,21 +80,11 @@ class Votes:
 class Saving:
     """One save, in a thread that can be left behind when the storage hangs.
 
-    Args:
-      folder: the checkpoint's folder, `checkpoints/<step>`.
-      items: the arrays to save, on the devices.
-      meta: JSON values; `digests` holds the digest of every array.
-
     Attributes:
       copied: set when the arrays' memory may be used again.
       left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
       done: set when there is nothing more to wait for; then the others below hold.
-      written: True if all processes wrote their parts.
       failed: why the checkpoint could not be written or read back, in one line; "" if it was.
-      full: True if it failed because the disk is full.
-      differs: what did not read back as it was saved; "" if all did.
-      verified: True if all was read back and its checksums are written. On the first process only.
-      verify_s: the seconds that verifying took.
     """
 
     def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict):
@@ -113,7 +100,6 @@ class Saving:
         self._thread.start()
 
     def leave(self) -> None:
-        """Stops verifying at the next array."""
         self._left = True
 
     def _run(self) -> None:
@@ -135,7 +121,6 @@ class Saving:
         self.done.set()
 
     def _write(self, votes: Votes) -> None:
-        """Writes the checkpoint, with all processes. Raises what one of them met."""
         if jax.process_index() == 0:
             probe(self.folder.parent)
         votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # nobody begins a save that the first process can't
@@ -194,7 +179,6 @@ def probe(folder: pathlib.Path) -> None:
 
 
 def remove_partial(directory: pathlib.Path, step: int) -> None:
-    """Deletes what a save of `step` that failed left behind. What can't be deleted stays."""
     for path in directory.glob(f"{step}.{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -204,7 +188,6 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
 
     Args:
       stopping: asked four times a second. When it turns true during the wait, at most half a minute is left.
-      most_s: the most seconds to wait.
     """
     began, say_at, stopped = time.monotonic(), 60.0, stopping()
     while not event.wait(0.25):
@@ -217,3 +200,30 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
             say(f"waiting for {waited:.0f} s for checkpoint {saving.step}: {saving.at} ({saving.folder})")
             say_at += 300.0
     return True
+
+
+def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
+    """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
+
+    `make` returns the parameters, which are let go before the checkpoint is read back. Raises RunError if it is not whole.
+    """
+    checkpoints = checkpoints.absolute()
+    together(lambda: _clear(checkpoints), first_only=True)
+    params = make()
+    digests, bad = digest.look({"params": params})
+    if bad:
+        raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
+    sealed = meta.sealed({"config": config}, 0, digests)
+    with working("writing the checkpoint and reading it back"):
+        saving = Saving(checkpoints / "0", {"params": params}, sealed, check=True)
+        del params
+        saving.done.wait()
+    if saving.failed or saving.differs:
+        mend = "; free some room and run the same command again" if saving.full else ""
+        raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}{mend}")
+
+
+def _clear(checkpoints: pathlib.Path) -> None:
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    remove_partial(checkpoints, 0)
+    shutil.rmtree(checkpoints / "0", ignore_errors=True)

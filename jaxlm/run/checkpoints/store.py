@@ -12,6 +12,7 @@ import typing
 import jax
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.devices import processes
 from jaxlm.devices.processes import from_first, say, together, working
 from jaxlm.host import files
 from jaxlm.host.files import is_step
@@ -19,6 +20,9 @@ from jaxlm.run.checkpoints import digest, keep, meta, restore, verify
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 from jaxlm.step.state import TrainState
+
+if typing.TYPE_CHECKING:  # it imports fsspec, which `jaxlm sample` need not wait for
+    from jaxlm.run.checkpoints.mirror import Mirror
 
 _DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
@@ -31,17 +35,14 @@ class Checkpointer:
     """The checkpoints of one run.
 
     Args:
-      directory: `WORKDIR/checkpoints`.
-      config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
-      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
+      config: which checkpoints to keep; None keeps all.
+      scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
+      pinned: steps that rotation never deletes.
+      mirror: gets each checkpoint once it is verified, before rotation takes it; None on all processes but the first.
+      stopping: True once the run was asked to stop; waits are then short.
       read_only: True for programs that only restore; nothing is then written.
 
     Attributes:
-      pinned: steps that rotation never deletes. The caller may add some.
-      spared: returns steps that rotation leaves alone for now, because they are being copied.
-      on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
-      stopping: True once the run was asked to stop; waits are then short.
-      reserve: the room held back on the disk; None if `read_only`.
       failing: why saving fails now, in one line; "" if it does not.
       abandoned: True if a save hangs and was given up; there are no more saves then.
       left_behind: True if Python can't end by itself, because of threads that read or write: end it by `os._exit`.
@@ -54,17 +55,17 @@ class Checkpointer:
         config: CheckpointConfig | None = None,
         *,
         scores: typing.Mapping[int, float] | None = None,
+        pinned: typing.Collection[int] = (),
+        mirror: "Mirror | None" = None,
+        stopping: typing.Callable[[], bool] = lambda: False,
         read_only: bool = False,
     ):
         self.directory = pathlib.Path(directory).resolve()
         if read_only and not self.directory.is_dir():
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._scores, self._read_only = config, {} if scores is None else scores, read_only
-        self.pinned: set[int] = set()
+        self._pinned, self._mirror, self._stopping = {*pinned}, mirror, stopping
         self._held = -1  # the step that `hold` keeps
-        self.spared: typing.Callable[[], typing.Collection[int]] = tuple
-        self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
-        self.stopping: typing.Callable[[], bool] = lambda: False
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
@@ -82,16 +83,12 @@ class Checkpointer:
         self._delete(left)  # a crash left them half gone or half written
 
     def prepare(self, state: TrainState, steps: int = 0) -> None:
-        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk.
-
-        Args:
-          state, steps: a state or its shapes, and the last step of the run.
-        """
+        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk."""
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
         size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(meta.to_items(state))))
-        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
+        if warning := keep.lacking(self.directory, len(self._steps), size, self._config, len(self._pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
 
@@ -121,14 +118,9 @@ class Checkpointer:
     def save(self, state: TrainState, meta_of_run: dict) -> bool:
         """Starts to save `state` as the checkpoint of its step. Returns False if it did not.
 
-        It does not where the checkpoint is there already, a number is not finite, or the save before hangs.
-
-        Waits for the previous save, the digests and the copy to the host. A thread then writes the files, reads them back
-        from the disk and writes their checksums. An error of the disk is told by `check`, and never raised.
-
-        Args:
-          state: the state, on the devices. Its memory may be reused as soon as `save` returns.
-          meta_of_run: JSON values to save beside the arrays.
+        It does not where the checkpoint is there already, a number is not finite, or the save before hangs. Waits for the
+        previous save, the digests and the copy to the host. A thread then writes the files, reads them back from the disk and
+        writes their checksums. An error of the disk is told by `check`, and never raised.
         """
         self.wait()
         step = int(state.step)
@@ -176,6 +168,8 @@ class Checkpointer:
         for thread in self._deleting:
             thread.join(timeout=60)
             self.left_behind |= thread.is_alive()  # TensorStore aborts a process whose Python ends while it reads
+        if self.left_behind:
+            processes.leave_behind()
 
     def wants_save(self) -> bool:
         """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
@@ -192,11 +186,10 @@ class Checkpointer:
 
     def holds(self, most_s: float) -> bool:
         """True if a finished state that could not be saved is worth another try. `most_s`: of `unprotected_s`."""
-        lost = self.abandoned or not self.failing or self.moved() or self.stopping()
+        lost = self.abandoned or not self.failing or self.moved() or self._stopping()
         return not lost and self.unprotected_s() < most_s
 
     def unprotected_s(self) -> float:
-        """Returns the age in seconds of the oldest work that no whole checkpoint holds."""
         return time.monotonic() - self._safe_since
 
     def hangs(self) -> str:
@@ -208,12 +201,11 @@ class Checkpointer:
         return f"the save of step {saving.step} hangs for {took / 60:.0f} minutes, {saving.at}: {saving.folder}"
 
     def verified(self, step: int) -> bool:
-        """True if every array of the checkpoint was read back from the disk and equalled what was saved."""
         return verify.read_checksums(self.directory / str(step)) is not None
 
     def _wait(self, event: threading.Event) -> bool:
-        least = _PATIENCE_STOPPING_S if self.stopping() else _PATIENCE_S
-        if wait(self._saving, event, say, self.stopping, max(least, 3 * self._longest_s)):
+        least = _PATIENCE_STOPPING_S if self._stopping() else _PATIENCE_S
+        if wait(self._saving, event, say, self._stopping, max(least, 3 * self._longest_s)):
             return True
         took = time.monotonic() - self._saving.began
         self.failing = f"checkpoint {self._saving.step} was not done after {took:.0f} s: {self._saving.folder}"
@@ -234,9 +226,9 @@ class Checkpointer:
             return
         if saving.verified:
             self.verify_s = saving.verify_s
-        for call in self.on_verified:
+        if self._mirror:
             try:
-                call(saving.step, saving.folder)
+                self._mirror.begin(saving.step)
             except Exception as error:  # a mirror that fails must not end the run
                 say(f"checkpoint {saving.step}: {error}")
         self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
@@ -273,18 +265,16 @@ class Checkpointer:
     # Deleting
 
     def _remove_partial(self) -> None:
-        """Deletes what saves that failed left behind, beside the training."""
         for step in self._partial:
             self._beside(functools.partial(remove_partial, self.directory, step))
 
     def _rotate(self) -> None:
-        """Deletes what need not be kept."""
         # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
         # other process has to wait for a deletion.
         there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
         whole = [step for step in there if self.verified(step)]
-        gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
-        gone = set(gone) - {*self.spared(), self._held}
+        gone = keep.obsolete(there, self._scores, self._config, whole, self._pinned | keep.needed(self.directory))
+        gone = set(gone) - {*(self._mirror.wanted() if self._mirror else ()), self._held}
         self._delete([self.directory / str(step) for step in gone])
         self._steps -= gone
 
@@ -304,8 +294,6 @@ class Checkpointer:
         self._beside(lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone])
 
     def _beside(self, action: typing.Callable[[], object]) -> None:
-        """Runs `action`, which may fail, in a thread."""
-
         def act() -> None:
             with contextlib.suppress(OSError):  # of a disk; rmtree, told to ignore errors, raises that of a close
                 action()
@@ -321,10 +309,7 @@ class Checkpointer:
         return sorted(self._steps)
 
     def find(self, which: str | int) -> int:
-        """Returns the step of the checkpoint `which`: "latest", "best" or a step.
-
-        Raises ConfigError if there is no such checkpoint.
-        """
+        """Returns the step of the checkpoint `which`: "latest", "best" or a step. Raises ConfigError if there is none."""
         steps = self.steps()
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
@@ -334,39 +319,24 @@ class Checkpointer:
         return int(step)
 
     def meta(self, step: int) -> dict:
-        """Returns the dict that was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
         return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Restores the state of `step`, laid out as `shardings` says. Another mesh may have written the checkpoint.
-
-        Raises:
-          CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
-          RunError: the checkpoint can't be read for another reason.
-        """
+        """Restores the state of `step`, laid out as `shardings` says; any mesh may have written it. See `restore.restore`."""
         wanted = meta.to_items(restore.with_shardings(abstract, shardings))
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
-    def restore_latest(
-        self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
-    ) -> tuple[TrainState, dict]:
+    def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
         """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
-        Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` and says so. If all checkpoints are damaged it
-        moves none, so that a run never starts from scratch by accident.
-
-        Args:
-          needs: names of dicts that `meta` must hold: without them a checkpoint counts as damaged.
-
-        Raises:
-          NoWholeCheckpointError: all checkpoints are damaged.
-          RunError: a checkpoint can't be read for another reason (memory, permissions, a device). Nothing is moved.
+        Moves newer ones, which are damaged, to `WORKDIR/damaged/` and says so. If all are damaged it moves none, so that a run
+        never starts from scratch by accident: NoWholeCheckpointError. RunError if one can't be read for another reason.
         """
         damaged = []
         for step in reversed(self.steps()):
             try:
-                saved = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
+                saved = together(lambda s=step: restore.read_meta(self.directory / str(s)), errors=_DAMAGE)
                 state = self.restore(step, abstract, shardings)
             except CorruptCheckpointError as error:
                 say(f"{error}; going back to the checkpoint before it")

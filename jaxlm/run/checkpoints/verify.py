@@ -61,8 +61,6 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
     """Reads every array of a checkpoint, some chunks at a time. Returns "", or what differs from what was saved.
 
     Args:
-      folder: the checkpoint.
-      digests: name -> digest of each array, as they were on the device.
       go_on: asked before each array; False ends the reading with "".
     """
     # Threads that only compute: one that waited for a disk that hangs would keep Python from ending.
@@ -132,7 +130,6 @@ def write_checksums(folder: pathlib.Path) -> None:
 
 
 def seal(value: object) -> str:
-    """Returns the sha256 of a JSON value, however it is laid out as text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -149,14 +146,11 @@ def read_checksums(folder: pathlib.Path) -> dict[str, tuple[int, str]] | None:
 def differing(
     folder: pathlib.Path, items: Collection[str] | None = None, share: tuple[int, int] = (0, 1)
 ) -> list[str] | None:
-    """Returns the files that are not as they were saved; None if nobody knows how they were saved.
+    """Returns the files that are not as they were saved; None if nobody knows how they were saved. Raises OSError.
 
     Args:
       items: look only at these items of the checkpoint ("params"); None means at all files.
       share: (i, n): read every n-th file whole, from the i-th on, and only the ends of the others. For n processes.
-
-    Raises:
-      OSError: a file is there and can't be read.
     """
     saved = read_checksums(folder)
     if saved is None:

@@ -28,12 +28,9 @@ Running = dict[str, jax.Array]  # scalars that an objective adapts from step to 
 
 
 class Sums(typing.NamedTuple):
-    """Sums over a batch. The step adds them over microbatches and divides them by `weight` once.
+    """Sums over a batch. The step adds them over microbatches and divides them by `weight` (tokens, pairs or rows) once.
 
-    Attributes:
-      loss: the float32 scalar to differentiate.
-      weight: the number of tokens, pairs or rows over which the loss is averaged.
-      metrics: float32 scalars by name, which are divided by `weight` too. "nll" is the plain cross-entropy.
+    `metrics` are float32 scalars, divided too; "nll" is the plain cross-entropy.
     """
 
     loss: jax.Array
@@ -42,13 +39,11 @@ class Sums(typing.NamedTuple):
 
 
 def unchanged(running: Running, metrics: dict[str, jax.Array]) -> Running:
-    """Returns `running` unchanged, for objectives that adapt nothing."""
     del metrics
     return running
 
 
 def as_it_is(batch: Batch) -> Batch:
-    """Returns `batch`, for objectives whose loss of a row depends on no other row."""
     return batch
 
 
@@ -57,17 +52,15 @@ class Objective:
     """The function that training minimises, and the shapes of its batches.
 
     Attributes:
-      sums: (variables, batch, key) -> Sums. If the key is None there is no dropout. Evaluations use the same `hidden`
-        and masks, and read `metrics["nll"]`, not `loss`, since the loss may include a z-loss.
+      sums: (variables, batch, key) -> Sums. If the key is None there is no dropout. Evaluations use the same `hidden` and
+        masks, and read `metrics["nll"]`, not `loss`, since the loss may include a z-loss.
       shapes: (config, mesh) -> the batch as ShapeDtypeStructs with their shardings.
-      heads: the names of the scalar heads (see `scalar`) that are trained beside the model. Each head is a collection.
-      updates: the number of optimizer updates in one step, a multiple of `passes`.
-      passes: how many times a step goes over its batch, in minibatches of updates / passes. Update u takes the rows m, m +
+      heads: the scalar heads (see `scalar`) that are trained beside the model. Each is a collection.
+      updates: the optimizer updates in one step, a multiple of `passes`.
+      passes: how often a step goes over its batch, in minibatches of updates / passes. Update u takes the rows m, m +
         minibatches, ... of the batch, where m is u modulo `minibatches`.
-      running: the initial values of the scalars that `adapt` changes.
-      prepare: batch -> the batch that `sums` takes, with what depends on all rows of an update, [B, ...]. Called before the
-        rows are split into microbatches.
-      adapt: (running, metrics) -> running, called once a step (as for an adaptive KL coefficient).
+      running: the initial values of the scalars that `adapt` changes, once a step.
+      prepare: adds to a batch what depends on all rows of an update, [B, ...], before they are split into microbatches.
     """
 
     sums: typing.Callable[[Variables, Batch, jax.Array | None], Sums]
@@ -85,7 +78,6 @@ class Objective:
 
     @property
     def minibatches(self) -> int:
-        """Returns the number of parts of the batch, each of which is an update of every pass."""
         return self.updates // self.passes
 
 
@@ -105,12 +97,7 @@ def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Arra
 def token_logp(
     model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None, tile: int = 0
 ) -> jax.Array:
-    """Returns log p(target) of each token in nats, float32 [B, T]. The backward pass works in tiles too.
-
-    Args:
-      key: the key for dropout; None for no dropout.
-      tile: the number of tokens whose logits are in memory at one time; 0 for all.
-    """
+    """Returns log p(target) of each token in nats, float32 [B, T]; `tile`: how many tokens' logits are in memory at once."""
     return hidden_logp(model, variables, hidden(model, variables, batch, key), batch["targets"], tile)
 
 
@@ -126,10 +113,7 @@ def hidden_logp(
 
 
 def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Array:
-    """Returns the sums of `x_BxT` over each segment, [B, S] with S = n.
-
-    Column s is segment s + 1; segments after n are ignored.
-    """
+    """Returns the sums of `x_BxT` over each segment, [B, S] with S = n; segments after n are ignored."""
     chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, n + 1)
     return jnp.sum(jnp.where(chosen_BxTxS, x_BxT[:, :, None], 0), axis=1)
 
@@ -141,16 +125,12 @@ def from_segments(x_BxS: jax.Array, segment_ids_BxT: jax.Array) -> jax.Array:
 
 
 def split_rows(x_Bx: jax.Array, parts: int) -> jax.Array:
-    """Returns [B, ...] as [A, M, ...] with A = `parts`: part a has every A-th row.
-
-    With runs of rows each part would be on a few devices alone.
-    """
+    """Returns [B, ...] as [A, M, ...] with A = `parts`. Part a has every A-th row: runs of rows would be on few devices."""
     x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
     return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
 
 
 def join_rows(x_AxMx: jax.Array) -> jax.Array:
-    """Returns the array [B, ...] whose `split_rows` this is."""
     return x_AxMx.swapaxes(0, 1).reshape(-1, *x_AxMx.shape[2:])
 
 
@@ -166,10 +146,7 @@ def scalar(variables: Variables, name: str, hidden_BxTxD: jax.Array) -> jax.Arra
 
 
 def token_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a packed batch, all [B, T].
-
-    They are `tokens`, `targets`, `segment_ids` and `positions`, int32, and `weights`, float32.
-    """
+    """Returns the shapes of a packed batch, all [B, T]: four int32 ones, and `weights`, float32."""
     shape, placed = (config.train.batch_size, config.train.seq_len), sharding.batch_sharding(mesh)
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=placed) for name in integers}

@@ -29,14 +29,7 @@ _BY_TOKEN = ("ipo", "orpo", "simpo")
 
 
 class Answers(typing.NamedTuple):
-    """What is known of the answers on one side of the pairs, float32 [B, P] each.
-
-    Attributes:
-      logp: log p(answer), in nats.
-      ratio: log p(answer) less the reference's; log p(answer) itself if there is no reference.
-      tokens: the number of tokens that count.
-      mean: `ratio` by token.
-    """
+    """What is known of the answers on one side of the pairs, float32 [B, P]: log p, its ratio to the reference's, ..."""
 
     logp: jax.Array
     ratio: jax.Array
@@ -45,20 +38,17 @@ class Answers(typing.NamedTuple):
 
 
 def has_reference(config: DpoConfig) -> bool:
-    """True if the loss compares the policy with a reference."""
     return config.loss not in _WITHOUT_REFERENCE
 
 
 def by_token(config: DpoConfig) -> bool:
-    """True if the loss and its rewards are of means over an answer's tokens."""
     return config.loss in _BY_TOKEN
 
 
 def judged(config: Config) -> bool:
     """True if batches must hold the reference's log-probabilities, `reference`; see the module's text.
 
-    New LoRA adapters and rows change nothing at first, so that the frozen part is the reference. Prompts do, and so do
-    adapters of an origin that is not merged.
+    New LoRA adapters change nothing at first, so the frozen part is the reference. Prompts do, and unmerged ones of an origin.
     """
     return has_reference(config.dpo) and not (config.adapter.kind == "lora" and config.origin_merge)
 
@@ -71,7 +61,7 @@ def at_start(config: DpoConfig) -> float | None:
 
 
 def pair_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a packed batch of pairs: those of `base.token_shapes`, and `pair` and `margin`, float32 [B, P].
+    """Returns the shapes of a packed batch of pairs: `base.token_shapes`, and `pair` and `margin`, float32 [B, P].
 
     `pair` is 1 where there is a pair, else 0. `margin` is by how much the chosen answer was preferred; 0 if unknown.
     """
@@ -88,7 +78,6 @@ def pair_sums(loss_BxP: jax.Array, metrics: dict[str, jax.Array], pair_BxP: jax.
 
 
 def _total(x_BxP: jax.Array, pair_BxP: jax.Array) -> jax.Array:
-    """Returns the sum over the pairs that there are, a scalar."""
     return jnp.sum(jnp.where(pair_BxP > 0, x_BxP, 0))
 
 
@@ -98,10 +87,7 @@ def accuracy(margin_BxP: jax.Array) -> jax.Array:
 
 
 def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch: those of `pair_shapes` and, if `judged`, `reference` [B, 2P].
-
-    `reference` is the log-probability of each segment's answer under the reference, in nats; 0 without a pair.
-    """
+    """Returns the shapes of a batch: `pair_shapes` and, if `judged`, `reference` [B, 2P]: log p of each answer, in nats."""
     batch = pair_shapes(config, mesh)
     if judged(config):
         rows, count = batch["pair"].shape
@@ -153,10 +139,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
 
 def prepare(batch: base.Batch) -> base.Batch:
-    """Adds `nll_scale` [B]: in the whole batch, pairs over tokens of chosen answers.
-
-    The mean over pairs of what it is multiplied with is a mean over tokens.
-    """
+    """Adds `nll_scale` [B], pairs over tokens of chosen answers: the mean over pairs of what it scales is one over tokens."""
     pair = batch["pair"]
     tokens = base.by_segment(batch["weights"], batch["segment_ids"], 2 * pair.shape[1])[:, ::2]
     scale = jnp.sum(pair) / jnp.maximum(_total(tokens, pair), 1)
@@ -172,7 +155,6 @@ def _sides(logp: jax.Array, reference: jax.Array, batch: base.Batch) -> tuple[An
 
 
 def _metrics(c: DpoConfig, chosen: Answers, rejected: Answers) -> dict[str, jax.Array]:
-    """All but "nll", by pair."""
     for_chosen, for_rejected = (c.beta * (side.mean if by_token(c) else side.ratio) for side in (chosen, rejected))
     margin = for_chosen - for_rejected
     return {

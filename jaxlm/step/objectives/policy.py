@@ -41,7 +41,6 @@ def figures(config: Config) -> tuple[str, ...]:
 
 
 def in_row(config: Config) -> int:
-    """Returns the number of answers in each row."""
     return config.rollout.prompts * config.rollout.answers // config.train.batch_size
 
 
@@ -131,11 +130,6 @@ def token_loss(
     answer have the exponential of its mean log-ratio (GSPO, arXiv:2507.18071). With `rollout.importance_cap` it is
     weighted by the policy's probability over the sampler's, truncated. GRPO adds beta times the KL divergence to the reference
     (k3); PPO `value_weight` times the value's loss.
-
-    Args:
-      batch: arrays with the names of `shapes`.
-      logp_BxT: log p(target) of the policy as it is now, in nats.
-      values_BxT: PPO's values as they are now.
     """
     c, cap, counts_BxT = config.policy, config.rollout.importance_cap, batch["weights"] > 0
 
@@ -183,10 +177,9 @@ def _value_loss(limit: float, batch: base.Batch, values_BxT: jax.Array) -> jax.A
 
 
 def adapted(config: Config, running: base.Running, metrics: dict[str, jax.Array]) -> base.Running:
-    """Returns `running` with beta a little higher if the KL is above `policy.kl_target`, lower if below.
+    """Returns `running` with beta a little higher if the KL is above `policy.kl_target`, lower if below (arXiv:1909.08593).
 
-    The proportional controller of arXiv:1909.08593: an error of e times the target, at most 20% either way, changes beta by
-    the share e over `policy.kl_horizon` answers.
+    An error of e times the target, at most 20% either way, changes beta by the share e over `policy.kl_horizon` answers.
     """
     c, answers = config.policy, config.rollout.prompts * config.rollout.answers
     kl = jnp.nan_to_num(metrics["kl"], nan=c.kl_target)  # of no tokens
@@ -227,11 +220,6 @@ def advantages(config: Config, batch: base.Batch, scores_BxS: jax.Array, beta: j
 
     Each token of an answer costs beta * (log p - the reference's log p), the last one earns the answer's score too
     (arXiv:1909.08593). Then `returns.gae`, and `returns.whiten` over the whole batch if `policy.whiten`.
-
-    Args:
-      batch: `weights` and `segment_ids`, and what `judge` returned.
-      scores_BxS: the reward of each answer.
-      beta: the weight of the KL penalty; not read without "reference".
     """
     c, weights_BxT, ids_BxT = config.policy, batch["weights"], batch["segment_ids"]
     on_BxT = returns.continues(weights_BxT, ids_BxT)

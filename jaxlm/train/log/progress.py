@@ -17,14 +17,8 @@ class Progress:
     """Shows progress on standard error. See `screen` for a lost terminal.
 
     The loss that is shown is an exponential mean over about the last 20 steps, corrected for its beginning (Kingma and Ba
-    2015, section 3). Of earlier starts it knows the logged steps: each stands for those since the logged one before. Steps
-    whose loss is not finite are left out of it. The exact losses are in metrics.jsonl.
-
-    Args:
-      total: the number of steps of the run.
-      done: the steps that earlier starts did.
-      doing: () -> what the run does besides training, such as "evaluating"; "" for nothing.
-      losses: step -> loss of the steps that earlier starts logged, ascending.
+    2015, section 3), without losses that are not finite. Of earlier starts it knows the logged steps: each stands for those
+    since the logged one before.
     """
 
     stands = True
@@ -52,16 +46,10 @@ class Progress:
 
     @property
     def loss(self) -> float:
-        """The smoothed loss; not a number before the first one."""
         return self._sum / self._weight if self._weight else math.nan
 
     def update(self, record: dict, best: float | None) -> None:
-        """Shows a line that stays.
-
-        Args:
-          record: the metrics of a logged step.
-          best: the best held-out loss so far, None if there is none.
-        """
+        """Shows a line that stays."""
         loss, left = record["train/loss"], record.get("eta_s")
         self._ends_at = None if left is None else time.monotonic() + left
         speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
@@ -112,7 +100,6 @@ class Progress:
         return f"step {self._first}/{self._total}: {duration(waited)} so far"
 
     def _waited_s(self) -> float:
-        """The seconds since the start while its first step is not done; 0 from then on."""
         return time.monotonic() - self._began if self._step < self._first else 0.0
 
 

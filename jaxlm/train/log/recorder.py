@@ -1,51 +1,140 @@
 """Brings the metrics of steps from the device to the loggers and the progress line."""
 
+import dataclasses
 import math
+import pathlib
+import time
 from collections.abc import Callable, Iterable, Mapping
 
+import jax
+
+from jaxlm.config import Config, HardwareConfig, TrainConfig
 from jaxlm.host import screen
 from jaxlm.host.screen import say
+from jaxlm.plan import flops
+from jaxlm.plan.flops import count_params
 from jaxlm.report import redteam
+from jaxlm.run import ledger
+from jaxlm.run.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
 from jaxlm.run.loggers import Writer
 from jaxlm.run.scores import Scores
-from jaxlm.train.log.meter import Meter
+from jaxlm.run.totals import Earlier
 from jaxlm.train.log.progress import Progress
 
+_NONE = Earlier()
+_TRAINING = (DATA, ROLLOUT, STEP, REPEATED)  # the activities that count for tokens/s
 
+
+@dataclasses.dataclass
+class Meter:
+    """Turns finished steps into tokens/s, MFU, the seconds of each activity, dollars and time left.
+
+    Attributes:
+      flops_palm, flops_causal: FLOPs a token, by the PaLM convention and with causal attention.
+      peak_flops: FLOP/s of all devices together; None if unknown, and then there is no MFU.
+    """
+
+    clock: Clock
+    earlier: Earlier = _NONE
+    _: dataclasses.KW_ONLY
+    tokens_per_step: int
+    usd_per_hour: float
+    flops_palm: float = 0.0
+    flops_causal: float = 0.0
+    peak_flops: float | None = None
+    _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
+
+    def now(self, step: int) -> dict[str, float]:
+        """Returns what every record has, of all starts; `goodput` is the share of new steps and their rollouts."""
+        seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
+        wall = sum(seconds.values())
+        cost = self.earlier.with_now(wall, self.usd_per_hour)
+        return {
+            "step": step,
+            "tokens": step * self.tokens_per_step,
+            "time": round(time.time(), 3),
+            "wall_s": round(wall, 3),
+            "cost_usd": round(cost, 6),
+            "goodput": round((seconds[STEP] + seconds[ROLLOUT]) / wall, 4) if wall else 0.0,
+        } | {f"time/{name}_s": spent for name, spent in seconds.items()}
+
+    def measure(self, step: int, total: int) -> dict[str, float]:
+        """Returns `now`, and the speed since the last call: tokens/s, MFU, seconds of steps left until step `total`.
+
+        The speed counts steps and the waits for their batches. The first call returns none: its step may hold compilation.
+        """
+        record, spent = self.now(step), self.clock.seconds()
+        training = sum(spent[name] for name in _TRAINING)
+        if self._mark and step > self._mark[0]:
+            seconds = max(training - self._mark[1], 1e-9)
+            speed = (step - self._mark[0]) * self.tokens_per_step / seconds
+            record |= {"tokens_per_second": speed, "eta_s": (total - step) * self.tokens_per_step / speed}
+            if self.peak_flops:
+                record |= {
+                    "mfu_palm": speed * self.flops_palm / self.peak_flops,
+                    "mfu_causal": speed * self.flops_causal / self.peak_flops,
+                }
+        self._mark = (step, training)
+        return record
+
+
+def make_meter(
+    per_token: flops.FlopsPerToken, train: TrainConfig, hardware: HardwareConfig, clock: Clock, earlier: Earlier
+) -> Meter:
+    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`."""
+    peak = _peak_tflops(hardware)
+    return Meter(
+        clock,
+        earlier,
+        tokens_per_step=train.batch_size * train.seq_len,
+        flops_palm=per_token.palm,
+        flops_causal=per_token.causal,
+        peak_flops=peak * 1e12 * jax.device_count() if peak else None,
+        usd_per_hour=hardware.usd_per_hour,
+    )
+
+
+def recounted(folder: pathlib.Path, config: Config) -> str:
+    """Returns a line if the start before counted tables that are only looked up in its MFU, as older versions did; else ""."""
+    starts, parameters = ledger.read(folder)["starts"], count_params(config.model)
+    looked_up = parameters - flops.multiplied(config)
+    if not starts or "flops_per_token" in starts[-1] or not looked_up or not _peak_tflops(config.hardware):
+        return ""
+    return (
+        f"MFU steps down here, the speed does not: {looked_up:,} of {parameters:,} parameters are only looked up, and no "
+        "longer count as products"
+    )
+
+
+def _peak_tflops(hardware: HardwareConfig) -> float | None:
+    return hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+
+
+@dataclasses.dataclass(eq=False)
 class Recorder:
     """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
 
     Args:
-      meter: computes speed, dollars and time left.
-      writer: the writer of metrics on the first process, which alone writes and shows anything; None on the others.
       first: the first step of this start. It is always logged, and so is the last.
-      steps: the last step of the run.
-      every_steps: the number of steps from one logged step to the next.
-      reads: the names of metrics to read at every step. The others are read at logged steps only.
-      before: step -> training loss of the steps that earlier starts logged, for the mean that is shown.
-      scores: takes all that goes into metrics.jsonl but the clocks; its best held-out loss is shown. None for no scores.
       between_s: (step, the last step) -> seconds that evaluations, saves and the like will take from the one to the other.
     """
 
-    def __init__(
-        self,
-        meter: Meter,
-        writer: Writer | None,
-        *,
-        first: int,
-        steps: int,
-        every_steps: int,
-        reads: Iterable[str] = (),
-        before: Mapping[int, float] | None = None,
-        scores: Scores | None = None,
-        between_s: Callable[[int, int], float] = lambda step, end: 0.0,
-    ):
-        self._meter, self._writer = meter, writer
-        self._always, self._steps, self._every = (first, steps), steps, every_steps
-        self._reads = {"skipped_in_a_row", "loss", *reads}
-        self._progress = Progress(steps, first - 1, meter.clock.doing, before) if writer else None
-        self._step = first - 1
-        self._scores, self._between_s = scores, between_s
+    meter: Meter
+    writer: Writer | None
+    _: dataclasses.KW_ONLY
+    first: int
+    steps: int
+    every_steps: int
+    reads: Iterable[str] = ()
+    before: Mapping[int, float] | None = None
+    scores: Scores | None = None
+    between_s: Callable[[int, int], float] = lambda step, end: 0.0
+
+    def __post_init__(self):
+        self._reads = {"skipped_in_a_row", "loss", *self.reads}
+        doing, done = self.meter.clock.doing, self.first - 1
+        self._progress = Progress(self.steps, done, doing, self.before) if self.writer else None
+        self._step = done
 
     def begin(self) -> None:
         """Writes the record with which a start begins: from then on its time is in the books, even if it dies at once."""
@@ -57,10 +146,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: all if the step is logged, else those in `reads`.
-
-        A step is logged if a log line is due, or if its update was skipped.
-        """
+        """Waits until a step is done, and returns its metrics: all if it is logged or was skipped, else those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:
@@ -68,14 +154,14 @@ class Recorder:
         if not self._due(step) and not record["skipped_in_a_row"] > 0:
             return record
         record |= {name: float(value) for name, value in metrics.items() if name not in record}
-        line = self._meter.measure(step, self._steps)
+        line = self.meter.measure(step, self.steps)
         line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
         self._score(step, line)
-        if self._writer:
-            self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
+        if self.writer:
+            self.writer.write({name: value for name, value in line.items() if name != "eta_s"})
             if "eta_s" in line:
-                line["eta_s"] += self._between_s(step, self._steps)
-            losses = self._scores.losses.values() if self._scores is not None else ()
+                line["eta_s"] += self.between_s(step, self.steps)
+            losses = self.scores.losses.values() if self.scores is not None else ()
             self._progress.update(line, min(filter(math.isfinite, losses), default=None))
         return record
 
@@ -84,7 +170,7 @@ class Recorder:
         self._step = step
         self._score(step, figures)
         self._note(step, figures)
-        if self._writer:
+        if self.writer:
             names = [key for key in figures if redteam.leads(key)]
             words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
@@ -93,7 +179,7 @@ class Recorder:
             screen.say_parts(parts)
 
     def say(self, text: str) -> None:
-        if self._writer:
+        if self.writer:
             say(text)
 
     def close(self) -> None:
@@ -103,12 +189,12 @@ class Recorder:
         self._note(self._step)
 
     def _score(self, step: int, figures: Mapping[str, float]) -> None:
-        if self._scores is not None:
-            self._scores.note(step, figures)
+        if self.scores is not None:
+            self.scores.note(step, figures)
 
     def _note(self, step: int, figures: dict[str, float] | None = None) -> None:
-        if self._writer:
-            self._writer.write(self._meter.now(step) | (figures or {}))
+        if self.writer:
+            self.writer.write(self.meter.now(step) | (figures or {}))
 
     def _due(self, step: int) -> bool:
-        return step % self._every == 0 or step in self._always
+        return step % self.every_steps == 0 or step in (self.first, self.steps)

@@ -26,19 +26,16 @@ def of_dpo(config: Config, say: Say) -> list[Watch]:
     """Returns the watches of `objectives.dpo`."""
     c, own = config.dpo, dpo.at_start(config.dpo)
     rows = [falling(c), ONLY_LENGTH, SWAPPED]
-    if own is None:
-        return _watches(rows, say)
-    stays = pinned(own, ("chosen_reward", "rejected_reward"), config.train.steps, c.nll_weight)
-    return [FirstStep(c, _OFF[config.model.dtype]), *_watches([stays, *rows], say)]
+    first = []
+    if own is not None:
+        first = [FirstStep(c, _OFF[config.model.dtype])]
+        rows = [pinned(own, ("chosen_reward", "rejected_reward"), config.train.steps, c.nll_weight), *rows]
+    return [*first, *(SaysOnce(row, say) for row in rows)]
 
 
 def of_reward(config: Config, say: Say) -> list[Watch]:
-    """Returns the watches of `objectives.reward`."""
-    return _watches([pinned(math.log(2), ("score", "margin"), config.train.steps), ONLY_LENGTH, SWAPPED], say)
-
-
-def _watches(rows: Sequence[Row], say: Say) -> list[Watch]:
-    return [SaysOnce(row, say) for row in rows]
+    stays = pinned(math.log(2), ("score", "margin"), config.train.steps)
+    return [SaysOnce(row, say) for row in (stays, ONLY_LENGTH, SWAPPED)]
 
 
 class FirstStep(Watch):
@@ -47,7 +44,6 @@ class FirstStep(Watch):
     Then every margin is 0, and the loss has the value of `objectives.dpo.at_start`.
 
     Args:
-      config: `config.dpo`.
       off: by which share of a log-probability policy and reference may part by rounding.
     """
 
@@ -76,9 +72,6 @@ def pinned(own: float, moves: Sequence[str], steps: int, nll_weight: float = 0.0
 
     Args:
       own: the loss of a policy that can't tell the answers apart.
-      moves: the metrics that are 0 as long as nothing moved.
-      steps: the last step of the run; a quarter of it is waited for, within bounds.
-      nll_weight: the weight of `nll`, which is a part of the loss.
     """
     reads = ("loss", "lr", "update_norm", *moves, *(("nll",) if nll_weight else ()))
 
@@ -147,12 +140,7 @@ ONLY_LENGTH = Row(
 
 
 class Remarks:
-    """Looks at the figures of evaluations: `(step, figures) -> (more figures, lines for the user)`.
-
-    Args:
-      pairs: how many pairs are held out.
-      others: what else is said of the same figures.
-    """
+    """Looks at the figures of evaluations: `(step, figures) -> (more figures, lines for the user)`."""
 
     def __init__(self, pairs: int, others: Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]):
         self._pairs, self._others = pairs, others

@@ -24,16 +24,9 @@ Judged = tuple[np.ndarray, np.ndarray]  # of the pairs to train on, of those hel
 
 
 def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, judge: Callable[[], Judged]) -> Packed:
-    """Returns the pairs with what the reference says of them, from the run's folder or judged now.
+    """Returns the pairs with what the reference says of them, from the run's folder, or judged now if no step is done.
 
-    Args:
-      folder: the run's folder.
-      done: the steps that the run has done. After the first one only the file can tell.
-      variables: all variables of the model, which at step 0 is the reference.
-      judge: what the model says of the pairs now.
-
-    Raises:
-      ConfigError: the run has begun, and the file is missing, damaged or of other pairs.
+    Raises ConfigError if the run has begun, and the file is missing, damaged or of other pairs.
     """
     path, pairs = folder / FILE, _of_pairs(data)
     model = "" if done else _of_model(variables)

@@ -4,6 +4,7 @@ Packages of the extra `rl` are imported when a task needs them.
 """
 
 import ast
+import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
@@ -12,23 +13,35 @@ import gc
 import importlib
 import inspect
 import itertools
+import json
 import logging
 import math
 import os
+import pathlib
 import random
 import re
+import resource
+import select
+import signal
 import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jaxlm.train.rl import forks
+from jaxlm.host import files, sandbox_child
 
 # Tasks of reasoning-gym that evaluate an answer as Python, by `eval` or by sympy's `parse_expr`.
 EVALUATED = {
     *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),
     *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
 }
+_MOST = 4096  # bytes of a result
+_PIPE = 3  # the descriptor of it in a fork
+_WAIT_S = 5.0  # for a call that takes milliseconds
+_MEMORY = 1 << 30  # bytes of addresses that a fork may take beside those of this process
+# What an answer that is evaluated may use of Python, beside the names of sympy.
+_PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
 _LINE = 300  # characters of an error's line
 _LARGEST = 3.4e38  # of float32
 _BLOCK = 500  # questions that a task makes at a time, if it can't make any one
@@ -60,6 +73,96 @@ class Wrong(Exception):
     """What is wrong with what a function returned."""
 
 
+class Forks:
+    """Calls functions in forks of this process that can reach nothing but the result that they owe.
+
+    A fork takes milliseconds where an interpreter with its packages takes seconds. On Linux it gives up network, disk and
+    other processes before it calls (sandbox_child.py), and it has no open file but the pipe for its result.
+
+    Attributes:
+      confined: True if a fork can reach no network, disk or process; it was tried.
+    """
+
+    def __init__(self):
+        self._readable = [*sandbox_child.readable(), *(path for path in sys.path if path.endswith("-packages"))]
+        self._rules = sandbox_child.rules()
+        self.confined = self.results([_is_confined]) == [True]
+        if not self.confined:
+            self._rules = b""
+
+    def results(self, calls: Iterable[Callable[[], object]]) -> list:
+        """Returns what each call returned, by way of JSON; a text in its place says why it returned nothing."""
+        with concurrent.futures.ThreadPoolExecutor(files.cores()) as pool:
+            return list(pool.map(self._result, calls))
+
+    def _result(self, call: Callable[[], object]) -> object:
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            self._end_with(call, write)
+        os.close(write)
+        try:
+            ended = select.select([read], [], [], _WAIT_S)[0]
+            said = os.read(read, _MOST) if ended else b""
+        finally:
+            os.close(read)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if not ended:
+            return f"took over {_WAIT_S:g} s"
+        with contextlib.suppress(ValueError):  # it wrote nothing, or half
+            return json.loads(said)
+        return "ended before it was judged"
+
+    def _end_with(self, call: Callable[[], object], write: int) -> None:
+        try:
+            os.dup2(write, _PIPE)
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in range(_PIPE):
+                os.dup2(null, number)
+            os.closerange(_PIPE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            if self._rules:
+                sandbox_child.limit(2 * _WAIT_S, _addresses() + _MEMORY)
+                sandbox_child.give_up(self._rules, self._readable)
+            result = call()
+        except BaseException as error:  # SystemExit too
+            result = type(error).__name__
+        os.write(_PIPE, json.dumps(result).encode()[:_MOST])
+        os._exit(0)
+
+
+def _addresses() -> int:
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _is_confined() -> bool:
+    try:
+        os.open(os.devnull, os.O_WRONLY)
+    except PermissionError:
+        return True
+    return False
+
+
+def only_computes() -> Callable[[str, tuple], None]:
+    """Returns an audit hook (`sys.addaudithook`) that refuses code made of a text if it does more than compute.
+
+    It may name what sympy exports, some of Python's functions and variables of one letter. So an answer that its task
+    evaluates can't name the true answer, which stands in the variables around it, nor the judge's functions.
+    """
+    allowed = {"sympy", *importlib.import_module("sympy").__all__, *_PYTHON}
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event != "exec" or not arguments[0].co_filename.startswith("<"):
+            return
+        codes = [arguments[0]]
+        for code in codes:
+            codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+            if wrong := {name for name in code.co_names if len(name) > 1} - allowed:
+                raise PermissionError(f"an answer may not use {min(wrong)}")
+
+    return hook
+
+
 def final(answer: str) -> str:
     """Returns what is judged of an answer: what stands in its last <answer>...</answer>, else all of it, stripped."""
     answers = _ANSWER.findall(answer)
@@ -71,23 +174,17 @@ class Judge:
 
     def __init__(self):
         self._tasks: list[Gym | None] = []
-        self._forks: forks.Forks | None = None
+        self._forks: Forks | None = None
         self._function: Callable | None = None
         self._name = ""
         self._format: re.Pattern | None = None
 
     def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str, apart: bool = False) -> None:
-        """Imports what is needed, and checks it.
+        """Imports what is needed, and checks it. Raises Refused for what is not there, or can't be confined here.
 
         Args:
           tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
-          function: MODULE:FUNCTION, or "".
-          form: a regular expression, or "".
           apart: True to judge each answer in a fork of this process, which then has its packages.
-
-        Raises:
-          Refused: a package, task, option, module or function is not there; or a task evaluates answers, and there is no
-            sandbox for that here.
         """
         try:
             self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
@@ -106,7 +203,7 @@ class Judge:
             self._make_forks()
 
     def _make_forks(self) -> None:
-        self._forks = forks.Forks()
+        self._forks = Forks()
         for gym in self._tasks:
             if gym and gym.hook and not self._forks.confined:
                 raise Refused(
@@ -131,10 +228,7 @@ class Judge:
             ) from None
 
     def draw(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[str, str | None] | str]:
-        """Returns for each (task, number) the question and the true answer (None if there is no single one).
-
-        A text in their place says why the task has no question of this number.
-        """
+        """Returns for each (task, number) the question and the true answer (None: several), or a text: why there is none."""
         questions = []
         for task, number in wanted:
             try:
@@ -146,11 +240,7 @@ class Judge:
         return questions
 
     def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
-        """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer).
-
-        A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
-        not expect.
-        """
+        """Returns 1.0 or 0.0 for each (task, number of question or true answer, answer), or a text: why it can't be judged."""
         calls = [functools.partial(self._judged, *each) for each in asked]
         if not self._forks:
             return [call() for call in calls]
@@ -174,7 +264,6 @@ class Judge:
         return _numbers(self._function(prompts, answers, **columns), count)
 
     def format(self, answers: Sequence[str]) -> list[float]:
-        """Returns 1.0 for each answer that the regular expression matches as a whole, else 0.0."""
         return [float(self._format.fullmatch(answer) is not None) for answer in answers]
 
 
@@ -200,12 +289,7 @@ def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> N
 
 
 class Gym:
-    """A task of reasoning-gym. Question `number` (0 to 2^32 - 1) is the same in each process.
-
-    Args:
-      name: the dataset's.
-      options: keys of its config, with values as the command line has them.
-    """
+    """A task of reasoning-gym. Question `number` (0 to 2^32 - 1) is the same in each process."""
 
     def __init__(self, name: str, options: Options):
         rg = _import("reasoning_gym", "reasoning-gym", f"reasoning_gym:{name}")
@@ -231,14 +315,13 @@ class Gym:
                 return block[number - first]
 
         self.entry, self.name = entry, f"reasoning_gym:{name}"
-        self.hook = forks.only_computes() if name in EVALUATED else None
+        self.hook = only_computes() if name in EVALUATED else None
         try:
             self._all = dataset(0)
         except Exception as error:
             raise Refused(f"reasoning_gym:{name} can't be made: {_text(error)}") from None
 
     def exact(self, number: int, said: str) -> float:
-        """Returns 1.0 if the task gives the answer full marks, else 0.0."""
         return float(self._all.score_answer(said, self.entry(number)) >= 1)
 
 
@@ -249,7 +332,6 @@ def _seed(number: int) -> None:
 
 
 def _values(name: str, options: Options, config: type) -> dict[str, object]:
-    """The options of a task as values of its config. Raises Refused."""
     fields = {field.name: field for field in dataclasses.fields(config) if field.name not in ("seed", "size")}
     values = {}
     for key, text in options.items():
@@ -303,7 +385,6 @@ def _is_one_of_several(truth: str, said: str) -> bool:
 
 
 def _numbers_in(text: str) -> set[float]:
-    """The numbers in a text."""
     return {float(number.translate({ord("$"): "", ord(","): ""})) for number in _NUMBER.findall(text)}
 
 
@@ -395,7 +476,6 @@ def _foreign(file: str) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says, on one line."""
     try:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:

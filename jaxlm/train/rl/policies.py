@@ -22,11 +22,7 @@ Quoted = dict[str, object] | None
 
 
 def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[Watch]:
-    """Returns the watches of `objectives.policy`.
-
-    Args:
-      common_word: returns the most frequent word of the newest answers.
-    """
+    """Returns the watches of `objectives.policy`."""
     p, most = config.policy, config.rollout.max_new_tokens
     counted = "do not count" if p.mask_truncated else "count as if they had ended"
     rows = [

@@ -25,17 +25,9 @@ class Failed(Exception):
 class Processes:
     """The processes of tasks and functions, each with its orders; one that has nothing to do is not started.
 
-    Args:
-      tasks: (kind, name, options) of each, as `judges.Judge.load` takes them.
-      function: MODULE:FUNCTION, or "".
-      form: a regular expression, or "".
-      timeout_s: how long an order may take.
-      folder: where OUTPUT is written anew; None to drop it.
-
     Attributes:
       questions: draws questions, and sees no answers but true ones.
       judge: judges each answer to a task in a fork of its own. Neither has this process's environment.
-      function: calls the function and matches the form; it has.
     """
 
     def __init__(
@@ -56,12 +48,10 @@ class Processes:
             list(pool.map(Process.start, self._used))
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
-        """Gives the order to the process whose it is. See `Process.ask`."""
         of_tasks = {"draw": self.questions, "exact_truth": self.questions, "exact": self.judge}
         return of_tasks.get(name, self.function).ask(name, *arguments, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Ends all. An order given later starts its process anew."""
         for process in self._used:
             process.close()
 
@@ -69,11 +59,7 @@ class Processes:
 class Process:
     """Holds the child process; starts it with the first order, and anew with the first after it has ended.
 
-    Args:
-      load: the arguments of `judges.Judge.load`, the first order of each process.
-      timeout_s: how long an order may take.
-      folder: where OUTPUT is written; None to drop it.
-      keys: True to give it all of this process's environment.
+    `keys`: True to give it all of this process's environment.
     """
 
     def __init__(self, load: tuple, timeout_s: float, folder: pathlib.Path | None = None, keys: bool = True):
@@ -83,32 +69,20 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The id of the running process; None if there is none."""
         return self._child.pid if self._child and not self._child.ended else None
 
     def start(self) -> None:
-        """Starts the process, and lets it import and check all.
-
-        Raises:
-          ConfigError: something that the config names is not there, or can't be imported.
-          RunError: the process can't be started, or took too long.
-        """
+        """Starts the process, and lets it import and check all. Raises ConfigError, RunError."""
         try:
             self._started()
         except Failed as error:
             raise RunError(f"the process that judges answers did not start: it {error}") from None
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
-        """Returns what the order `name` of `judges.ORDERS` returns. `timeout_s`: in place of the process's own.
-
-        Raises:
-          Failed: it raised an exception, or did not end in time, or the process died.
-          ConfigError: it was refused.
-        """
+        """Returns what the order `name` of `judges.ORDERS` returns. Raises Failed, or ConfigError if it was refused."""
         return _ordered(self._started(), name, arguments, timeout_s or self.timeout_s)
 
     def close(self) -> None:
-        """Ends the process. An order given later starts another."""
         if self._child:
             self._child.end()
 

@@ -1,33 +1,328 @@
 """The prompts of a run as its data: which ones a step asks is a pure function of the seed and the number of its batch.
 
-process = rewards.make(config.reward, workdir)
-asked = make(config, tokenizer, process, say)
-asked.step(1)            # the items of step 1, rollout.prompts of them
-asked.held_out(64)       # what is never trained on, always the same
+They are rows of a file, each once a pass, or questions that a task makes, of which there is no end.
 """
 
 import dataclasses
 import functools
 import hashlib
+import itertools
+import json
 import pathlib
-from collections.abc import Callable
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib import metadata
 
-from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.data.batches import loader
+import numpy as np
+
+from jaxlm.config import Config, ConfigError, RunError, nearest
+from jaxlm.data.batches import encoded, loader
 from jaxlm.data.batches.order import Order
 from jaxlm.data.batches.packed import Texts
-from jaxlm.data.chats.records import Notes
+from jaxlm.data.chats import chat, examples
+from jaxlm.data.chats.records import Messages, Notes, Row, Unfit, message_of
 from jaxlm.data.shards.mixture import Windows
 from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.host.console import Say
-from jaxlm.train.rl import tasks
+from jaxlm.step.objectives import policy
 from jaxlm.train.rl.process import Failed, Processes
-from jaxlm.train.rl.sources import Item, Made, Reader, Source
-
-__all__ = ["Item", "Prompts", "make", "room"]
 
 _KEPT = 4  # batches in memory: the same are asked for again, for the log
+_TRIES = 64  # questions that are made for one item, until one fits
+_HALF = 2**31  # training takes questions below it, evaluation from it on
+_AT_ONCE = 16  # questions made by an order, so that it ends in time
+_PROBED = 16  # questions that are made to see how long they are
+_COLUMNS = ("answer", "task")  # of what a task asks
+_TRUTH = "####"  # of GSM8K: what follows it is the final answer
+_ONE_IN = 8  # questions, one is for evaluation
+KINDS = ("reasoning_gym", "gsm8k")
+_COMMA = re.compile(r",(?![^\[(]*[\])])")  # not between the brackets of a value
+
+
+class Spec(typing.NamedTuple):
+    """One task: its text, one of KINDS, and its options as they are written."""
+
+    text: str
+    kind: str
+    name: str
+    options: Mapping[str, str]
+
+
+def parse_tasks(tasks: str) -> list[Spec]:
+    """Returns the tasks that `reward.tasks` names. Raises ConfigError if one is not written as it should be."""
+    return [_spec(text.strip()) for text in _COMMA.split(tasks)] if tasks.strip() else []
+
+
+def _spec(text: str) -> Spec:
+    kind, _, rest = text.partition(":")
+    if kind not in KINDS:
+        raise ConfigError(f"config.reward.tasks: there is no kind of task {kind!r}; {nearest(kind, KINDS)}")
+    if kind == "gsm8k":
+        return Spec(text, kind, rest, {})
+    name, _, query = rest.partition("?")
+    if not name:
+        raise ConfigError(f"config.reward.tasks: {text!r} names no task: reasoning_gym:chain_sum, for example")
+    options = {}
+    for part in filter(None, query.split("&")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"config.reward.tasks: {part!r} in {text!r} is no key=value")
+        options[key] = value
+    return Spec(text, kind, name, options)
+
+
+def for_evaluation(question: str) -> bool:
+    """True if a question is never trained on: one in eight, by a hash of its text."""
+    return hashlib.blake2b(question.encode(), digest_size=1).digest()[0] % _ONE_IN == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One prompt.
+
+    Attributes:
+      place: where it stands, "gsm8k.jsonl:12", or which question of a task it is, "reasoning_gym:chain_sum 17".
+      judge: (the task's number among `reward.tasks`, the question's number there or its true answer); None without a task.
+    """
+
+    messages: Messages
+    ids: list[int]
+    columns: Mapping[str, typing.Any]
+    place: str
+    judge: tuple[int, int | str] | None = None
+    truth: str | None = None
+
+    @property
+    def prompt(self) -> str:
+        return self.messages[-1]["content"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Prompts of a file, in another order each pass."""
+
+    name: str
+    train: Sequence[Item]
+    val: Sequence[Item]
+    seed: int
+    sha256: str
+
+    @functools.cached_property
+    def tokens(self) -> int:
+        return sum(len(item.ids) for item in self.train)
+
+    @functools.cached_property
+    def columns(self) -> Collection[str]:
+        return {name for item in (*self.train, *self.val) for name in item.columns}
+
+    def draw(self, numbers: Sequence[int]) -> list[Item]:
+        """Returns the items of these draws (from 0), for training: the same in each process."""
+        size = len(self.train)
+        return [self.train[_order(self.seed, number // size, size)[number % size]] for number in numbers]
+
+    def held_out(self, count: int) -> list[Item]:
+        return list(self.val[:count])
+
+    def passes(self, draws: int) -> float:
+        """Returns how many times so many draws go through it; 0 if there is no end of it."""
+        return draws / len(self.train)
+
+
+@functools.lru_cache(maxsize=8)
+def _order(seed: int, number: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, number]).permutation(size)
+
+
+class Reader(typing.NamedTuple):
+    """How files become `Rows`.
+
+    Attributes:
+      val_fraction: of the prompts, held out by a hash of what is asked.
+      val_path: a file of held-out prompts; "" to take them from the others.
+    """
+
+    tokenizer: Coder
+    room: int
+    seed: int
+    val_fraction: float
+    val_path: str
+    say: Callable[[str], object]
+    notes: Notes
+
+    def rows(self, path: str, key: str, task: int | None = None) -> Rows:
+        """Returns the prompts of a file, a folder or a glob. Raises ConfigError.
+
+        `task`: the number of the task `gsm8k` that reads it; None for prompts without a true answer.
+        """
+        items = self._items(path, key, task)
+        if self.val_path:
+            train, val = items, self._items(self.val_path, "examples.val_path", task)
+        else:
+            keys_E = np.asarray([encoded.key(item.messages) for item in items], np.uint64)
+            out_E = encoded.held_out(keys_E, self.val_fraction)
+            train = [item for item, out in zip(items, out_E, strict=True) if not out]
+            val = [item for item, out in zip(items, out_E, strict=True) if out]
+            if not val:
+                why = "since all are the same: name others by examples.val_path"
+                self.say(f"none of the prompts of {path} is held out, {why}")
+        return Rows(path, train, val, self.seed, _sha256(train))
+
+    def _items(self, path: str, key: str, task: int | None) -> list[Item]:
+        if not path and task is not None:
+            file = "gsm8k:FILE.jsonl, or --config.data.path=FILE.jsonl"
+            raise ConfigError(f"config.reward.tasks=gsm8k needs its file: {file}")
+        read = examples.read_prompts(path, key, self.notes, _question if task is not None else None)
+        items, long = [], 0
+        while chunk := list(itertools.islice(read, encoded.CHUNK)):
+            rendered = [(prompt, text) for prompt in chunk if (text := self._rendered(prompt)) is not None]
+            ids_of_prompts = chat.all_ids(self.tokenizer, [text for _, text in rendered])
+            for (prompt, _), ids in zip(rendered, ids_of_prompts, strict=True):
+                if len(ids) > self.room:
+                    long += 1
+                    continue
+                truth = None if task is None else prompt.columns["answer"]
+                judge = None if task is None else (task, truth)
+                items.append(Item(prompt.messages, ids, prompt.columns, str(prompt.place), judge, truth))
+        self.notes.check()
+        if not items:
+            why = self.too_long("all its prompts are") if long else self.notes.left_out or "it has no prompts"
+            raise ConfigError(f"{path}: {why}")
+        if long:
+            self.say(f"{long:,} of {long + len(items):,} prompts of {path} are left out: {self.too_long('they are')}")
+        return items
+
+    def _rendered(self, prompt: examples.Asked) -> str | None:
+        """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
+        example = examples.Chat(prompt.messages, prompt.place, tools=prompt.tools)
+        if example.keys:
+            for key in encoded.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
+                self.notes.note("refused", key, prompt.place, encoded.UNWRITTEN)
+        try:
+            return chat.render(self.tokenizer, prompt.messages, tools=prompt.tools)
+        except ConfigError as error:
+            self.notes.note("unfit", "", prompt.place, str(error))
+            return None
+
+    def too_long(self, who: str) -> str:
+        """Returns what to do about prompts that do not fit; `who`: "all are"."""
+        return (
+            f"{who} longer than the {self.room:,} tokens that train.seq_len leaves beside rollout.max_new_tokens; raise "
+            "train.seq_len or train.batch_size"
+        )
+
+
+def _question(row: Row) -> tuple[Messages, dict[str, str]]:
+    """What a record as GSM8K's asks: `question`, and an `answer` that ends with #### and the final one."""
+    question, answer = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise Unfit("gsm8k needs a question and an answer, both texts")
+    _, mark, truth = answer.rpartition(_TRUTH)
+    if not mark or not truth.strip():
+        raise Unfit(f"the answer does not end with {_TRUTH} and the final answer, as GSM8K's do")
+    return (message_of("user", question),), {"task": "gsm8k", "answer": truth.strip()}
+
+
+def _sha256(items: Iterable[Item]) -> str:
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(json.dumps([item.ids, dict(item.columns)], default=str).encode())
+    return digest.hexdigest()
+
+
+class Made:
+    """Questions of a task of reasoning-gym, with the methods of `Rows`. Raises ConfigError (no question fits), RunError.
+
+    Draw n owns the task's questions 64 n to 64 n + 63 from a start that follows from the seed. It is the first of them that
+    fits and is not for evaluation: one question in eight is for evaluation alone, by a hash of its text. So none of the
+    held-out questions is ever trained on, however few the task has; they are the same for all seeds.
+    """
+
+    tokens, columns = 0, _COLUMNS
+
+    def __init__(self, spec: Spec, number: int, process: Processes, reader: Reader):
+        self.name, self._number, self._process, self._reader = spec.text, number, process, reader
+        self._start = int(np.random.SeedSequence([reader.seed, number]).generate_state(1)[0]) % (_HALF // _TRIES)
+        self._label = f"{spec.kind}:{spec.name}"
+        version = metadata.version("reasoning_gym")
+        self.sha256 = hashlib.sha256(f"{spec.text} {version} {reader.room}".encode()).hexdigest()
+        self._held_out: list[Item] = []
+        self._asked = 0
+        made = self._questions([(self._start * _TRIES + i) % _HALF for i in range(_PROBED)])
+        fits = [item for item in made if isinstance(item, Item)]
+        if not fits:
+            why = reader.too_long("its questions are") if None in made else made[0]
+            raise ConfigError(f"config.reward.tasks={spec.text}: {why}")
+        if long := made.count(None):
+            reader.say(
+                f"{long} of the first {_PROBED} questions of {self._label} are longer than the {reader.room:,} tokens that "
+                "train.seq_len leaves beside rollout.max_new_tokens: such are left out, and others made"
+            )
+
+    def draw(self, numbers: Sequence[int]) -> list[Item]:
+        """Returns the items of these draws. Raises RunError if the task makes no question that fits."""
+        own = [(self._start + number) * _TRIES % _HALF for number in numbers]
+        items = self._first(own, lambda item: not for_evaluation(item.prompt))
+        if None in items:
+            raise RunError(f"{self._label} made no question in {_TRIES} tries that fits and is not kept for evaluation")
+        return items
+
+    def held_out(self, count: int) -> list[Item]:
+        if count > self._asked:
+            own = [_HALF + number * _TRIES for number in range(self._asked, count)]
+            self._held_out += self._first(own, lambda item: for_evaluation(item.prompt))
+            self._asked = count
+        return [item for item in self._held_out[:count] if item]
+
+    def passes(self, draws: int) -> float:
+        del draws
+        return 0.0
+
+    def _first(self, own: Sequence[int], fits: Callable[[Item], bool]) -> list[Item | None]:
+        """For each draw the first of its questions, from number `own` on, that `fits`; None if none of its 64 does."""
+        chosen: list[Item | None] = [None] * len(own)
+        for again in range(_TRIES):
+            missing = [i for i, item in enumerate(chosen) if item is None]
+            if not missing:
+                break
+            made = self._questions([own[i] + again for i in missing])
+            for i, item in zip(missing, made, strict=True):
+                if isinstance(item, Item) and fits(item):
+                    chosen[i] = item
+        return chosen
+
+    def _questions(self, numbers: Sequence[int]) -> list[Item | str | None]:
+        """The questions of these numbers; None for one that is too long, a text for one that can't be made."""
+        questions = []
+        for first in range(0, len(numbers), _AT_ONCE):
+            part = numbers[first : first + _AT_ONCE]
+            answers = self._ask([(self._number, number) for number in part])
+            questions += [self._item(*pair) for pair in zip(part, answers, strict=True)]
+        return questions
+
+    def _ask(self, wanted: list[tuple[int, int]]) -> list:
+        try:
+            return self._process.ask("draw", wanted)
+        except Failed:
+            try:
+                return self._process.ask("draw", wanted)
+            except Failed as error:
+                raise RunError(f"{self._label} makes no questions: it {error}") from None
+
+    def _item(self, number: int, made: Sequence[str | None] | str) -> Item | str | None:
+        if isinstance(made, str):
+            return f"it makes no questions: {made}"
+        question, truth = made
+        messages = ({"role": "user", "content": question},)
+        ids = chat.ids(self._reader.tokenizer, messages)
+        if len(ids) > self._reader.room:
+            return None
+        columns = {"task": self._label, "answer": truth}
+        return Item(messages, ids, columns, f"{self._label} {number}", (self._number, number), truth)
+
+
+Source = Rows | Made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +330,7 @@ class Prompts(Order):
     """What a run asks, and in which order. Several sources are drawn from in turn.
 
     Attributes:
-      data: the tokenizer, and how much there is.
-      sources: where prompts come from.
-      seed: of their order.
-      count: the prompts of a step.
       room: the most tokens that a prompt has.
-      passed_over: see `Order`.
     """
 
     data: Texts
@@ -51,7 +341,6 @@ class Prompts(Order):
     passed_over: Windows = ()
 
     def parts(self) -> dict[str, str]:
-        """See `Order`: "data", "seed", "prompts"."""
         return {"data": self.data.sha256, "seed": str(self.seed), "prompts": str(self.count)}
 
     def made(self, number: int, rows: None) -> list[Item]:
@@ -71,7 +360,6 @@ class Prompts(Order):
         return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
 
     def step(self, step: int) -> list[Item]:
-        """Returns the prompts of a step, counted from 1."""
         return list(self._asked(step - 1))
 
     def held_out(self, count: int) -> list[Item]:
@@ -80,7 +368,6 @@ class Prompts(Order):
         return [item for source, share in zip(self.sources, shares, strict=True) for item in source.held_out(share)]
 
     def places(self, step: int) -> list[str]:
-        """Returns where the prompts of a step stand, for the log. `step` counts from 1."""
         return [item.place for item in self.step(step)]
 
     def passes(self, steps: int) -> dict[str, float]:
@@ -91,28 +378,16 @@ class Prompts(Order):
 
 def room(config: Config) -> int:
     """Returns the most tokens that a prompt may have: what is left of an answer's share of a row."""
-    in_row = config.rollout.prompts * config.rollout.answers // config.train.batch_size
-    return config.train.seq_len // in_row - config.rollout.max_new_tokens
+    return config.train.seq_len // policy.in_row(config) - config.rollout.max_new_tokens
 
 
 def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:
-    """Reads the prompts of `data.path`, or opens those of `reward.tasks`.
-
-    Args:
-      config: the config: its sections data, examples, reward, rollout, train, and the seed.
-      tokenizer: that of the model, with its template (see `data.chat`).
-      process: of `rewards.make`.
-      say: called with a line about each thing that a user should know.
-
-    Raises:
-      ConfigError: a prompt can't be used, none is left, or `reward.function` does not take what they have.
-      RunError: a task makes no questions.
-    """
+    """Reads the prompts of `data.path`, or opens those of `reward.tasks`. Raises ConfigError; RunError: a task makes none."""
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)
     reader = Reader(tokenizer, room(config), config.seed, *held_out, say, notes)
-    specs = tasks.parse(r.tasks)
+    specs = parse_tasks(r.tasks)
     if not specs and not d.path:
         raise ConfigError(
             f"{config.program} needs prompts: --config.data.path=FILE.jsonl of rows with a prompt or messages, or "
@@ -128,13 +403,13 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     # The function gets all columns.
     for line in notes.lines({name for source in sources for name in source.columns} if r.function else ()):
         say(line)
-    kept = {source.name: source.tokens for source in sources if source.tokens}
+    tokens = {source.name: source.tokens for source in sources if source.tokens}
     sha256 = hashlib.sha256(" ".join([*(source.sha256 for source in sources), tokenizer.sha256]).encode()).hexdigest()
-    texts = Texts(tokenizer, sha256, kept, Verifier(pathlib.Path()), notes.as_before())
+    texts = Texts(tokenizer, sha256, tokens, Verifier(pathlib.Path()), notes.as_before())
     return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
 
 
-def _source(spec: tasks.Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:
+def _source(spec: Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:
     if spec.kind == "gsm8k":
         return reader.rows(spec.name or path, "reward.tasks" if spec.name else "data.path", number)
     return Made(spec, number, process, reader)

@@ -13,19 +13,32 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jaxlm import models
 from jaxlm.config import ConfigError, RewardConfig, RunError
+from jaxlm.data.batches import rows
+from jaxlm.data.chats import chat
 from jaxlm.data.chats.examples import ASSISTANT
+from jaxlm.data.tokenizer.ids import conversation
+from jaxlm.devices import sharding
 from jaxlm.host import console, sandbox_child
 from jaxlm.host.console import Say
-from jaxlm.train.rl import judges, tasks
+from jaxlm.plan import settle
+from jaxlm.step.objectives import reward
+from jaxlm.step.step import cast
+from jaxlm.train.origin import Origin
+from jaxlm.train.rl import judges
 from jaxlm.train.rl.process import OUTPUT, Failed, Processes
-from jaxlm.train.rl.sources import Item
+from jaxlm.train.rl.prompts import Item, parse_tasks
 
 _LOST = 8  # answers of a call that a task may hang or die on
 _ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
 _CANDIDATES = 32  # true answers that are tried as the constant one
+_ROWS = 8  # that a reward model scores at one time
 _SHOWN = 60  # characters of an answer in a message
 Chat = Sequence[Mapping[str, str]]
 Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer -> their scores, float32[N]
@@ -34,15 +47,9 @@ Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer 
 def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
     """Returns the processes of tasks, function and format, started, so that what they lack is seen at once.
 
-    Args:
-      folder: the run's folder, where what they print goes; None to drop it.
-
-    Raises:
-      ConfigError: a task, module or function is not there; or a task evaluates answers, and nobody consented or nothing here
-        can confine that.
-      RunError: a process does not start.
+    Raises ConfigError for what is not there, or runs answers without consent or confinement; RunError.
     """
-    specs = tasks.parse(config.tasks)
+    specs = parse_tasks(config.tasks)
     evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
     if evaluating and not config.run_code:
         raise ConfigError(
@@ -58,32 +65,17 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
 
 
 class Rewarder:
-    """Scores answers.
-
-    Args:
-      config: the section `reward`.
-      process: of `make`.
-      model: a reward model, if there is one; its scores are added.
-      say: called with a line about what went wrong and did not end the run.
-    """
+    """Scores answers."""
 
     def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
         self._kinds = [
-            f"{spec.kind}:{spec.name}" if spec.kind != "gsm8k" else "gsm8k" for spec in tasks.parse(config.tasks)
+            f"{spec.kind}:{spec.name}" if spec.kind != "gsm8k" else "gsm8k" for spec in parse_tasks(config.tasks)
         ]
         self._told: set[str] = set()
 
     def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each).
-
-        Args:
-          items: what each answer answers.
-          answers: their texts.
-
-        Raises:
-          RunError: a part can't be had, in one line: what failed, on which item and answer, and why.
-        """
+        """Returns (the sum of all parts, float32[N]; the parts by name). Raises RunError, which names item and answer."""
         c, parts = self._config, {}
         if c.tasks:
             parts["exact"] = self.exact(items, answers)
@@ -102,19 +94,15 @@ class Rewarder:
         return total.astype(np.float32), parts
 
     def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
-        """Returns 1 for each answer that its task finds right, else 0, float32[N].
+        """Returns 1 for each answer that its task finds right, else 0, float32[N]. Raises RunError if it hangs on several.
 
         `order`: "exact_truth" if the answers are true ones of the tasks, which need no fork. What a task can't judge is
         wrong: some raise on answers that they do not expect, or take for ever. The first of a kind is told.
-
-        Raises:
-          RunError: a task hangs on several answers.
         """
         ask = functools.partial(self._exact, order)
         return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
 
     def close(self) -> None:
-        """Ends the processes."""
         self._process.close()
 
     def _exact(self, order: str, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
@@ -197,6 +185,66 @@ def _where(item: Item, answer: str) -> str:
     return f"{item.place}, answered {shown[:_SHOWN] + '...' * (len(shown) > _SHOWN)!r}"
 
 
+class Scorer:
+    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError: no such head, or no template.
+
+    Args:
+      tokens: how long a chat may be; a longer one loses its oldest tokens.
+      moment: what its chat template takes for now (`chat.dated`).
+    """
+
+    def __init__(self, origin: Origin, mesh: Mesh, tokens: int, moment: str = ""):
+        name, trained = origin.provenance["path"], origin.trained()
+        if reward.HEAD not in trained:
+            raise ConfigError(
+                f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward, and no Hugging Face model "
+                "with one label (ForSequenceClassification)"
+            )
+        self._tokenizer, self._mesh = chat.dated(origin.tokenizer(), moment), mesh
+        self._writer = chat.Writer(self._tokenizer)
+        config = settle.to_read(origin.config.model, mesh.devices.flat[0].platform)
+        self._room = min(tokens, config.max_seq_len)
+        self.model = model = models.build(config, config.attention)
+        abstract = models.abstract_params(model)
+        params = origin.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+        head = jax.device_put(trained[reward.HEAD], sharding.replicated(mesh))
+        self.kernel = np.asarray(jax.tree.leaves(trained[reward.HEAD])[0], np.float32)
+        self._variables = jax.jit(cast, static_argnums=1)(
+            {"params": params, reward.HEAD: head}, jnp.dtype(config.dtype)
+        )
+        score = lambda variables, batch: reward.scores(model, variables, batch, None, 1)  # noqa: E731
+        self._score: Callable = jax.jit(score, out_shardings=sharding.replicated(mesh))
+
+    def __call__(self, chats: Sequence[Chat]) -> np.ndarray:
+        """Returns the score of each chat, whose last message is the answer, float32[N]."""
+        texts, scores = [self._ids(messages) for messages in chats], []
+        length = _power_of_two(max(map(len, texts)))
+        for first in range(0, len(texts), _ROWS):
+            part = texts[first : first + _ROWS]
+            # One text a row, and one target more than the text has: else its last token would not be read.
+            groups = [[rows.Segment([*ids, ids[-1]], np.zeros(len(ids)))] for ids in part]
+            packed = [rows.pack([group], length, 1)[0] for group in groups]
+            packed += packed[:1] * (_ROWS - len(packed))
+            batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
+            scores_BxS = self._score(self._variables, self._placed(batch))
+            scores += np.asarray(scores_BxS)[: len(part), 0].tolist()
+        return np.asarray(scores, np.float32)
+
+    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        return jax.device_put(batch, sharding.replicated(self._mesh))
+
+    def _ids(self, messages: Chat) -> list[int]:
+        """The ids of a chat up to the token that ends its last message."""
+        text, spans, *_ = self._writer.written(messages, None, last=True)
+        ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)
+        over = len(ids) - self._room
+        return ids if over <= 0 else [ids[0], *ids[over + 1 :]]
+
+
+def _power_of_two(tokens: int) -> int:
+    return max(16, 1 << (tokens - 1).bit_length())
+
+
 class Baseline(typing.NamedTuple):
     """The answer that is right most often if it is given to all prompts, and the share of `prompts` that it is right for."""
 
@@ -205,7 +253,6 @@ class Baseline(typing.NamedTuple):
     prompts: int
 
     def line(self) -> str:
-        """Returns what a run says of it."""
         return (
             f"baseline: always answering {self.answer[:_SHOWN]!r} is right for {console.share(self.share, 1)} of "
             f"{self.prompts:,} held-out prompts; a policy that earns no more has learnt nothing of the task"
@@ -213,10 +260,7 @@ class Baseline(typing.NamedTuple):
 
 
 def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
-    """Returns the best constant answer among the true ones of these items: what a policy earns that has learnt nothing else.
-
-    The 32 most frequent true answers are tried. None if no item has a single true answer.
-    """
+    """Returns the best constant answer among the 32 most frequent true ones of these items; None if no item has one."""
     judged = [item for item in items if item.judge]
     truths = collections.Counter(item.truth for item in judged if item.truth is not None)
     tried = [

@@ -42,14 +42,7 @@ _EVALUATION = 2**31  # what is drawn for evaluations has other seeds than any st
 
 
 class Answer(typing.NamedTuple):
-    """What the policy said to one prompt.
-
-    Attributes:
-      ids: the new tokens, with the one that ended the answer.
-      logp: the decode engine's log p of each of them, in nats.
-      text: the answer without what ended it.
-      ended: False if it was cut off at `rollout.max_new_tokens`.
-    """
+    """What the policy said to one prompt; `logp`: the decode engine's, in nats; `ended`: not cut off."""
 
     ids: list[int]
     logp: np.ndarray
@@ -66,11 +59,7 @@ class Rollouts:
     Made and used under `jax.set_mesh` of the run's mesh.
 
     Args:
-      parts, frozen: of the run.
-      prompts: what is asked.
       rewarder: (items, answers) -> (the reward of each, float32[N]; its parts by name).
-      reference: the variables of the model as the run began; None to compare with nothing.
-      folder: the run's folder, in which the answers of logged steps are written.
     """
 
     activity, from_state = clock.ROLLOUT, True
@@ -90,7 +79,6 @@ class Rollouts:
         self._tokenizer = prompts.data.tokenizer()
         self._stops = chat.ends(self._tokenizer)
         self._judge = jax.jit(self._judged)
-        self.on_failure: Callable[[Exception], object] = lambda error: None  # one process alone: nobody waits for it
         self.common_word = ""
 
     def __call__(self, state: TrainState) -> Batch:
@@ -98,12 +86,12 @@ class Rollouts:
         c, step = self._parts.config, int(state.step) + 1
         number = self._prompts.batch_number(step)
         items = [item for item in self._prompts.step(step) for _ in range(c.rollout.answers)]
-        said = self._answers(self._frozen | state.params, items, number)
-        rewards, parts = self._rewards(items, said)
+        answers = self._answers(self._frozen | state.params, items, number)
+        rewards, parts = self._rewards(items, answers)
         if step % c.log.every_steps == 0 or step == 1:
-            self._write(step, items, said, rewards, parts)
-        batch, places = self._packed(items, said)
-        batch["sampler"] = self._at_tokens(places, [answer.logp for answer in said])
+            self._write(step, items, answers, rewards, parts)
+        batch, places = self._packed(items, answers)
+        batch["sampler"] = self._at_tokens(places, [answer.logp for answer in answers])
         batch["scores"] = rewards.reshape(c.train.batch_size, -1)
         if c.program == "grpo":
             groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
@@ -111,7 +99,7 @@ class Rollouts:
             batch["advantages"] = self._at_tokens(places, advantages_PxA.reshape(-1))
         on_mesh = self._on_mesh(batch)
         judged = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
-        figures = self._figures(items, said, rewards)
+        figures = self._figures(items, answers, rewards)
         if c.program == "ppo":
             figures |= {"explained_variance": float(judged["explained_variance"]), "beta": float(state.running["beta"])}
         row_F = np.asarray([figures[name] for name in policy.figures(c)], np.float32)
@@ -121,14 +109,13 @@ class Rollouts:
     def evaluate(self, variables: Variables) -> dict[str, float]:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
 
-        The prompts and the draws are the same each time: one answer to each of the first `eval.max_examples` prompts, at
-        temperature 1, as in training.
+        Prompts and draws are the same each time: an answer to each of the first `eval.max_examples`, at temperature 1.
         """
         items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
-        said = self._answers(variables, items, _EVALUATION)
-        rewards, parts = self._rewards(items, said)
-        figures = {"val/reward": rewards, "val/ended": [answer.ended for answer in said]}
-        figures |= {"val/answer_tokens": [len(answer.ids) for answer in said]}
+        answers = self._answers(variables, items, _EVALUATION)
+        rewards, parts = self._rewards(items, answers)
+        figures = {"val/reward": rewards, "val/ended": [answer.ended for answer in answers]}
+        figures |= {"val/answer_tokens": [len(answer.ids) for answer in answers]}
         figures |= {f"val/{name}": values for name, values in parts.items() if len(parts) > 1}
         return {name: float(np.mean(values)) for name, values in figures.items()}
 
@@ -157,24 +144,23 @@ class Rollouts:
         text = self._tokenizer.decode([i for i in ids if i not in self._stops], follows=True)
         return Answer(ids, logp, text, ids[-1] in self._stops)
 
-    def _rewards(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
+    def _rewards(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
         """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
-        rewards, parts = self._rewarder(items, [answer.text for answer in said])
+        rewards, parts = self._rewarder(items, [answer.text for answer in answers])
         most, soft = self._parts.config.rollout.max_new_tokens, self._parts.config.policy.overlong_tokens
         if soft:
-            over = np.asarray([len(answer.ids) - (most - soft) for answer in said], np.float32)
+            over = np.asarray([len(answer.ids) - (most - soft) for answer in answers], np.float32)
             parts = {**parts, "overlong": -np.clip(over / soft, 0, 1)}
             rewards = rewards + parts["overlong"]
         return rewards, parts
 
-    def _packed(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
-        """The answers in rows, and where they stand."""
+    def _packed(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
         c, n = self._parts.config, policy.in_row(self._parts.config)
         packed, places = [], []
         for row in range(c.train.batch_size):
             group, used = [], 0
             for number in range(row * n, (row + 1) * n):
-                item, answer = items[number], said[number]
+                item, answer = items[number], answers[number]
                 counts = answer.ended or not c.policy.mask_truncated
                 weights = np.repeat(np.float32([0, counts]), [len(item.ids) - 1, len(answer.ids)])
                 group.append(rows_lib.Segment([*item.ids, *answer.ids], weights))
@@ -205,25 +191,23 @@ class Rollouts:
         return judged
 
     def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
-        """A batch on the mesh."""
         mesh, t = self._parts.mesh, self._parts.config.train
         by_token, by_row = sharding.batch_sharding(mesh), sharding.row_sharding(mesh)
         placed = {name: by_token if x.shape[1] == t.seq_len else by_row for name, x in batch.items()}
         return sharding.to_global(dict(batch), mesh, t.batch_size, placed)
 
-    def _figures(self, items: Sequence[Item], said: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
-        """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""
+    def _figures(self, items: Sequence[Item], answers: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
         r = self._parts.config.rollout
         groups_PxA = rewards.reshape(r.prompts, r.answers)
-        words = collections.Counter(word for answer in said for word in _WORD.findall(answer.text.lower()))
+        words = collections.Counter(word for answer in answers for word in _WORD.findall(answer.text.lower()))
         self.common_word, most = words.most_common(1)[0] if words else ("", 0)
         return {
             "reward": float(rewards.mean()),
             "reward_std": float(rewards.std()) if np.ptp(rewards) else 0.0,  # rounding must not hide that all are equal
             "flat_groups": float((np.ptp(groups_PxA, axis=1) == 0).mean()) if r.answers > 1 else 0.0,
-            "truncated": float(np.mean([not answer.ended for answer in said])),
-            "unique": len({answer.text for answer in said}) / len(said),
-            "answer_tokens": float(np.mean([len(answer.ids) for answer in said])),
+            "truncated": float(np.mean([not answer.ended for answer in answers])),
+            "unique": len({answer.text for answer in answers}) / len(answers),
+            "answer_tokens": float(np.mean([len(answer.ids) for answer in answers])),
             "top_word": most / max(1, words.total()),
         }
 
@@ -231,13 +215,13 @@ class Rollouts:
         self,
         step: int,
         items: Sequence[Item],
-        said: Sequence[Answer],
+        answers: Sequence[Answer],
         rewards: np.ndarray,
         parts: Mapping[str, np.ndarray],
     ) -> None:
         """Writes the answers of a step into the run's folder. If it can't, a line says so."""
         lines = []
-        for number, (item, answer) in enumerate(zip(items, said, strict=True)):
+        for number, (item, answer) in enumerate(zip(items, answers, strict=True)):
             line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": answer.text}
             line |= {"reward": float(rewards[number]), "ended": answer.ended, "tokens": len(answer.ids)}
             lines.append(line | {name: float(values[number]) for name, values in parts.items()})

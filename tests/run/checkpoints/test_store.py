@@ -86,15 +86,15 @@ def test_saving_does_not_hold_on_to_memory_that_the_next_step_takes(tmp_path):
     assert_same(checkpointer.restore(1, *shardings()), expected)
 
 
-def test_what_another_run_needs_stays(tmp_path):
-    checkpointer = Checkpointer(tmp_path, dataclasses.replace(KEEP, keep_last=1))
+def test_milestones_and_what_another_run_needs_stay(tmp_path):
+    checkpointer = Checkpointer(tmp_path, dataclasses.replace(KEEP, keep_last=1), pinned={1})
     for step in range(1, 5):
         checkpointer.save(make_state(step), {})
         checkpointer.wait()
         if step == 2:
             keep.need(tmp_path, 2, tmp_path / "lora")
     checkpointer.close()
-    assert checkpointer.steps() == [2, 4]
+    assert checkpointer.steps() == [1, 2, 4]
 
 
 def test_rotation_keeps_last_every_and_best(tmp_path):

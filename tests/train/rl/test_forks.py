@@ -24,7 +24,7 @@ WITH_GYM = pytest.mark.skipif(
 
 FORKS = """
 import json, os, socket, sys
-from jaxlm.train.rl.forks import Forks
+from jaxlm.train.rl.judges import Forks
 forks = Forks()
 port, folder = int(sys.argv[1]), sys.argv[2]
 
@@ -90,7 +90,7 @@ def test_a_fork_reaches_nothing_but_its_result(tmp_path):
 def test_where_nothing_confines_a_task_that_runs_answers_is_refused(monkeypatch):
     judge = judges.Judge()
     judge._tasks = [type("Gym", (), {"hook": print, "name": "reasoning_gym:countdown"})]
-    monkeypatch.setattr(judges.forks, "Forks", lambda: type("Forks", (), {"confined": False}))
+    monkeypatch.setattr(judges, "Forks", lambda: type("Forks", (), {"confined": False}))
     with pytest.raises(judges.Refused, match="countdown runs what the policy writes as Python, and here nothing keeps"):
         judge._make_forks()
 

@@ -10,8 +10,8 @@ import tiny_chats
 from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.chats.records import Notes
-from jaxlm.train.rl import process, rewards, sources, tasks
-from jaxlm.train.rl.sources import Made, Reader
+from jaxlm.train.rl import process, prompts, rewards
+from jaxlm.train.rl.prompts import Made, Reader
 
 WITH_GYM = pytest.mark.skipif(
     not importlib.util.find_spec("reasoning_gym"), reason="needs reasoning-gym: pip install 'jaxlm[rl]'"
@@ -41,7 +41,7 @@ def write(path, rows) -> str:
     return str(path)
 
 
-def prompts(path, count: int = 40) -> str:
+def prompt_file(path, count: int = 40) -> str:
     return write(path, [{"prompt": f"{n} + 1 =", "answer": n + 1} for n in range(count)])
 
 
@@ -123,7 +123,7 @@ def test_prompts_take_the_path_of_examples(reader, tmp_path, tokenizer):
 
 
 def test_each_pass_has_all_prompts_once_in_another_order(reader, tmp_path):
-    path = prompts(tmp_path / "a.jsonl")
+    path = prompt_file(tmp_path / "a.jsonl")
     found, other = (reader(seed=seed).rows(path, "data.path") for seed in (0, 1))
     size = len(found.train)
     passes = [[item.place for item in found.draw(range(n * size, (n + 1) * size))] for n in (0, 1)]
@@ -135,19 +135,19 @@ def test_each_pass_has_all_prompts_once_in_another_order(reader, tmp_path):
 
 
 def test_what_is_held_out_of_a_file_is_not_trained_on(reader, tmp_path):
-    path = prompts(tmp_path / "a.jsonl")
+    path = prompt_file(tmp_path / "a.jsonl")
     rows = [*map(json.loads, open(path)), *map(json.loads, open(path))]  # each is asked twice
     found = reader().rows(write(tmp_path / "b.jsonl", rows), "data.path")
     train, val = ({item.prompt for item in part} for part in (found.train, found.held_out(100)))
     assert (len(train | val), len(train & val), len(found.train) + len(found.val)) == (40, 0, 80)
     assert 2 <= len(val) <= 16
     assert found.held_out(3) == found.held_out(100)[:3]
-    named = reader(val_path=prompts(tmp_path / "v.jsonl", 3)).rows(path, "data.path")
+    named = reader(val_path=prompt_file(tmp_path / "v.jsonl", 3)).rows(path, "data.path")
     assert (len(named.train), [item.prompt for item in named.held_out(9)]) == (40, ["0 + 1 =", "1 + 1 =", "2 + 1 ="])
 
 
 def test_nothing_to_hold_out(reader, tmp_path, said):
-    found = reader().rows(prompts(tmp_path / "a.jsonl", 1), "data.path")
+    found = reader().rows(prompt_file(tmp_path / "a.jsonl", 1), "data.path")
     assert (len(found.train), found.held_out(5)) == (1, [])
     assert said == [f"none of the prompts of {tmp_path}/a.jsonl is held out, since all are the same: name others by "
                     "examples.val_path"]  # fmt: skip
@@ -209,7 +209,7 @@ MATH = "gsm8k"
 @pytest.fixture(scope="module")
 def judging():
     """The process, with three tasks; it takes seconds to import reasoning-gym."""
-    specs = tasks.parse(f"{FEW},{SETS},{MATH}")
+    specs = prompts.parse_tasks(f"{FEW},{SETS},{MATH}")
     found = process.Processes([(spec.kind, spec.name, dict(spec.options)) for spec in specs], "", "", 60.0)
     found.start()
     yield found
@@ -219,7 +219,7 @@ def judging():
 @pytest.fixture
 def made(judging, reader):
     def make(task: str = FEW, **options) -> Made:
-        (spec,) = tasks.parse(task)
+        (spec,) = prompts.parse_tasks(task)
         return Made(spec, [FEW, SETS].index(task), judging, reader(**options))
 
     return make
@@ -262,7 +262,7 @@ def test_answers_are_judged(judging, made):
     items = made().draw(range(4))
     assert rewarder.exact(items, [f"... <answer>{item.truth}</answer>" for item in items]).tolist() == [1] * 4
     assert rewarder.exact(items, [f"{item.truth} or 5" for item in items]).tolist() == [0] * 4
-    ours = sources.Item(items[0].messages, [], {}, "a:1", (2, "1,200"))
+    ours = prompts.Item(items[0].messages, [], {}, "a:1", (2, "1,200"))
     right = [
         "1200",
         "The answer is $1,200.",
@@ -290,7 +290,7 @@ class _Section:
 @pytest.mark.faults
 def test_an_answer_that_a_task_never_ends_to_judge_is_wrong(reader, said):
     """countdown computes what stands there: 9**9**9 has 370 million digits."""
-    (spec,) = tasks.parse("reasoning_gym:countdown")
+    (spec,) = prompts.parse_tasks("reasoning_gym:countdown")
     judging = process.Processes([(spec.kind, spec.name, {})], "", "", 3.0)
     items = Made(spec, 0, judging, reader(room=2000)).draw(range(3))
     rewarder = rewards.Rewarder(_Section(spec.text, 3.0), judging, say=said.append)

@@ -3,14 +3,14 @@
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.train.rl import tasks
+from jaxlm.train.rl import prompts
 
 
 def test_several_tasks_with_options():
     text = (
         "reasoning_gym:chain_sum?max_terms=3&allow_negation=true, gsm8k:a/b.jsonl,gsm8k,reasoning_gym:a?x=[1,2]&y=(3,)"
     )
-    assert [tuple(spec) for spec in tasks.parse(text)] == [
+    assert [tuple(spec) for spec in prompts.parse_tasks(text)] == [
         (
             "reasoning_gym:chain_sum?max_terms=3&allow_negation=true",
             "reasoning_gym",
@@ -21,7 +21,7 @@ def test_several_tasks_with_options():
         ("gsm8k", "gsm8k", "", {}),
         ("reasoning_gym:a?x=[1,2]&y=(3,)", "reasoning_gym", "a", {"x": "[1,2]", "y": "(3,)"}),
     ]
-    assert tasks.parse("") == tasks.parse(" ") == []
+    assert prompts.parse_tasks("") == prompts.parse_tasks(" ") == []
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,6 @@ def test_several_tasks_with_options():
 )
 def test_what_is_not_written_so(text, why):
     with pytest.raises(ConfigError) as error:
-        tasks.parse(text)
+        prompts.parse_tasks(text)
     assert str(error.value).startswith("config.reward.tasks: ")
     assert why in str(error.value)
