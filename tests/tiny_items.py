@@ -13,11 +13,7 @@ THINGS = split(
 PLACES = split("market harbour library orchard museum bakery station garden warehouse school valley theatre")
 ACTS = split("buys sells paints repairs loses borrows carries counts polishes hides wraps delivers")
 COMMON = split("the a and of in with to for at some many what which does it")
-ENDS = (
-    "How many {a} are {p}'s, at the {w}?",
-    "Does {p} pay for {a} at ${n}.50?",
-    "Which {w} sees all {n} {a}?",
-)
+ENDS = ("How many {a} are {p}'s, at the {w}?", "Does {p} pay for {a} at ${n}.50?", "Which {w} sees all {n} {a}?")
 
 
 def sentence(rng: random.Random) -> str:

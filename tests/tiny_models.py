@@ -15,10 +15,7 @@ from jaxlm.models.params import abstract_params
 from jaxlm.ops import block_codes
 
 # Tests compile far longer than they compute.
-FAST_COMPILE = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 # The compile option by which a program is made as users' are: see conftest. jax 0.11 knows no other way, and not the option.
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
