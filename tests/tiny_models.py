@@ -20,16 +20,8 @@ FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 # The compile option by which a program is made as users' are: see conftest. jax 0.11 knows no other way, and not the option.
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
 
-BASE = {
-    "n_layers": 2,
-    "d_model": 32,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "d_ff": 48,
-    "vocab_size": 101,
-    "max_seq_len": 64,
-    "dtype": "float32",
-}
+BASE = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48, "vocab_size": 101, "max_seq_len": 64}
+BASE["dtype"] = "float32"
 _LLAMA3 = {"scaling": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
 EXPORTED = {  # a name -> the model's keys: each family and option that is exported
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},

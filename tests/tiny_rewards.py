@@ -18,14 +18,10 @@ def score(prompts, answers, answer=None, **others):
         if said == "once" and not os.path.exists("once"):
             open("once", "w").close()
             raise OSError("the net is down")
-        if said == "few":
-            return [1.0] * (len(answers) - 1)
-        if said == "many":
-            return itertools.repeat(1.0)
-        if said == "text":
-            return "1.0"
-        if said == "a dict":
-            return dict.fromkeys(range(len(answers)), 1.0)
+        whole = {"few": [1.0] * (len(answers) - 1), "many": itertools.repeat(1.0), "text": "1.0"}
+        whole["a dict"] = dict.fromkeys(range(len(answers)), 1.0)
+        if said in whole:
+            return whole[said]
         if said == "sleep":
             time.sleep(600)
         if said == "regex":  # one call into C, which holds Python's lock
@@ -65,6 +61,6 @@ def item(prompt: str = "2 + 2 =", place: str = "a.jsonl:1", **others) -> Item:
 
 def make_config(*overrides: str) -> config.Config:
     """The config of a GRPO run whose prompts may have 96 tokens, four of them a step."""
-    sizes = ["seq_len=512", "batch_size=2"]
-    keys = [f"train.{size}" for size in sizes] + ["rollout.prompts=4", "rollout.answers=2", "rollout.max_new_tokens=32"]
-    return config.resolve(config_files.load("base", ["workdir=w", "data.val_fraction=0.2", *keys, *overrides]))
+    keys = ["workdir=w", "data.val_fraction=0.2", "train.seq_len=512", "train.batch_size=2"]
+    keys += ["rollout.prompts=4", "rollout.answers=2", "rollout.max_new_tokens=32"]
+    return config.resolve(config_files.load("base", [*keys, *overrides]))

@@ -51,9 +51,8 @@ class Scripted:
 
     def stats(self) -> Stats:
         busy = sum(row.thread.is_alive() for row in self.live)
-        return Stats(
-            self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, 0, {}, self.down
-        )
+        ids = sum(len(ask.ids) for ask in self.asks)
+        return Stats(self.room, busy, 0, 256, len(self.asks), ids, 0, 0, 0, 0, {}, self.down)
 
 
 class Row:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import re
 import signal
@@ -16,6 +15,7 @@ import bench_gpu_parts
 import numpy as np
 import psutil
 import pytest
+import tiny_installed
 import tiny_models as tiny
 
 from jaxlm.plan.params import count_params
@@ -223,49 +223,14 @@ def test_peers_begin_with_what_the_card_has_room_for():
     assert sizes("torch", 139, "train.batch_size=4", "train.microbatch_size=4") == (4,)
 
 
-ALLOWED = """
-import importlib.metadata, re, sys
-from packaging.requirements import Requirement
-carried = sys.argv[1].split()
-def add(name, extras, found):
-    key = (re.sub("[-_.]+", "-", name).lower(), frozenset(extras))
-    if key in found:
-        return
-    found.add(key)
-    try:
-        wanted = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for one in map(Requirement, wanted):
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            add(one.name, one.extras, found)
-machine = set()
-for name in ("jax", "flax", "optax", "orbax-checkpoint", "torch", "transformers"):
-    add(name, (), machine)
-allowed = {name for name, _ in machine} | set(carried)
-homes = importlib.metadata.packages_distributions()
-normal = {top: {re.sub("[-_.]+", "-", name).lower() for name in names} for top, names in homes.items()}
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in normal and top != "jaxlm" and not normal[top] & allowed:
-            raise ModuleNotFoundError(f"No module named {top!r}: carry it", name=top)
-sys.meta_path.insert(0, Absent())
-import bench_gpu_parts
-loaded = {name for top in {module.partition(".")[0] for module in sys.modules} for name in normal.get(top, ())}
-print(sorted(set(carried) - loaded))
-"""
-
-
 def test_the_wheels_to_carry_are_those_that_the_parts_import():
     """With JAX, flax, optax, Orbax, PyTorch, transformers, what these need, and the docstring's list: no more, no less."""
     listed = re.search(r"needs the wheels of (.+?) beside its own", bench_gpu.__doc__, re.DOTALL)[1]
-    names = [name for name in re.findall(r"[\w-]+", listed) if name != "and"]
-    command = [sys.executable, "-c", ALLOWED, " ".join(names)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, cwd=ROOT / "scripts", env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    names = {name for name in re.findall(r"[\w-]+", listed) if name != "and"}
+    there = tiny_installed.needed(("jax", "flax", "optax", "orbax-checkpoint", "torch", "transformers"))
+    loaded = tiny_installed.run("import bench_gpu_parts; print(*sys.modules)", there | names).split()
+    used = set().union(*(tiny_installed.HOMES.get(module.partition(".")[0], ()) for module in loaded))
+    assert names <= used
 
 
 def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):

@@ -92,36 +92,6 @@ def test_a_budget_counts_once_all_seeds_have_finished_it():
     assert stats.ratio(BASE, {1: {7: 5.0}}, 1) is None  # no seed in common
 
 
-UP, DOWN = ({seed: loss + gap for seed, loss in BASE[1].items()} for gap in (0.05, -0.05))
-DIVERGED = dict.fromkeys(BASE[1], math.inf)
-
-
-@pytest.mark.parametrize(
-    ("arm", "base", "behind"),
-    [
-        (UP, BASE[1], True),
-        (DIVERGED, BASE[1], True),
-        (BASE[1], BASE[1], False),
-        (UP | {2: BASE[1][2] - 0.01}, BASE[1], False),
-        ({0: 9.0}, {0: 5.0}, False),  # one seed has no interval
-    ],
-)
-def test_an_arm_is_behind_only_beyond_its_interval(arm, base, behind):
-    assert stats.behind(arm, base) == behind
-
-
-@pytest.mark.parametrize(
-    ("sweep", "best"),
-    [
-        ({0.5: DOWN, 1.0: BASE[1], 2.0: DIVERGED}, 0.5),
-        ({0.5: DOWN | {1: 5.21}, 1.0: BASE[1]}, 1.0),
-        ({0.5: {0: 1.0}, 1.0: BASE[1]}, 1.0),  # not all of the seeds
-    ],
-)
-def test_another_rate_must_win_beyond_the_interval(sweep, best):
-    assert stats.best_factor(sweep) == best
-
-
 # ------------------------------------------------------------------------------------------------ plan, resuming, arms
 
 
@@ -179,21 +149,6 @@ def test_the_plan_begins_with_what_tells_most_and_gives_hours(small, capsys):
     assert "36 to come" in said
     assert "0.8 min (given speed)" in said  # two or four seconds and the start
     assert "held out, all of which are measured" in said
-
-
-def test_the_third_rate_lies_where_an_arm_gains(small):
-    def losses(factor, loss):
-        return {Run("adamw", "S0", 1024, seed, factor): {"loss": loss} for seed in (0, 1)}
-
-    assert arms.factors("adamw", {}) == arms.factors("adamw", losses(1.0, 5.0)) == (1.0, 0.5, 2.0)
-    assert arms.factors("adamw", losses(1.0, 5.0) | losses(0.5, 5.1)) == (1.0, 0.5, 2.0)
-    better = losses(1.0, 5.0) | losses(0.5, 4.9)
-    assert arms.factors("adamw", better) == (1.0, 0.5, 0.25)
-    assert not arms.swept("adamw", better)
-    assert arms.chosen("adamw", better | losses(0.25, 4.8)) == 0.25
-    better.pop(Run("adamw", "S0", 1024, 1, 0.5))
-    assert arms.factors("adamw", better) == (1.0, 0.5, 2.0)
-    assert arms.factors("adamw", losses(1.0, math.inf) | losses(0.5, math.inf)) == (1.0, 0.5, 0.25)
 
 
 def test_new_keys_leave_finished_runs_as_they_are_and_runs_of_other_data_do_not_count(small, trained, tmp_path):
@@ -340,13 +295,6 @@ def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_p
     assert "with three seeds that is the range of the seeds" in said
 
 
-def test_step_times_of_a_shipped_model_that_met_load_are_passed_over():
-    idle, later = ({"shape": "speed_1b", "loaded": loaded, "times": {}} for loaded in (False, True))
-    small = {"shape": next(iter(arms.SHAPES)), "loaded": False, "times": {}}
-    assert report.large_time([idle, later, small]) is idle
-    assert report.large_time([later, small]) is None
-
-
 def test_arms_are_compared_at_the_best_of_their_rates_and_one_at_the_edge_is_told(small, trained, tmp_path):
     bench_recipe.main(["run", *small, "--only=reference,adamw"])
     done = arms.look(tmp_path / "runs.jsonl").done
@@ -433,11 +381,3 @@ def test_a_peer_learns_the_same_rows(small, data, tmp_path):
     assert found["peer:hf"]["loss"] == pytest.approx(math.log(300), abs=0.1)  # 5e-5 moves nothing in 32 steps
     assert found["peer:nanochat"]["loss"] < found["peer:hf"]["loss"]
     assert found["peer:hf_6e-4_cosine"]["loss"] < found["peer:hf"]["loss"] - 0.05
-
-
-def test_nanochat_comes_up_stays_and_comes_down():
-    rates = [peers.rate_at(step, 1000) for step in (0, 39, 350, 351, 999)]
-    assert rates == pytest.approx([1 / 40, 1, 1, 0.95 * 649 / 650 + 0.05, 0.95 / 650 + 0.05])
-    assert [peers.momentum_at(step, 1000) for step in (0, 200, 400)] == pytest.approx(
-        [0.85, 0.91, 0.97 - 0.07 * 50 / 650]
-    )
