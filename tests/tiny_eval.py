@@ -32,7 +32,6 @@ def scorer(max_seq_len: int = 128, chats: bool = False) -> likelihood.Scorer:
 
 
 def settings(data_dir: str | pathlib.Path = "", **changes) -> config.EvalConfig:
-    """The section `eval`, with these changes."""
     c = config.resolve(config_files.load("base", ["data.path=x", f"eval.data_dir={data_dir}"]))
     return dataclasses.replace(c.eval, **changes)
 
@@ -43,7 +42,6 @@ def asked(scorer: likelihood.Scorer, tasks: list[str], of: config.EvalConfig, it
 
 
 def sentence(rng: np.random.Generator, words: int) -> str:
-    """Some words."""
     return " ".join(rng.choice(WORDS, words))
 
 

@@ -83,12 +83,10 @@ def _choices(rng, n=4, sentences=0):
 
 
 def _read(rng):
-    """A passage, a question and an answer."""
     return passage(rng), short(rng), few(rng)
 
 
 def _talk(rng):
-    """A passage with two questions and answers."""
     return passage(rng), [short(rng), short(rng)], [few(rng), few(rng)]
 
 
@@ -390,5 +388,4 @@ RIDDLES = "riddles.jsonl:body_text+riddle>solved"
 
 
 def made(layout, count: int = 20) -> list[Made]:
-    """The made records of a layout."""
     return [layout(random.Random(f"{layout.__name__}{i}")) for i in range(count)]

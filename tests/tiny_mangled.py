@@ -133,6 +133,5 @@ def _header(path, draw):
 
 
 def copy(folder: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
-    """Copies a folder, in place of what is there."""
     shutil.rmtree(to, ignore_errors=True)
     return pathlib.Path(shutil.copytree(folder, to))

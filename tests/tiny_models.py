@@ -87,12 +87,10 @@ def loss(model, params, batch: dict, key=None) -> jax.Array:
 
 
 def value_and_grads(model, params, batch: dict, key=None):
-    """The loss and its gradients, jitted."""
     return jit(jax.value_and_grad(lambda p, b, k: loss(model, p, b, k)))(params, batch, key)
 
 
 def value(model, params, batch: dict, key=None):
-    """The loss alone, jitted."""
     return jit(lambda p, b, k: loss(model, p, b, k))(params, batch, key)
 
 
@@ -103,15 +101,12 @@ def hidden(model, variables, batch: dict, **kwargs) -> jax.Array:
 
 
 def jit(fn):
-    """`jax.jit` compiled without optimisation."""
     return jax.jit(fn, compiler_options=FAST_COMPILE)
 
 
 def difference(a, b) -> float:
-    """The largest over all leaves of max|a - b| / max|b|.
-
-    Leaves below 1e-6 in both count as equal: the gradient of a key bias without RoPE is zero but for rounding.
-    """
+    """The largest over all leaves of max|a - b| / max|b|."""
+    # Leaves below 1e-6 in both count as equal: the gradient of a key bias without RoPE is zero but for rounding.
     worst = 0.0
     for (name, x), (_, y) in zip(tree.named_leaves(a), tree.named_leaves(b), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)

@@ -18,10 +18,14 @@ def score(prompts, answers, answer=None, **others):
         if said == "once" and not os.path.exists("once"):
             open("once", "w").close()
             raise OSError("the net is down")
-        whole = {"few": [1.0] * (len(answers) - 1), "many": itertools.repeat(1.0), "text": "1.0"}
-        whole["a dict"] = dict.fromkeys(range(len(answers)), 1.0)
-        if said in whole:
-            return whole[said]
+        if said == "few":
+            return [1.0] * (len(answers) - 1)
+        if said == "many":
+            return itertools.repeat(1.0)
+        if said == "text":
+            return "1.0"
+        if said == "a dict":
+            return dict.fromkeys(range(len(answers)), 1.0)
         if said == "sleep":
             time.sleep(600)
         if said == "regex":  # one call into C, which holds Python's lock
@@ -55,7 +59,6 @@ def write(folder: pathlib.Path) -> None:
 
 
 def item(prompt: str = "2 + 2 =", place: str = "a.jsonl:1", **others) -> Item:
-    """An item, without ids."""
     return Item(({"role": "user", "content": prompt},), [], **{"columns": {}, "place": place} | others)
 
 

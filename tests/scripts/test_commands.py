@@ -148,7 +148,6 @@ def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
 
 
 def _loaded(words: list[str]):
-    """Returns the config of a train command."""
     named = [word.removeprefix("--config=") for word in words[2:] if not word.startswith("--config.")]
     return config_files.load(named[0] if named else "base", [])
 
