@@ -50,7 +50,6 @@ class Browser:
             self._note(self._next())
 
     def value(self, expression: str):
-        """Returns what an expression is in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def until(self, expression: str) -> None:
@@ -61,7 +60,6 @@ class Browser:
             time.sleep(0.05)
 
     def picture(self, path: pathlib.Path) -> None:
-        """Writes what is seen as a PNG."""
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
     def _note(self, event: dict) -> None:

@@ -17,14 +17,9 @@ COMMAND = rf"(?:{SETTING})*{FIRST_WORDS}(?= |$).*"
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command as one would type it, without what only describes it.
+    """A command as one would type it, without what only describes it."""
 
-    Attributes:
-      place: FILE:LINE.
-      words: its words; settings of the environment are apart.
-    """
-
-    place: str
+    place: str  # FILE:LINE
     words: tuple[str, ...]
     environment: tuple[str, ...] = ()
 

@@ -16,7 +16,7 @@ from jaxlm.config import config_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 KNOWN = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "CMD"}
 SMALL = (
     "train.steps=2 train.batch_size=1 train.seq_len=32 train.eval_every_steps=0 model.n_layers=1 model.d_model=32 "
@@ -66,8 +66,10 @@ def test_the_dockerfile_installs_and_runs_what_the_readme_does_and_not_as_root()
     installs = [rest for name, rest in DOCKERFILE if name == "RUN" and "pip install" in rest]
     assert install == "pip install -e ."
     assert installs == ['pip install --no-cache-dir ".${EXTRA:+[$EXTRA]}"']
-    assert said["USER"] == "jaxlm"
-    assert said["VOLUME"] == f"{said['WORKDIR']}/runs"
+    for extra, asked in (("", "."), ("cuda12", ".[cuda12]")):  # what the shell makes of the build argument
+        echo = ["sh", "-c", installs[0].replace("pip install --no-cache-dir", "echo")]
+        assert subprocess.run(echo, env={"EXTRA": extra}, capture_output=True, text=True).stdout.strip() == asked
+    assert (said["USER"], said["VOLUME"]) == ("jaxlm", f"{said['WORKDIR']}/runs")
     # The last line that changes anything is not root's: what is copied and installed comes before.
     order = [name for name, _ in DOCKERFILE]
     assert order.index("USER") > max(i for i, name in enumerate(order) if name in ("RUN", "COPY"))
@@ -75,19 +77,8 @@ def test_the_dockerfile_installs_and_runs_what_the_readme_does_and_not_as_root()
 
 def test_the_python_of_the_dockerfile_and_the_extras_it_names_are_the_projects():
     text = (ROOT / "Dockerfile").read_text()
-    python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    assert f"ARG PYTHON={python.removeprefix('>=')}" in text
-    for extra in re.findall(r"EXTRA=(\w+)", text):
-        assert extra in EXTRAS, extra
-
-
-@pytest.mark.parametrize(("extra", "asked"), [("", "."), ("cuda12", ".[cuda12]")])
-def test_the_shell_makes_of_the_build_argument_what_pip_takes(extra, asked):
-    (install,) = [rest for name, rest in DOCKERFILE if name == "RUN" and "pip install" in rest]
-    shown = subprocess.run(
-        ["sh", "-c", install.replace("pip install --no-cache-dir", "echo")], env={"EXTRA": extra}, capture_output=True
-    )
-    assert shown.stdout.decode().strip() == asked
+    assert f"ARG PYTHON={PROJECT['requires-python'].removeprefix('>=')}" in text
+    assert set(re.findall(r"EXTRA=(\w+)", text)) <= PROJECT["optional-dependencies"].keys()
 
 
 def cells() -> list[str]:
@@ -98,13 +89,10 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_the_notebook_trains_what_the_readme_trains():
+def test_the_notebook_trains_what_the_readme_trains_and_refuses_a_source_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (line,) = [cell for cell in cells() if cell.startswith("!jaxlm train")]
     assert meaning(line[1:].replace("{OVERRIDES}", "").strip()) == of_the_readme()[1]
-
-
-def test_the_notebook_refuses_a_source_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="upload a checkout"):
         exec(cells()[0], {})
     names = {}

@@ -29,7 +29,7 @@ from jaxlm.cli import cli
 from jaxlm.config import config_files
 from jaxlm.devices import tree
 from jaxlm.eval import results
-from jaxlm.interop import peft, peft_config
+from jaxlm.interop import hf_config, peft, peft_config
 from jaxlm.run.survive import train_in_child
 
 pytest.importorskip("tokenizers")
@@ -42,6 +42,7 @@ TRAINS = (
     "--config.sample.prompts=()", "--config.data.val_fraction=0.2", "--config.workdir={out}",
 )  # fmt: skip
 MODEL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+EXPORT = ("jaxlm_export.json", "model.safetensors", "config.json", "tokenizer.json")
 MODEL += ("special_tokens_map.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors")
 DATA = ("manifest.json", "tokenizer.model", "token_bytes.npy")
 RUN = ("config.json", "run.json", "metrics.jsonl", "tokenizer/tokenizer.json", "tokenizer/tokenizer_ids.json")
@@ -54,22 +55,22 @@ PREPARED = ("prepared.json", "clusters.json", "timings.json", "examples.jsonl")
 TEXTS = ("t.jsonl", "t.jsonl.gz", "t.jsonl.zst", "t.parquet", "t.txt")
 MORE = (*(f"one/{name}" for name in TEXTS[:-1]), "one/t.html", "one/t.warc.gz", "one/t.md")
 TINY = "--config.data.dir={it} --config.model.n_layers=1 --config.model.d_model=32 --config.model.n_heads=2"
+CORE = ("core.yaml", "eval_meta_data.csv", "eval_data/choose.jsonl")
+CODE = "--limit=1 --config.eval.data_dir={it} --config.eval.run_code=True"
+META, ON_BASE = "checkpoints/0/meta/metadata", "--config.origin={made}/base"
+CHATS = ("chats.jsonl", "chats.jsonl.gz", "chats.parquet")
 SAYS = "--max-new-tokens=2"
 OUT = "--config.data.dir={out} --config.model.vocab_size=300"
 # A folder of `made`, the files of it that are mangled, the command. {it} is the folder, {file} the file, {made} the others.
 FAST = (
     ("model", MODEL, "import {it} --out={out}"),
     ("gpt2", MODEL[:4], "import {it} --out={out}"),
-    (
-        "exported",
-        ("jaxlm_export.json", "model.safetensors", "config.json", "tokenizer.json"),
-        "import {it} --out={out}",
-    ),
+    ("exported", EXPORT, "import {it} --out={out}"),
     ("exported", ("jaxlm_export.json",), "export {made}/run --to=hf --out={it}"),
     ("adapter", ADAPTER, "plan base --config.origin={it}"),
     ("adapter", ADAPTER, "plan base --config.origin={it} --config.origin_merge=False"),
     ("run", RUN, "report {it}"),
-    ("run", (*RUN, "checkpoints/0/meta/metadata", "checkpoints/0/checksums.json"), "export {it} --to=hf --out={out}"),
+    ("run", (*RUN, META, "checkpoints/0/checksums.json"), "export {it} --to=hf --out={out}"),
     ("run", RUN, "diff {it} {made}/run"),
     ("run", (*RUN, "eval/0/results.json", "eval/0/arc_easy.jsonl"), "compare {it} {made}/run"),
     ("run", RUN, "trace {it} --step=1"),
@@ -91,39 +92,19 @@ SLOW = (
     ("texts", TEXTS, "audit base --config.data.path={file} --config.data.dir={out} --config.prepare.workers=1"),
     ("texts", MORE, "prepare {it}/one --out={out} --config.prepare.workers=1 --config.prepare.report_mb=0"),
     ("items", ("gsm8k.jsonl", "mmlu.json", "arc.jsonl.gz", "sciq.parquet", "hellaswag.jsonl.zst"), "prepare {it}/c.py"),
-    (
-        "bundle",
-        ("core.yaml", "eval_meta_data.csv", "eval_data/choose.jsonl"),
-        "eval {made}/model --tasks=core:choose --config.eval.data_dir={it}",
-    ),
-    (
-        "bundle",
-        ("HumanEval.jsonl.gz",),
-        "eval {made}/model --tasks=humaneval --limit=1 --config.eval.data_dir={it} --config.eval.run_code=True",
-    ),
+    ("bundle", CORE, "eval {made}/model --tasks=core:choose --config.eval.data_dir={it}"),
+    ("bundle", ("HumanEval.jsonl.gz",), f"eval {{made}}/model --tasks=humaneval {CODE}"),
     ("model", MODEL, f"chat {{it}} --message=hi {SAYS} --config.sample.chat_template=True"),
     ("model", MODEL, f"sample {{it}} one {SAYS}"),
     ("adapter", ADAPTER, f"sample {{it}} one {SAYS}"),
     ("run", RUN, f"sample {{it}} one {SAYS}"),
-    (
-        "run",
-        (*RUN, "checkpoints/0/meta/metadata"),
-        "train base --config.origin={it} --config.data.path={made}/texts/t.jsonl",
-    ),
-    ("run", (*RUN, "checkpoints/0/meta/metadata"), "train {it} --config.data.path={made}/texts/t.jsonl"),
+    ("run", (*RUN, META), "train base --config.origin={it} --config.data.path={made}/texts/t.jsonl"),
+    ("run", (*RUN, META), "train {it} --config.data.path={made}/texts/t.jsonl"),
     ("data", DATA, f"train base {TINY}"),
     ("data", DATA, f"doctor base {TINY}"),
-    (
-        "posts",
-        ("chats.jsonl", "chats.jsonl.gz", "chats.parquet"),
-        "train sft --config.origin={made}/base --config.data.path={file}",
-    ),
-    (
-        "posts",
-        ("pairs.jsonl",),
-        "train dpo --config.origin={made}/base --config.data.path={file} --config.train.seq_len=192",
-    ),
-    ("posts", ("prompts.jsonl",), "train grpo --config.origin={made}/base --config.reward.tasks=('gsm8k:{file}',)"),
+    ("posts", CHATS, f"train sft {ON_BASE} --config.data.path={{file}}"),
+    ("posts", ("pairs.jsonl",), f"train dpo {ON_BASE} --config.data.path={{file}} --config.train.seq_len=192"),
+    ("posts", ("prompts.jsonl",), f"train grpo {ON_BASE} --config.reward.tasks=('gsm8k:{{file}}',)"),
 )
 
 
@@ -142,7 +123,8 @@ def made(tmp_path_factory):
     given = tiny_peft.adapted(params, (1, 2))
     read = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}.__getitem__
     keys = config.resolve(config_files.load("base", ["data.path=x"])).model
-    keys = dataclasses.replace(keys, **{f: v for f, v in _model_keys(root / "model").items() if "." not in f})
+    own = hf_config.read(root / "model")[0].items()
+    keys = dataclasses.replace(keys, **{key: value for key, value in own if "." not in key})
     content, tensors = peft.to_peft(given, keys, read, (str(root / "model"), None))
     (root / "adapter").mkdir()
     (root / "adapter" / peft_config.CONFIG).write_text(json.dumps(content))
@@ -154,24 +136,14 @@ def made(tmp_path_factory):
     return root
 
 
-def _model_keys(folder):
-    from jaxlm.interop import hf_config
-
-    return hf_config.read(folder)[0]
-
-
 def _run(root):
     assert cli.main(["import", str(root / "model"), f"--out={root / 'run'}"]) == 0
     run = root / "run"
-    lines = [
-        {"step": n, "train/loss": 3.0 / n, "val/loss": 2.0, "wall_s": 1.0 * n, "tokens": 10 * n, "time": 1e9}
-        for n in (1, 2, 3)
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    scored = results.TaskResult(
-        "arc_easy", {"acc": 0.4}, {"acc": 0.1}, 0.25, 5, [results.Item(str(n), {"acc": float(n % 2)}) for n in range(9)]
-    )
-    results.write(run, [scored], {"step": 0})
+    losses = {"val/loss": 2.0, "time": 1e9}
+    rows = ({"step": n, "train/loss": 3.0 / n, "wall_s": 1.0 * n, "tokens": 10 * n} | losses for n in (1, 2, 3))
+    (run / "metrics.jsonl").write_text(_lines(rows))
+    items = [results.Item(str(n), {"acc": float(n % 2)}) for n in range(9)]
+    results.write(run, [results.TaskResult("arc_easy", {"acc": 0.4}, {"acc": 0.1}, 0.25, 5, items)], {"step": 0})
     assert cli.main(["export", str(run), "--to=hf", f"--out={root / 'exported'}"]) == 0
 
 
@@ -180,7 +152,7 @@ def _data(root):
     (root / "texts/one").mkdir(parents=True)
     rng = random.Random(0)
     texts = [f"{n} " + tiny_chats.words(rng, 40) for n in range(60)]
-    lines = "".join(json.dumps({"text": text, "url": "http://a.b/c"}) + "\n" for text in texts).encode()
+    lines = _lines({"text": text, "url": "http://a.b/c"} for text in texts).encode()
     head = "WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.b/c\r\n"
     head += "Content-Type: application/http\r\nContent-Length: "
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html><title>x</title><p>" + texts[0].encode()
@@ -226,6 +198,10 @@ def _config(data, path, stages, more=""):
     )
 
 
+def _lines(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def _posts(root):
     tiny_chats.base((root / "base").mkdir() or root / "base")
     place = root / "posts"
@@ -235,16 +211,12 @@ def _posts(root):
     rows = [json.loads(line) for line in (place / "chats.jsonl").read_text().splitlines()]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), place / "chats.parquet")
     tiny_chats.pairs(place / "pairs.jsonl", 60)
-    (place / "prompts.jsonl").write_text(
-        "".join(json.dumps({"question": f"{n} one", "answer": f"#### {n}"}) + "\n" for n in range(40))
-    )
+    (place / "prompts.jsonl").write_text(_lines({"question": f"{n} one", "answer": f"#### {n}"} for n in range(40)))
     place = root / "votes"
     place.mkdir()
-    (place / "votes.jsonl").write_text("".join(json.dumps({"winner": "ab"[n % 2], "item": n}) + "\n" for n in range(9)))
+    (place / "votes.jsonl").write_text(_lines({"winner": "ab"[n % 2], "item": n} for n in range(9)))
     for name in ("samples", "more"):
-        (place / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"prompt": f"{n}", "text": f"{name}"}) + "\n" for n in range(9))
-        )
+        (place / f"{name}.jsonl").write_text(_lines({"prompt": f"{n}", "text": name} for n in range(9)))
 
 
 def _items(root):
@@ -252,24 +224,22 @@ def _items(root):
     place.mkdir()
 
     def lines(kind):
-        return "".join(json.dumps(kind(rng).record) + "\n" for _ in range(20)).encode()
+        return _lines(kind(rng).record for _ in range(20)).encode()
 
     (place / "gsm8k.jsonl").write_bytes(lines(tiny_items.gsm8k))
     (place / "mmlu.json").write_text(json.dumps([tiny_items.mmlu(rng).record for _ in range(20)]))
     (place / "arc.jsonl.gz").write_bytes(gzip.compress(lines(tiny_items.arc)))
     (place / "hellaswag.jsonl.zst").write_bytes(zstd.compress(lines(tiny_items.hellaswag)))
-    pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist([tiny_items.sciq(rng).record for _ in range(20)]), place / "sciq.parquet"
-    )
+    sciq = pyarrow.Table.from_pylist([tiny_items.sciq(rng).record for _ in range(20)])
+    pyarrow.parquet.write_table(sciq, place / "sciq.parquet")
     more = "    c.prepare.stages.decontaminate.benchmarks = (here,)\n"
     (place / "docs").mkdir()
     (place / "docs/t.txt").write_text("\n\n".join(tiny_items.story(rng) for _ in range(20)))
     (place / "c.py").write_text(_config("{here}/data", "{here}/docs/*.txt", "('unicode', 'decontaminate')", more))
     place = root / "bundle"
     (place / "eval_data").mkdir(parents=True)
-    (place / "eval_data/choose.jsonl").write_text(
-        "".join(json.dumps({"query": f"{n} is", "choices": ["one", "two two"], "gold": n % 2}) + "\n" for n in range(8))
-    )
+    rows = ({"query": f"{n} is", "choices": ["one", "two two"], "gold": n % 2} for n in range(8))
+    (place / "eval_data/choose.jsonl").write_text(_lines(rows))
     entry = {"label": "choose", "dataset_uri": "choose.jsonl", "icl_task_type": "multiple_choice", "num_fewshot": [1]}
     (place / "core.yaml").write_text(json.dumps({"icl_tasks": [entry]}))
     (place / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nchoose,50.0\n")

@@ -84,9 +84,10 @@ def test_linen_is_imported_in_models_only():
     ("modules", "never"),
     [
         (
-            "cli.cli config.help data.batches.which_data run.survive.supervisor",
+            "cli.cli config.help host.console data.batches.which_data run.survive.supervisor",
             "jax flax orbax datatrove pyarrow numpy",
         ),
+        ("host.child", "jax numpy jaxlm.config"),
         ("commands.prepare commands.tokenize commands.audit commands.compare commands.diff", "jax flax orbax grain"),
         # Grain takes a second.
         (

@@ -1,18 +1,19 @@
-"""The package itself: what an older Python is told, and what a plain install brings."""
+"""The package: what an older Python is told, what a plain install brings, what `pytest` runs and what `.ci/run` after it."""
 
 import ast
-import os
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 
 import pytest
-from packaging.requirements import Requirement
+import tiny_installed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 INIT = ROOT / "jaxlm/__init__.py"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SUBJECTS = {"faults", "parity", "engines", "browser", "recipe", "scripts"}
 
 
 def test_an_older_python_can_read_what_refuses_it():
@@ -34,40 +35,37 @@ def test_an_older_python_is_refused_in_one_line(module, version, code):
     assert (done.returncode, done.stderr) == (code, said)
 
 
-def installed() -> set[str]:
-    """The packages that `pip install -e .` brings, without an extra."""
-    found, open_ = set(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    while open_:
-        one = Requirement(open_.pop())
-        name = one.name.lower().replace("_", "-")
-        if name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found.add(name)
-            open_ += metadata.requires(name) or []
+def test_chats_can_be_written_after_a_plain_install():
+    """Fine-tuning is in README's first commands: no package of an extra is imported where its examples are rendered."""
+    program = "import tiny_chats; from jaxlm.data.chats import chat;"
+    program += "print(chat.render(tiny_chats.tokenizer(), [{'role': 'user', 'content': 'hello'}]))"
+    said = tiny_installed.run(program, tiny_installed.needed(PROJECT["project"]["dependencies"]))
+    assert "<|im_start|><|user|>\nhello<|im_end|>" in said
+
+
+def extra(name: str) -> set[str]:
+    """Packages of an extra, with those of the extras that it names."""
+    found = set()
+    for line in PROJECT["project"]["optional-dependencies"][name]:
+        inner = re.match(r"jaxlm\[(.*)\]", line)
+        found |= set().union(*map(extra, inner[1].split(","))) if inner else {re.match(r"[\w.-]+", line)[0]}
     return found
 
 
-def test_chats_can_be_written_after_a_plain_install():
-    """Fine-tuning is in README's first commands: no package of an extra is imported where its examples are rendered."""
-    kept = installed()
-    names = metadata.packages_distributions().items()
-    other = [module for module, by in names if not {name.lower().replace("_", "-") for name in by} & kept]
-    program = f"""
-import sys
-class Missing:
-    def find_spec(name, path=None, target=None):
-        if name in {sorted(set(other) - {"jaxlm"})}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Missing)
-import tiny_chats
-from jaxlm.data.chats import chat
-print(chat.render(tiny_chats.tokenizer(), [{{"role": "user", "content": "hello"}}]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "<|im_start|><|user|>\nhello<|im_end|>" in done.stdout, done.stderr[-2000:]
+def test_every_subject_is_left_out_by_pytest_and_run_by_ci():
+    options = PROJECT["tool"]["pytest"]["ini_options"]
+    assert {marker.partition(":")[0] for marker in options["markers"]} == SUBJECTS | {"shared"}
+    assert set(re.search(r"-m 'not \((.*)\)'", options["addopts"])[1].split(" or ")) == SUBJECTS
+    ci = (ROOT / ".ci/run").read_text()
+    assert set(re.search(r'^tests .*-m "(.*?)"', ci, re.M)[1].split(" or ")) == SUBJECTS
+
+
+def test_pytest_needs_nothing_of_parity():
+    assert extra("test") >= {"pytest", "pytest-xdist", "ruff", "ray"}
+    assert {"torch", "transformers"} <= extra("parity")
+    assert not extra("test") & extra("parity")
+
+
+def test_the_longest_files_are_there(pytestconfig):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
+    assert {*conftest.LONGEST} <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}

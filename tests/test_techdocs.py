@@ -1,7 +1,6 @@
 """The script that makes the techdocs corpus, against apt and dpkg-deb made of shell scripts: a .deb here is a tar."""
 
 import gzip
-import importlib.util
 import io
 import json
 import pathlib
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 
+import make_techdocs_corpus
 import pytest
 
 from jaxlm.config import config_files
@@ -85,9 +85,8 @@ def apt(tmp_path, monkeypatch):
 
 
 def run(out: pathlib.Path, *options: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, SCRIPT, f"--out={out}", *options], capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, SCRIPT, f"--out={out}", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def pages(out: pathlib.Path) -> dict[str, bytes]:
@@ -118,13 +117,11 @@ def test_newest_and_older_versions_are_laid_out_as_raw_html(apt, tmp_path):
     assert not list(out.rglob("link.html"))
     assert "sqlite: no package sqlite3-doc in this distribution, left out" in done.stderr
     table = done.stdout.split("source        files")[1].splitlines()
-    assert [line.split()[:2] for line in table[1:]] == [
-        ["python", "2"],
-        ["postgresql", "2"],
-        ["linux", "2"],
-        ["git", "2"],
-        ["older", "6"],
-        ["all", "14"],
+    counts = [tuple(line.split()[:2]) for line in table[1:]]
+    assert counts == [
+        *((name, "2") for name in ("python", "postgresql", "linux", "git")),
+        ("older", "6"),
+        ("all", "14"),
     ]
 
 
@@ -159,23 +156,16 @@ def test_elsewhere_and_without_package_lists_one_line_says_so(apt, tmp_path, mon
     shutil.rmtree(apt / "archive")
     (apt / "archive").mkdir()
     done = run(tmp_path / "out")
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        2,
-        "apt knows none of the packages: run `apt-get update` first",
-    )
+    none = "apt knows none of the packages: run `apt-get update` first"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, none)
     monkeypatch.setenv("PATH", str(tmp_path))
     done = run(tmp_path / "out")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "no apt-cache, apt-get, dpkg-deb here: this needs Debian or Ubuntu (or a container of it)\n",
-    )
+    elsewhere = "no apt-cache, apt-get, dpkg-deb here: this needs Debian or Ubuntu (or a container of it)\n"
+    assert (done.returncode, done.stderr) == (2, elsewhere)
 
 
 def test_the_config_has_the_scripts_sources():
-    spec = importlib.util.spec_from_file_location("make_techdocs_corpus", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     sources = config_files.load("data/techdocs").prepare.sources
-    assert set(sources) == {*script.SOURCES, script.OLDER}
+    assert set(sources) == {*make_techdocs_corpus.SOURCES, make_techdocs_corpus.OLDER}
     assert all(source.path.split("/")[:3] == ["corpora", "techdocs", name] for name, source in sources.items())
-    assert all(sources[name].priority > sources.older.priority for name in script.SOURCES)
+    assert all(sources[name].priority > sources.older.priority for name in make_techdocs_corpus.SOURCES)

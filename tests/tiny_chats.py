@@ -37,19 +37,11 @@ def chats(path, number: int = 40, turns: int = 1, seed: int = 0) -> str:
 
 def pairs(path, number: int = 40, seed: int = 0) -> str:
     """Writes pairs, no two with the same prompt, each with a margin; returns the path."""
-    rng = random.Random(seed)
-    return _write(
-        path,
-        [
-            {
-                "prompt": f"{i} {words(rng)}",
-                "chosen": f"{words(rng)} sun",
-                "rejected": f"{words(rng)} sea",
-                "margin": i / 4,
-            }
-            for i in range(number)
-        ],
-    )
+    rng, lines = random.Random(seed), []
+    for i in range(number):
+        pair = {"prompt": f"{i} {words(rng)}", "chosen": f"{words(rng)} sun", "rejected": f"{words(rng)} sea"}
+        lines.append(pair | {"margin": i / 4})
+    return _write(path, lines)
 
 
 def base(folder):

@@ -25,15 +25,13 @@ def scorer(max_seq_len: int = 128, chats: bool = False) -> likelihood.Scorer:
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 12)) + ". Question: Answer:" for _ in range(200)]
     tokenizer = train_tokenizer(texts, vocab_size=340, chat_tokens=chats)
-    model = models.build(
-        tiny.model_config(vocab_size=tokenizer.vocab_size, max_seq_len=max_seq_len, n_layers=1), "blocked"
-    )
+    sizes = {"vocab_size": tokenizer.vocab_size, "max_seq_len": max_seq_len, "n_layers": 1}
+    model = models.build(tiny.model_config(**sizes), "blocked")
     mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
     return likelihood.Scorer(model, {"params": tiny.random_params(model)}, tokenizer, mesh, 2048, 0)
 
 
 def settings(data_dir: str | pathlib.Path = "", **changes) -> config.EvalConfig:
-    """The section `eval`, with these changes."""
     c = config.resolve(config_files.load("base", ["data.path=x", f"eval.data_dir={data_dir}"]))
     return dataclasses.replace(c.eval, **changes)
 
@@ -44,7 +42,6 @@ def asked(scorer: likelihood.Scorer, tasks: list[str], of: config.EvalConfig, it
 
 
 def sentence(rng: np.random.Generator, words: int) -> str:
-    """Some words."""
     return " ".join(rng.choice(WORDS, words))
 
 

@@ -98,10 +98,7 @@ def save(folder: pathlib.Path, state: dict, files: int = 1) -> None:
 
 
 def params_of(state: dict, config) -> dict:
-    """Our parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state dict.
-
-    The padding rows of the vocabulary become zero. Raises ConfigError as `hf_weights.check_tensors` does.
-    """
+    """Our parameters (float32 numpy) for a Hugging Face state dict; the padding rows of the vocabulary become zero."""
     hf_weights.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
     params: list[tuple[str, np.ndarray]] = []
     for tensor in leaves.tensors(config):

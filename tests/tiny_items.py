@@ -13,11 +13,7 @@ THINGS = split(
 PLACES = split("market harbour library orchard museum bakery station garden warehouse school valley theatre")
 ACTS = split("buys sells paints repairs loses borrows carries counts polishes hides wraps delivers")
 COMMON = split("the a and of in with to for at some many what which does it")
-ENDS = (
-    "How many {a} are {p}'s, at the {w}?",
-    "Does {p} pay for {a} at ${n}.50?",
-    "Which {w} sees all {n} {a}?",
-)
+ENDS = ("How many {a} are {p}'s, at the {w}?", "Does {p} pay for {a} at ${n}.50?", "Which {w} sees all {n} {a}?")
 
 
 def sentence(rng: random.Random) -> str:
@@ -80,15 +76,22 @@ class Made:
     passage: str = ""
 
 
-def _choices(rng, question_text, n=4):
-    answers = [few(rng) for _ in range(n)]
-    gold = rng.randrange(n)
-    return answers, gold, f"{question_text} {answers[gold]}"
+def _choices(rng, n=4, sentences=0):
+    """A question, its answers, the number of the right one, and what a leak holds."""
+    q, answers, gold = question(rng, sentences), [few(rng) for _ in range(n)], rng.randrange(n)
+    return q, answers, gold, f"{q} {answers[gold]}"
+
+
+def _read(rng):
+    return passage(rng), short(rng), few(rng)
+
+
+def _talk(rng):
+    return passage(rng), [short(rng), short(rng)], [few(rng), few(rng)]
 
 
 def core_multiple_choice(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    q, answers, gold, leak = _choices(rng)
     return Made({"query": f"Question: {q}\nAnswer:", "choices": answers, "gold": gold}, leak)
 
 
@@ -102,9 +105,8 @@ def core_schema(rng):
     a, b = rng.sample(PEOPLE, 2)
     begin = f"{a} asked {b} to move the {rng.choice(THINGS)} because"
     end = f"was tired of {rng.choice(THINGS)} in the {rng.choice(PLACES)}."
-    return Made(
-        {"context_options": [f"{begin} {a}", f"{begin} {b}"], "continuation": end, "gold": 0}, f"{begin} {a} {end}"
-    )
+    made = {"context_options": [f"{begin} {a}", f"{begin} {b}"], "continuation": end, "gold": 0}
+    return Made(made, f"{begin} {a} {end}")
 
 
 def core_lambada(rng):
@@ -113,12 +115,12 @@ def core_lambada(rng):
 
 
 def core_squad(rng):
-    about, q, a = passage(rng), short(rng), few(rng)
+    about, q, a = _read(rng)
     return Made({"context": f"Context: {about}\nQuestion: {q}?\nAnswer:", "continuation": a}, f"{q}? {a}", about)
 
 
 def core_coqa(rng):
-    about, q, a = passage(rng), short(rng), few(rng)
+    about, q, a = _read(rng)
     context = (
         "Below is a story followed by a series of related questions. Please answer the final question.\n\n"
         f"Story: {about}\n\nPreceding questions:\n\nQuestion: {short(rng)}?\nAnswer: {few(rng)}\n\n"
@@ -148,25 +150,25 @@ def boolq_original(rng):
 
 
 def multirc(rng):
-    about, q, a = passage(rng), short(rng), few(rng)
+    about, q, a = _read(rng)
     idx = {"paragraph": 0, "question": 1, "answer": 2}
     return Made({"paragraph": about, "question": q, "answer": a, "idx": idx, "label": 1}, f"{q} {a}", about)
 
 
 def squad(rng):
-    about, q, a = passage(rng), short(rng), few(rng)
+    about, q, a = _read(rng)
     answers = {"text": [a], "answer_start": [5]}
     return Made({"id": "5733", "title": "X", "context": about, "question": q, "answers": answers}, f"{q} {a}", about)
 
 
 def squad_original(rng):
-    about, q, a = passage(rng), short(rng), few(rng)
+    about, q, a = _read(rng)
     qas = [{"question": q, "id": "5733", "answers": [{"text": a, "answer_start": 5}]}]
     return Made({"title": "X", "paragraphs": [{"context": about, "qas": qas}]}, f"{q} {a}", about)
 
 
 def coqa(rng):
-    about, q, a = passage(rng), [short(rng), short(rng)], [few(rng), few(rng)]
+    about, q, a = _talk(rng)
     questions = {"input_text": q, "turn_id": [1, 2]}
     answers = {"input_text": a, "span_text": ["x", "y"], "span_start": [1, 2], "span_end": [3, 4], "turn_id": [1, 2]}
     record = {"id": "3z", "source": "wikipedia", "story": about, "questions": questions, "answers": answers}
@@ -174,48 +176,41 @@ def coqa(rng):
 
 
 def coqa_original(rng):
-    about, q, a = passage(rng), [short(rng), short(rng)], [few(rng), few(rng)]
+    about, q, a = _talk(rng)
     questions = [{"input_text": text, "turn_id": i} for i, text in enumerate(q, 1)]
     answers = [{"input_text": text, "span_text": "x", "turn_id": i} for i, text in enumerate(a, 1)]
     return Made({"id": "3z", "story": about, "questions": questions, "answers": answers}, f"{q[1]} {a[1]}", about)
 
 
 def coqa_stanford(rng):
-    about, q, a = passage(rng), [short(rng), short(rng)], [few(rng), few(rng)]
+    about, q, a = _talk(rng)
     answers = {"input_text": a, "answer_start": [1, 2], "answer_end": [3, 4]}
     return Made({"source": "cnn", "story": about, "questions": q, "answers": answers}, f"{q[0]} {a[0]}", about)
 
 
 def race(rng):
-    about, q = passage(rng), question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    about, (q, answers, gold, leak) = passage(rng), _choices(rng)
     record = {"example_id": "high1.txt", "article": about, "answer": "ABCD"[gold], "question": q, "options": answers}
     return Made(record, leak, about)
 
 
 def race_original(rng):
-    about, q = passage(rng), question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    about, (q, answers, gold, leak) = passage(rng), _choices(rng)
     record = {"article": about, "questions": [q], "options": [answers], "answers": ["ABCD"[gold]], "id": "high1.txt"}
     return Made(record, leak, about)
 
 
 def race_eleuther(rng):
-    about, q = passage(rng), question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
-    return Made(
-        {"article": about, "problems": repr([{"question": q, "answer": "ABCD"[gold], "options": answers}])}, leak, about
-    )
+    about, (q, answers, gold, leak) = passage(rng), _choices(rng)
+    problems = repr([{"question": q, "answer": "ABCD"[gold], "options": answers}])
+    return Made({"article": about, "problems": problems}, leak, about)
 
 
 def drop(rng):
-    about, q, a = passage(rng), short(rng), few(rng)
+    about, q, a = _read(rng)
     spans = {"spans": [a], "types": ["span"]}
-    return Made(
-        {"section_id": "nfl_1", "query_id": "f3", "passage": about, "question": q, "answers_spans": spans},
-        f"{q} {a}",
-        about,
-    )
+    made = {"section_id": "nfl_1", "query_id": "f3", "passage": about, "question": q, "answers_spans": spans}
+    return Made(made, f"{q} {a}", about)
 
 
 def record(rng):
@@ -231,50 +226,43 @@ def record(rng):
 
 
 def sciq(rng):
-    about, q = passage(rng), question(rng, 0)
-    answers, _, _ = _choices(rng, q)
+    about, (q, answers, _, _) = passage(rng), _choices(rng)
     names = ("distractor1", "distractor2", "distractor3", "correct_answer")
     made = {"question": q, **dict(zip(names, answers, strict=True)), "support": about}
     return Made(made, f"{q} {answers[3]}", about)
 
 
 def mmlu(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    q, answers, gold, leak = _choices(rng)
     return Made({"question": q, "subject": "anatomy", "choices": answers, "answer": gold}, leak)
 
 
 def mmlu_pro(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q, 10)
+    q, answers, gold, leak = _choices(rng, 10)
     more = {"answer": "ABCDEFGHIJ"[gold], "answer_index": gold, "cot_content": "", "category": "law", "src": "x"}
     return Made({"question_id": 70, "question": q, "options": answers, **more}, leak)
 
 
 def arc(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    q, answers, gold, leak = _choices(rng)
     choices = {"text": answers, "label": list("ABCD")}
     return Made({"id": "M_7", "question": q, "choices": choices, "answerKey": "ABCD"[gold]}, leak)
 
 
 def arc_original(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    q, answers, gold, leak = _choices(rng)
     choices = [{"text": text, "label": label} for text, label in zip(answers, "ABCD", strict=True)]
     return Made({"id": "M_7", "question": {"stem": q, "choices": choices}, "answerKey": "ABCD"[gold]}, leak)
 
 
 def openbookqa(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q)
+    q, answers, gold, leak = _choices(rng)
     choices = {"text": answers, "label": list("ABCD")}
     return Made({"id": "7-9", "question_stem": q, "choices": choices, "answerKey": "ABCD"[gold]}, leak)
 
 
 def hellaswag(rng):
-    begin = sentence(rng)
-    answers, gold, _ = _choices(rng, "")
+    begin, (_, answers, gold, _) = sentence(rng), _choices(rng)
     made = {
         "ind": 24,
         "activity_label": "Roof",
@@ -323,20 +311,16 @@ def mbpp(rng):
 
 
 def truthfulqa_mc(rng):
-    q = question(rng, 0)
-    answers, _, _ = _choices(rng, q)
+    q, answers, _, _ = _choices(rng)
     targets = {"choices": answers, "labels": [1, 0, 0, 0]}
     return Made({"question": q, "mc1_targets": targets, "mc2_targets": targets}, f"{q} {answers[0]}")
 
 
 def truthfulqa_generation(rng):
-    q = question(rng, 0)
-    answers, _, _ = _choices(rng, q)
+    q, answers, _, _ = _choices(rng)
     more = {"best_answer": answers[0], "correct_answers": answers[:2], "incorrect_answers": answers[2:]}
-    return Made(
-        {"type": "Adversarial", "category": "Law", "question": q, **more, "source": "https://x.org"},
-        f"{q} {answers[0]}",
-    )
+    made = {"type": "Adversarial", "category": "Law", "question": q, **more, "source": "https://x.org"}
+    return Made(made, f"{q} {answers[0]}")
 
 
 def ifeval(rng):
@@ -346,8 +330,7 @@ def ifeval(rng):
 
 
 def siqa(rng):
-    context, q = sentence(rng), "How would Others feel as a result?"
-    answers, gold, _ = _choices(rng, q, 3)
+    context, q, (_, answers, gold, _) = sentence(rng), "How would Others feel as a result?", _choices(rng, 3)
     named = dict(zip(("answerA", "answerB", "answerC"), answers, strict=True))
     return Made({"context": context, "question": q, **named, "label": str(gold + 1)}, f"{context} {q} {answers[gold]}")
 
@@ -365,12 +348,10 @@ def copa(rng):
 
 
 def commonsense_qa(rng):
-    q = question(rng, 0)
-    answers, gold, leak = _choices(rng, q, 5)
+    q, answers, gold, leak = _choices(rng, 5)
     choices = {"label": list("ABCDE"), "text": answers}
-    return Made(
-        {"id": "1af", "question": q, "question_concept": "x", "choices": choices, "answerKey": "ABCDE"[gold]}, leak
-    )
+    made = {"id": "1af", "question": q, "question_concept": "x", "choices": choices, "answerKey": "ABCDE"[gold]}
+    return Made(made, leak)
 
 
 def triviaqa(rng):
@@ -380,8 +361,7 @@ def triviaqa(rng):
 
 
 def gpqa(rng):
-    q = question(rng, 1)
-    answers, _, leak = _choices(rng, q)
+    q, answers, _, leak = _choices(rng, sentences=1)
     wrong = {f"Incorrect Answer {i}": text for i, text in enumerate(answers[1:], 1)}
     return Made({"Question": q, "Correct Answer": answers[0], **wrong, "Explanation": "x"}, leak)
 
@@ -408,5 +388,4 @@ RIDDLES = "riddles.jsonl:body_text+riddle>solved"
 
 
 def made(layout, count: int = 20) -> list[Made]:
-    """The made records of a layout."""
     return [layout(random.Random(f"{layout.__name__}{i}")) for i in range(count)]

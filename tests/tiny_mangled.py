@@ -11,6 +11,20 @@ import struct
 from backports import zstd
 
 DEEP = "[" * 100_000 + "]" * 100_000
+TEXTS = (
+    "null",
+    "1",
+    '"text"',
+    "[]",
+    "{}",
+    "<html>",
+    "NaN",
+    "{{ x",
+    "[1, 2",
+    DEEP,
+    "{" + '"a":{' * 50_000,
+    "1" * 10_000,
+)
 _HERE = "\x00here\x00"  # where DEEP will stand
 ODD = (
     None, True, False, 0, -1, 3.5, 10**30, 10**400, float("inf"), float("nan"), "", "text", "²", "\ud800", "a/../b", "\x00",
@@ -73,22 +87,7 @@ def _folder(path, draw):
 
 def _text(path, draw):
     with _content(path, draw) as content:
-        content[:] = draw.choice(
-            (
-                "null",
-                "1",
-                '"text"',
-                "[]",
-                "{}",
-                DEEP,
-                "{" + '"a":{' * 50_000,
-                "1" * 10_000,
-                "{{ x",
-                "<html>",
-                "[1, 2",
-                "NaN",
-            )
-        ).encode()
+        content[:] = draw.choice(TEXTS).encode()
 
 
 def _values(path, draw):
@@ -134,6 +133,5 @@ def _header(path, draw):
 
 
 def copy(folder: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
-    """Copies a folder, in place of what is there."""
     shutil.rmtree(to, ignore_errors=True)
     return pathlib.Path(shutil.copytree(folder, to))

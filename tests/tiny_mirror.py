@@ -48,15 +48,11 @@ def job(run: pathlib.Path, step: int = 0, **more) -> dict:
 
 
 def copy(remote: Remote, run: pathlib.Path, step: int, **more) -> dict:
-    """Copies a checkpoint to the mirror, in this process."""
     return worker.copy(remote, job(run, step, **more), lambda event: None)
 
 
 def restore(url: str | pathlib.Path, workdir: pathlib.Path) -> tuple[int | None, list[str]]:
-    """Brings a run back from a mirror, in this process. Returns (step, the lines that it said).
-
-    Raises Refused, as a run would exit with 2.
-    """
+    """Brings a run back from a mirror, in this process: (step, the lines that it said)."""
     events, remote, empty = [], Remote(str(url), pause_s=0), {"id": "", "empty": True}
     workdir.mkdir(parents=True, exist_ok=True)
     worker.claim(remote, job(workdir, **empty), events.append)

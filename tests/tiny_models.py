@@ -15,24 +15,13 @@ from jaxlm.models.params import abstract_params
 from jaxlm.ops import block_codes
 
 # Tests compile far longer than they compute.
-FAST_COMPILE = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 # The compile option by which a program is made as users' are: see conftest. jax 0.11 knows no other way, and not the option.
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
 
-BASE = {
-    "n_layers": 2,
-    "d_model": 32,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "d_ff": 48,
-    "vocab_size": 101,
-    "max_seq_len": 64,
-    "dtype": "float32",
-}
+BASE = {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48, "vocab_size": 101, "max_seq_len": 64}
+BASE["dtype"] = "float32"
 _LLAMA3 = {"scaling": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
 EXPORTED = {  # a name -> the model's keys: each family and option that is exported
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
@@ -98,12 +87,10 @@ def loss(model, params, batch: dict, key=None) -> jax.Array:
 
 
 def value_and_grads(model, params, batch: dict, key=None):
-    """The loss and its gradients, jitted."""
     return jit(jax.value_and_grad(lambda p, b, k: loss(model, p, b, k)))(params, batch, key)
 
 
 def value(model, params, batch: dict, key=None):
-    """The loss alone, jitted."""
     return jit(lambda p, b, k: loss(model, p, b, k))(params, batch, key)
 
 
@@ -114,15 +101,12 @@ def hidden(model, variables, batch: dict, **kwargs) -> jax.Array:
 
 
 def jit(fn):
-    """`jax.jit` compiled without optimisation."""
     return jax.jit(fn, compiler_options=FAST_COMPILE)
 
 
 def difference(a, b) -> float:
-    """The largest over all leaves of max|a - b| / max|b|.
-
-    Leaves below 1e-6 in both count as equal: the gradient of a key bias without RoPE is zero but for rounding.
-    """
+    """The largest over all leaves of max|a - b| / max|b|."""
+    # Leaves below 1e-6 in both count as equal: the gradient of a key bias without RoPE is zero but for rounding.
     worst = 0.0
     for (name, x), (_, y) in zip(tree.named_leaves(a), tree.named_leaves(b), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)

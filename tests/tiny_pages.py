@@ -54,27 +54,15 @@ SUMMARY = {
 
 def _stage(name: str, documents: int, removed: int) -> dict:
     sizes = {"bytes_in": 1000 * documents, "bytes_out": 1000 * (documents - removed)}
-    gone = {"a reason of several words": removed} if removed else {}
-    return {
-        "name": name,
-        "documents_in": documents,
-        "documents_out": documents - removed,
-        **sizes,
-        "removed": gone,
-        "edits": {"e": 9},
-    }
+    counts = {"documents_in": documents, "documents_out": documents - removed}
+    return {"name": name, **counts, **sizes, "removed": {"a reason of several words": removed}, "edits": {"e": 9}}
 
 
 def _source(documents: int) -> dict:
     names = ("unicode", "language", "heuristics", "pii", "junk", "exact", "near", "decontaminate")
     stages = [_stage(name, documents - number, 1) for number, name in enumerate(names)]
-    left = documents - len(names)
-    return {
-        "path": "corpora/x",
-        "read": {"documents": documents, "bytes": 1000 * documents, "failed": {}, "failures": []},
-        "stages": stages,
-        "kept": {"documents": left, "bytes": 1000 * left},
-    }
+    read, kept = ({"documents": n, "bytes": 1000 * n} for n in (documents, documents - len(names)))
+    return {"path": "corpora/x", "read": read | {"failed": {}, "failures": []}, "stages": stages, "kept": kept}
 
 
 _LONG = "a_name_without_a_space_" * 12

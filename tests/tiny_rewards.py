@@ -59,12 +59,11 @@ def write(folder: pathlib.Path) -> None:
 
 
 def item(prompt: str = "2 + 2 =", place: str = "a.jsonl:1", **others) -> Item:
-    """An item, without ids."""
     return Item(({"role": "user", "content": prompt},), [], **{"columns": {}, "place": place} | others)
 
 
 def make_config(*overrides: str) -> config.Config:
     """The config of a GRPO run whose prompts may have 96 tokens, four of them a step."""
-    sizes = ["seq_len=512", "batch_size=2"]
-    keys = [f"train.{size}" for size in sizes] + ["rollout.prompts=4", "rollout.answers=2", "rollout.max_new_tokens=32"]
-    return config.resolve(config_files.load("base", ["workdir=w", "data.val_fraction=0.2", *keys, *overrides]))
+    keys = ["workdir=w", "data.val_fraction=0.2", "train.seq_len=512", "train.batch_size=2"]
+    keys += ["rollout.prompts=4", "rollout.answers=2", "rollout.max_new_tokens=32"]
+    return config.resolve(config_files.load("base", [*keys, *overrides]))

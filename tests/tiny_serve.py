@@ -26,12 +26,7 @@ SCHEMA = {
 
 
 class Scripted:
-    """A batcher whose rows say what `say` returns for a request, a token at a time, the id's own number as its logp.
-
-    Args:
-      pause: seconds between two tokens.
-      room: requests at once; more are refused.
-    """
+    """A batcher of `room` rows that say what `say` returns, a token every `pause` seconds, its number as its logp."""
 
     def __init__(self, say: Callable[[Ask], list[int]], pause: float = 0.0, room: int = 8):
         self.say, self.pause, self.room = say, pause, room
@@ -51,9 +46,8 @@ class Scripted:
 
     def stats(self) -> Stats:
         busy = sum(row.thread.is_alive() for row in self.live)
-        return Stats(
-            self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, 0, {}, self.down
-        )
+        ids = sum(len(ask.ids) for ask in self.asks)
+        return Stats(self.room, busy, 0, 256, len(self.asks), ids, 0, 0, 0, 0, {}, self.down)
 
 
 class Row:

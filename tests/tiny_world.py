@@ -26,16 +26,18 @@ SHORT = [
 ]
 PRETRAINING = [*MODEL, *SHORT, "--config.train.seq_len=32"]
 POSTTRAINING = [*SHORT, "--config.train.seq_len=256"]
+
+
 # What a command of each kind begins with and learns from, where it leaves that to the reader; and what makes it short.
+def _on_sft(data: str) -> list[str]:
+    return ["--config.origin=runs/sft", f"--config.{data}"]
+
+
 TRAINING = {
     "pretrain": (["--config.data.dir=DATA"], PRETRAINING),
-    **{
-        kind: (["--config.origin=runs/sft", f"--config.data.path={examples}.jsonl"], POSTTRAINING)
-        for kind, examples in (("sft", "chats"), ("dpo", "pairs"), ("reward", "pairs"))
-    },
-    **dict.fromkeys(
-        ("grpo", "ppo"), (["--config.origin=runs/sft", "--config.reward.tasks=reasoning_gym:chain_sum"], [])
-    ),
+    "sft": (_on_sft("data.path=chats.jsonl"), POSTTRAINING),
+    **dict.fromkeys(("dpo", "reward"), (_on_sft("data.path=pairs.jsonl"), POSTTRAINING)),
+    **dict.fromkeys(("grpo", "ppo"), (_on_sft("reward.tasks=reasoning_gym:chain_sum"), [])),
 }
 TINY = """from jaxlm.configs import base
 
@@ -104,17 +106,9 @@ def texts(folder: pathlib.Path) -> None:
     few = {name: text for name, text in topics.topics.items() if len(text) > 3000 and name.isalpha()}
     found = {f"{name}{at}": text[at : at + 3000] for name, text in few.items() for at in (0, 3000) if text[at:]}
     manuals = [f"corpora/techdocs/{name}" for name in techdocs.SOURCES if name != "handbook"]
-    for place in (
-        "DIR",
-        "texts",
-        "TEXTS",
-        "FOLDER_OF_TEXT",
-        "FOLDER",
-        "corpora/techdocs/handbook/a/b/html/en-US",
-        *manuals,
-    ):
-        (folder / place).mkdir(parents=True)
     manuals.append("corpora/techdocs/handbook/a/b/html/en-US")
+    for place in ("DIR", "texts", "TEXTS", "FOLDER_OF_TEXT", "FOLDER", *manuals):
+        (folder / place).mkdir(parents=True)
     for i, (name, text) in enumerate(found.items()):
         (folder / "DIR" / f"{name}.md").write_text(text)
         page = "".join(f"<p>{part}</p>" for part in text.replace("<", "&lt;").split("\n\n"))

@@ -1,7 +1,7 @@
 """The command line as a new user meets it: help, typos, exit codes; one line, never a traceback."""
 
+import importlib.util
 import pathlib
-import re
 import subprocess
 import sys
 import types
@@ -34,58 +34,40 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
 TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only" and not verb.others]
 
 
+TARGETS = {
+    **dict.fromkeys(("diff", "compare"), "RUN_A RUN_B"),
+    **dict.fromkeys(("eval", "serve"), "CONFIG|RUN|HF_DIR"),
+    "prepare": "DIR|CONFIG|RUN",
+    "import": "HF_DIR",
+    "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]",
+    "arena": "CONTESTANT CONTESTANT ...",
+    "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",
+}
+
+
 @pytest.mark.parametrize("verb", list(verbs.VERBS))
-def test_each_help_fits_a_screen(capsys, verb):
+def test_each_help_fits_a_screen_and_lists_the_sections_of_its_verb_first(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    others = {"diff": "RUN_A RUN_B", "compare": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}
-    others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
-    others |= {
-        "arena": "CONTESTANT CONTESTANT ...",
-        "serve": "CONFIG|RUN|HF_DIR",
-        "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",
-    }
-    target = others.get(verb, "CONFIG|RUN")
-    assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
+    assert lines[0].startswith(f"usage: jaxlm {verb} {TARGETS.get(verb, 'CONFIG|RUN')} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32
     assert max(map(len, lines)) <= 100
-    for word in (
-        *("  CONFIG ", "  RUN ") * (verb in TAKE_CONFIGS),
-        "  --help=SECTION ",
-        *(f"  {option}" for option in verbs.VERBS[verb].options),
-    ):
-        assert word in out, word
-    for section in config_files.load("base"):
-        assert re.search(rf"\b{section}\b", out), section
-    assert run(capsys, verb, "nosuch", "--typo", "-h") == (0, out, "")
-
-
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
-def test_help_lists_the_sections_of_a_verb_first(capsys, verb):
-    _, out, _ = run(capsys, verb, "--help")
-    lines = out.partition("sections of keys:\n")[2].splitlines()[:-1]
-    names = [cell.split()[0] for line in lines for cell in (line[:50], line[50:]) if cell.strip()]
-    first = verbs.VERBS[verb].keys
+    words = ["--help=SECTION", *verbs.VERBS[verb].options, *["CONFIG", "RUN"] * (verb in TAKE_CONFIGS)]
+    assert not [word for word in words if f"  {word}" not in out]
+    listed = out.partition("sections of keys:\n")[2].splitlines()
+    names = [cell.split()[0] for line in listed[:-1] for cell in (line[:50], line[50:]) if cell.strip()]
+    first, base = verbs.VERBS[verb].keys, config_files.load("base")
     assert tuple(names[: len(first)]) == first
-    base = config_files.load("base")
     assert sorted(names) == sorted(key for key in base if hasattr(base[key], "items"))
-
-
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
-def test_each_help_explains_every_key(capsys, verb):
-    code, out, _ = run(capsys, verb, "--help=all")
-    assert code == 0
-    base = config_files.load("base")
-    keys = [key for key in config_files.flat_keys(base) if not key.startswith("prepare.sources")]
-    for key in keys:
-        assert re.search(rf"^ *{re.escape(key)}( = |: )\S", out, re.M), key
+    assert listed[-1].split()[:3] == ["and", "the", "keys"]
+    assert sorted(listed[-1].replace(",", "").split()[3:]) == sorted(key for key in base if key not in names)
+    assert run(capsys, verb, "nosuch", "--typo", "-h") == (0, out, "")
 
 
 @pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, verb):
-    given = ["local_35m", "--config=local_35m", "--config=configs/local_35m.py"]
-    for word in given:
+    for word in ("local_35m", "--config=local_35m", "--config=configs/local_35m.py"):
         code, out, _ = run(capsys, verb, word, "--help=optim", "--config.optim.lr=1")
         assert code == 0
         assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n" in out
@@ -95,23 +77,18 @@ def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, ve
     assert "  optim.warmup_steps = 100  (default; " in out
 
 
-def test_help_on_an_unknown_section_is_one_line(capsys):
-    expected = "jaxlm: no section or key 'opitm'; did you mean optim?\n"
-    assert run(capsys, "train", "--help=opitm") == (2, "", expected)
-
-
 def test_every_verb_has_a_program():
     programs = typing.get_args(typing.get_type_hints(config.Config)["program"])
     assert "pretrain" in programs
-    for verb in verbs.VERBS.values():
-        names = [verb.module] if verb.module else [verbs.TRAINING[program] for program in programs]
-        assert all((ROOT / "jaxlm/commands" / f"{name.replace('.', '/')}.py").is_file() for name in names)
+    names = {verb.module for verb in verbs.VERBS.values()} | {verbs.TRAINING[program] for program in programs}
+    assert all(importlib.util.find_spec(f"jaxlm.commands.{name}") for name in names if name)
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["trian"], "no command 'trian'; did you mean train?"),
+        (["train", "--help=opitm"], "no section or key 'opitm'; did you mean optim?"),
         (["train"], "no config: jaxlm train NAME, FILE.py or the folder of a run; shipped: domain_7b, "),
         (["prepare"], "no config: jaxlm prepare NAME, FILE.py or the folder of a run or of documents; shipped: "),
         (["train", "quikstart"], "did you mean 'quickstart'?"),
@@ -130,6 +107,7 @@ def test_every_verb_has_a_program():
         (["train", "--config=quickstart", "--config.modl.n_layers=3"], "did you mean config.model.n_layers?"),
         (["train", "--config=quickstart", "--config.train.steps"], "--config.train.steps needs a value"),
         (["train", "--config=quickstart", "--config.train.steps=ten"], "config.train.steps=ten: expected int"),
+        (["train", "--config", "quickstart", "--config.train.steps", "ten"], "config.train.steps=ten: expected int"),
         (["train", "--config=quickstart", "--steps=3"], "did you mean --config.train.steps?"),
         (["tune", "--config=quickstart", "--steps=3"], "did you mean --config.tune.steps?"),
         (["train", "--config=quickstart", "--confg.x=3"], "unknown argument '--confg.x=3'"),
@@ -157,11 +135,6 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, argv, message):
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_values_may_stand_apart(capsys):
-    code, _, err = run(capsys, "train", "--config", "quickstart", "--config.train.steps", "ten")
-    assert (code, "config.train.steps=ten: expected int" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -193,20 +166,30 @@ REQUIRED = {"trace": ["--step=1"], "export": ["--to=hf", "--out=o"]}
 
 
 @pytest.fixture
-def steps_of(monkeypatch, capsys):
+def seen(monkeypatch):
+    """`seen(VERB)`: a list of what the verb's program is given, (config, args); it runs nothing."""
+
+    def of(verb: str) -> list:
+        given = []
+        program = types.SimpleNamespace(run=lambda c, args: given.append((c, args)) or 0)
+        module = verbs.VERBS[verb].module or verbs.TRAINING["pretrain"]
+        monkeypatch.setitem(sys.modules, f"jaxlm.commands.{module}", program)
+        return given
+
+    return of
+
+
+@pytest.fixture
+def steps_of(seen, capsys):
     """`steps_of(VERB, WORD, ...)`: train.steps and workdir that the verb's program is given, or the line of its refusal."""
 
     def steps(verb: str, *words: str) -> tuple[int, str] | str:
-        seen = []
-        program = types.SimpleNamespace(run=lambda c, args: seen.append((c, args)) or 0)
-        monkeypatch.setitem(
-            sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or verbs.TRAINING['pretrain']}", program
-        )
+        given = seen(verb)
         code, _, err = run(capsys, verb, *words, *REQUIRED.get(verb, ()))
         if code:
             assert (code, err.count("\n")) == (2, 1)
             return err
-        ((c, args),) = seen
+        ((c, args),) = given
         assert args.config  # tune names it in the command that it prints
         return c.train.steps, c.workdir
 
@@ -220,45 +203,37 @@ def a_run(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", TAKE_CONFIGS)
-def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, tmp_path, monkeypatch, verb):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder: one with a config file of its own, mine.py."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "quickstart").mkdir()  # the shipped name wins
-    own = tmp_path / "mine.py"
-    own.write_text("from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n")
-    for words in (
-        ["quickstart"],
-        ["mine.py"],
-        ["--config=quickstart"],
-        ["quickstart", "--config=configs/quickstart.py"],
-    ):
-        assert steps_of(verb, *words, "--config.workdir=new") == (460, "new")
-        assert steps_of(verb, "--config.train.steps", "600", *words, "--config.workdir=new") == (600, "new")
+    own = "from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n"
+    (tmp_path / "mine.py").write_text(own)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
+def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, here, verb):
+    (here / "quickstart").mkdir()  # the shipped name wins
+    for words in ("quickstart", "mine.py", "--config=quickstart", "quickstart --config=configs/quickstart.py"):
+        assert steps_of(verb, *words.split(), "--config.workdir=new") == (460, "new")
+        assert steps_of(verb, "--config.train.steps", "600", *words.split(), "--config.workdir=new") == (600, "new")
 
 
 @pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path, verb):
-    folder = str(a_run(tmp_path / "run"))
-    for words in (
-        [folder],
-        [f"--config={folder}"],
-        [f"--config.workdir={folder}"],
-        [folder, f"--config.workdir={folder}/"],
-    ):
-        assert steps_of(verb, *words)[0] == 777
-        assert pathlib.Path(steps_of(verb, *words)[1]) == tmp_path / "run"
+    folder, other = a_run(tmp_path / "run"), a_run(tmp_path / "other")
+    named, workdir = str(folder), f"--config.workdir={folder}"
+    for words in ([named], [f"--config={folder}"], [workdir], [named, f"{workdir}/"]):
+        steps, place = steps_of(verb, *words)
+        assert (steps, pathlib.Path(place)) == (777, folder)
         assert steps_of(verb, *words, "--config.train.steps=800")[0] == 800
-    other = str(a_run(tmp_path / "other"))
-    assert "two runs: " in steps_of(verb, folder, f"--config.workdir={other}")
-    assert "two configs: " in steps_of(verb, folder, "--config=quickstart")
-
-
-@pytest.mark.parametrize("verb", TAKE_CONFIGS)
-def test_a_config_with_the_workdir_of_a_run_is_the_runs_own_where_the_run_is_read(steps_of, tmp_path, verb):
-    folder = a_run(tmp_path / "run")
-    own = verbs.VERBS[verb].reads_run
-    for words in (["quickstart"], ["--config=quickstart"]):
-        assert steps_of(verb, *words, f"--config.workdir={folder}") == (777 if own else 460, str(folder))
+    assert "two runs: " in steps_of(verb, named, f"--config.workdir={other}")
+    assert "two configs: " in steps_of(verb, named, "--config=quickstart")
+    # A config with the folder of a run is the run's own where the run is read.
+    steps = 777 if verbs.VERBS[verb].reads_run else 460
+    for word in ("quickstart", "--config=quickstart"):
+        assert steps_of(verb, word, workdir) == (steps, named)
 
 
 @pytest.mark.parametrize("verb", TAKE_CONFIGS)
@@ -283,14 +258,12 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
 
 
-def test_texts_with_percent_signs_arrive(monkeypatch, capsys):
-    seen = []
-    program = types.SimpleNamespace(run=lambda c, args: seen.append((c.sample.prompts, args.prompt)) or 0)
-    monkeypatch.setitem(sys.modules, "jaxlm.commands.sample", program)
+def test_texts_with_percent_signs_arrive(monkeypatch, capsys, seen):
+    given = seen("sample")
     argv = ["jaxlm", "sample", "quickstart", "--prompt=100% of %s", "--config.sample.prompts=('%d', '5%')"]
     monkeypatch.setattr(sys, "argv", argv)
     assert cli.main() == 0
-    assert seen == [(("%d", "5%"), ["100% of %s"])]
+    assert [(c.sample.prompts, args.prompt) for c, args in given] == [(("%d", "5%"), ["100% of %s"])]
     assert "sample.prompts = ('%d', '5%')" in run(capsys, *argv[1:], "--help=sample")[1]
 
 
@@ -301,15 +274,11 @@ def test_main_is_jaxlm_train():
     assert (done.returncode, done.stderr) == (2, "jaxlm: unknown key config.lr; did you mean config.optim.lr?\n")
 
 
-def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "mine.py"
-    own.write_text("from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n")
-    assert steps_of("train", "quickstart") == (460, "runs/quickstart")
-    assert steps_of("train", str(own)) == (460, "runs/mine")
+def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, here):
+    assert steps_of("train", "quickstart") == steps_of("plan", "quickstart") == (460, "runs/quickstart")
+    assert steps_of("train", str(here / "mine.py")) == (460, "runs/mine")
     assert steps_of("train", "quickstart", "--config.phases.shrink=cpu") == (2, "runs/quickstart-shrunk")
-    assert steps_of("plan", "quickstart") == (460, "runs/quickstart")
-    a_run(tmp_path / "runs/quickstart")
+    a_run(here / "runs/quickstart")
     for verb in TAKE_CONFIGS:
         steps = 777 if verbs.VERBS[verb].reads_run else 460  # training checks the run's config against the file's
         assert steps_of(verb, "quickstart") == (steps, "runs/quickstart")
@@ -317,47 +286,47 @@ def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypa
 
 def test_a_config_without_a_run_is_told_what_makes_one(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for verb, told in (
-        ("sample", "no run in runs/quickstart: jaxlm train quickstart makes one"),
-        ("report", "no run in runs/quickstart: it has no metrics.jsonl; train first"),
+    for argv, told in (
+        (("sample", "quickstart"), "no run in runs/quickstart: jaxlm train quickstart makes one"),
+        (("report", "quickstart"), "no run in runs/quickstart: it has no metrics.jsonl; train first"),
+        (("train", "gpuburnout_1b"), "jaxlm tokenize"),
     ):
-        code, _, err = run(capsys, verb, "quickstart")
+        code, _, err = run(capsys, *argv)
         assert (code, told in err, err.count("\n")) == (2, True, 1)
-    assert run(capsys, "train", "gpuburnout_1b")[0] == 2
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_named_is_said_by_what_fills_it(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("verb", "says"), [("train", True), ("prepare", True), ("plan", False), ("report", False)])
+def test_a_folder_that_is_not_named_is_said_by_what_fills_it(capsys, tmp_path, monkeypatch, seen, verb, says):
     monkeypatch.chdir(tmp_path)
-    program = types.SimpleNamespace(run=lambda c, args: 0)
-    for verb, says in (("train", True), ("prepare", True), ("plan", False), ("report", False)):
-        monkeypatch.setitem(
-            sys.modules, f"jaxlm.commands.{verbs.VERBS[verb].module or verbs.TRAINING['pretrain']}", program
-        )
-        assert run(capsys, verb, "quickstart") == (
-            0,
-            "",
-            "folder: runs/quickstart (another by --config.workdir=DIR)\n" * says,
-        )
-        assert run(capsys, verb, "quickstart", "--config.workdir=w") == (0, "", "")
+    seen(verb)
+    folder = "folder: runs/quickstart (another by --config.workdir=DIR)\n"
+    assert run(capsys, verb, "quickstart") == (0, "", folder * says)
+    assert run(capsys, verb, "quickstart", "--config.workdir=w") == (0, "", "")
 
 
-def test_prompts_stand_behind_the_run_and_short_options_set_keys(monkeypatch, capsys, tmp_path):
-    seen = []
-    program = types.SimpleNamespace(run=lambda c, args: seen.append((c.sample, args)) or 0)
-    monkeypatch.setitem(sys.modules, "jaxlm.commands.sample", program)
-    folder = str(a_run(tmp_path / "run"))
-    for words in (
-        [folder, "a=b", "two words", "--temperature=0", "--top-k", "3"],
-        ["--temperature=0", "--top-k=3", folder, "--draws=1", "a=b", "two words"],
-        [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", folder, "a=b", "two words"],
-        [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", "a=b", "two words"],
-        [f"--config.workdir={folder}", "--temperature=0", "--top-k=3", "a=b", "two words"],
-        [f"--config.workdir={folder}", "--temperature=0", "--top-k=3", "quickstart", "a=b", "two words"],
-    ):
-        assert run(capsys, "sample", *words) == (0, "", "")
-        settings, args = seen.pop()
-        assert (args.words, args.draws, settings.temperature, settings.top_k) == (["a=b", "two words"], 1, 0.0, 3)
-        assert settings.top_p == 0.95
-    for text in ("What *is* [this?", "x" * 5000, "a\0b", "/"):
-        assert run(capsys, "sample", f"--config={folder}", text)[0] == (2 if text == "/" else 0)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RUN PROMPTS --temperature=0 --top-k 3",
+        "--temperature=0 --top-k=3 RUN --draws=1 PROMPTS",
+        "--config=RUN --config.sample.temperature=0 --top-k=3 RUN PROMPTS",
+        "--config=RUN --config.sample.temperature=0 --top-k=3 PROMPTS",
+        "--config.workdir=RUN --temperature=0 --top-k=3 PROMPTS",
+        "--config.workdir=RUN --temperature=0 --top-k=3 quickstart PROMPTS",
+    ],
+)
+def test_prompts_stand_behind_the_run_and_short_options_set_keys(capsys, tmp_path, seen, words):
+    given, folder = seen("sample"), str(a_run(tmp_path / "run"))
+    prompts = ["a=b", "two words"]
+    argv = [new for word in words.split() for new in (prompts if word == "PROMPTS" else [word.replace("RUN", folder)])]
+    assert run(capsys, "sample", *argv) == (0, "", "")
+    ((c, args),) = given
+    settings = c.sample
+    assert (args.words, args.draws, settings.temperature, settings.top_k, settings.top_p) == (prompts, 1, 0.0, 3, 0.95)
+
+
+@pytest.mark.parametrize(("text", "code"), [("What *is* [this?", 0), ("x" * 5000, 0), ("a\0b", 0), ("/", 2)])
+def test_any_text_is_a_prompt_but_a_folder(capsys, tmp_path, seen, text, code):
+    seen("sample")
+    assert run(capsys, "sample", f"--config={a_run(tmp_path / 'run')}", text)[0] == code

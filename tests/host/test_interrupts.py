@@ -80,17 +80,16 @@ def test_a_command_that_goes_on_later_tidies_up_its_workers():
     assert (process.returncode, said) == (4, "jaxlm: stopped; the same command goes on from what is done\n")
 
 
-def test_others_handlers_and_ignored_signals_stay(monkeypatch):
-    mine = lambda number, frame: None  # noqa: E731
-    before = signal.signal(signal.SIGTERM, mine), signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_others_handlers_and_ignored_signals_stay():
+    mine = {signal.SIGTERM: lambda number, frame: None, signal.SIGINT: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in mine.items()}
     try:
-        interrupts.hold()
-        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (mine, signal.SIG_IGN)
-        interrupts.release()
-        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (mine, signal.SIG_IGN)
+        for act in (interrupts.hold, interrupts.release):
+            act()
+            assert {number: signal.getsignal(number) for number in mine} == mine
     finally:
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGINT, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_second_ctrl_c_ends_in_one_line():
@@ -132,32 +131,27 @@ def test_a_signal_while_the_program_is_imported_is_one_line(tmp_path, number, su
     assert (done.returncode, done.stdout, done.stderr) == (4, "", told)
 
 
+GOES_ON = "jaxlm: stopped; the same command goes on from what is done\n"
+
+
 @pytest.mark.parametrize(
     ("start", "argv", "after", "code", "told"),
     [
         (SCRIPT, ["plan", "quickstart"], 0.15, 1, "jaxlm: stopped\n"),
-        (SCRIPT, ["prepare", "quickstart"], 0.4, 4, "jaxlm: stopped; the same command goes on from what is done\n"),
-        (MAIN, ["--config=quickstart"], 0.3, 4, "jaxlm: stopped; the same command goes on from what is done\n"),
+        (SCRIPT, ["prepare", "quickstart"], 0.4, 4, GOES_ON),
+        (MAIN, ["--config=quickstart"], 0.3, 4, GOES_ON),
     ],
 )
 def test_ctrl_c_at_once_is_one_line(tmp_path, start, argv, after, code, told):
+    command, pipe = [sys.executable, *start, *argv], subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, *start, *argv],
-        cwd=tmp_path,
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=pipe, stdout=pipe, text=True)
     _until_held(process)
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, [line for line in err.splitlines() if not line.startswith("folder: ")]) == (
-        code,
-        [told.strip()],
-    )
+    lines = [line for line in err.splitlines(keepends=True) if not line.startswith("folder: ")]
+    assert (process.returncode, lines) == (code, [told])
 
 
 def _until_held(process: subprocess.Popen) -> None:

@@ -18,15 +18,18 @@ from jaxlm.host.screen import Part
 PARTS = [Part("step 5/10", 0), Part("loss 2.0", 1, screen.BOLD), Part("lr 1e-3", 3), Part("left 2m", 2)]
 
 
-def test_the_least_important_parts_go_first():
-    def shown(width: int) -> str:
-        return screen.joined(screen.fit(PARTS, width), colour=False)
-
-    assert shown(37) == "step 5/10  loss 2.0  lr 1e-3  left 2m"
-    assert shown(36) == "step 5/10  loss 2.0  left 2m"
-    assert shown(27) == "step 5/10  loss 2.0"
-    assert shown(9) == "step 5/10"
-    assert shown(4) == "step"
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (37, "step 5/10  loss 2.0  lr 1e-3  left 2m"),
+        (36, "step 5/10  loss 2.0  left 2m"),
+        (27, "step 5/10  loss 2.0"),
+        (9, "step 5/10"),
+        (4, "step"),
+    ],
+)
+def test_the_least_important_parts_go_first(width, shown):
+    assert screen.joined(screen.fit(PARTS, width), colour=False) == shown
     assert screen.joined(PARTS[:2], colour=True) == "step 5/10  \x1b[1mloss 2.0\x1b[0m"
 
 
@@ -130,18 +133,46 @@ def test_lines_go_above_the_live_line_and_nothing_is_wider_than_the_terminal(col
     assert "\x1b[?" not in terminal.raw  # no mode is changed, so none is left behind
 
 
-def test_the_live_line_is_gone_at_the_end():
-    terminal = Terminal(RUN + "with screen.shown(Run()):\n  time.sleep(0.2)\nconsole.say('done')", 80)
-    assert terminal.end() == 0
-    assert terminal.rows == ["done", ""]
-    assert "step 5/10" in terminal.raw
+WITH = RUN + "with screen.shown(Run()):\n  "
+LIVE = f"step 5/10  {'x' * 25}  left 2m"
+IN_BACKGROUND = RUN + "os.setpgid(0, 0) if os.fork() == 0 else (os.wait(), os._exit(0))\n"
+IN_CHILD = (
+    RUN + "group = os.getpgrp()\nif os.fork():\n  os.wait()\n  os._exit(0)\nos.setpgid(0, 0)\nscreen.share(group)\n"
+)
 
 
-def test_a_process_that_ends_at_once_takes_its_live_line_away():
-    code = RUN + "with screen.shown(Run()):\n  console.say('stopped at once')\n  screen.end()\n  os._exit(1)"
+@pytest.mark.parametrize(
+    ("code", "ends", "rows", "drawn"),
+    [
+        (WITH + "time.sleep(0.2)\nconsole.say('done')", 0, ["done", ""], True),
+        # A process that ends at once takes its live line away.
+        (WITH + "console.say('at once')\n  screen.end()\n  os._exit(1)", 1, ["at once", ""], None),
+        # What works inside a run is on the same line.
+        (
+            RUN + "with screen.shown(Run()), console.working('held-out loss', 12, 'batches') as tell:\n"
+            "  tell(3)\n  time.sleep(0.5)\n  os.kill(os.getpid(), 9)",
+            -signal.SIGKILL,
+            [f"{LIVE}  held-out loss  3 of 12 batches"],
+            True,
+        ),
+        # The supervisor speaks after its child was killed, which had a live line.
+        ("screen.share()\nos.write(2, b'step 5/10  left')\nconsole.say('again')", 0, ["again", ""], True),
+        # A child of the supervisor has the terminal too, a job in the background has not.
+        (IN_CHILD + "with screen.shown(Run()):\n  time.sleep(0.2)", 0, None, True),
+        (IN_BACKGROUND + "with screen.shown(Run()):\n  console.say('one')\n  time.sleep(0.2)", 0, ["one", ""], False),
+    ],
+)
+def test_when_the_live_line_is_there_and_when_it_goes(code, ends, rows, drawn):
     terminal = Terminal(code, 80)
-    assert terminal.end() == 1
-    assert terminal.rows == ["stopped at once", ""]
+    assert terminal.end() == ends
+    assert rows is None or terminal.rows == rows
+    assert drawn is None or ("step 5/10" in terminal.raw) == drawn
+
+
+def test_a_dumb_terminal_gets_lines_alone():
+    terminal = Terminal(WITH + "console.say('one')", 80, TERM="dumb")
+    terminal.end()
+    assert terminal.raw == "one\r\n"
 
 
 def test_ctrl_c_leaves_no_half_line():
@@ -163,14 +194,6 @@ def test_the_live_line_follows_the_width():
     terminal.end()
 
 
-def test_what_works_inside_a_run_is_on_the_same_line():
-    code = RUN + "with screen.shown(Run()), console.working('held-out loss', 12, 'batches') as tell:\n"
-    code += "  tell(3)\n  time.sleep(0.5)\n  os.kill(os.getpid(), 9)"
-    terminal = Terminal(code, 80)
-    terminal.end()
-    assert terminal.rows == [f"step 5/10  {'x' * 25}  left 2m  held-out loss  3 of 12 batches"]
-
-
 @pytest.mark.parametrize(
     ("environment", "coloured"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
@@ -180,36 +203,6 @@ def test_colour_is_for_terminals_that_want_it(environment, coloured):
     terminal.end()
     assert ("\x1b[1m" in terminal.raw) == coloured
     assert terminal.raw.replace("\x1b[1m", "").replace("\x1b[0m", "") == "loss\r\n"
-
-
-def test_a_dumb_terminal_gets_lines_alone():
-    terminal = Terminal(RUN + "with screen.shown(Run()):\n  console.say('one')", 80, TERM="dumb")
-    terminal.end()
-    assert terminal.raw == "one\r\n"
-
-
-def test_a_background_job_draws_no_live_line():
-    code = RUN + "os.setpgid(0, 0) if os.fork() == 0 else (os.wait(), os._exit(0))\n"
-    code += "with screen.shown(Run()):\n  console.say('one')\n  time.sleep(0.2)"
-    terminal = Terminal(code, 80)
-    terminal.end()
-    assert terminal.raw == "one\r\n"
-
-
-def test_what_another_process_of_the_run_left_is_taken_away():
-    """The supervisor speaks after its child was killed, which had a live line."""
-    code = "screen.share()\nos.write(2, b'step 5/10  left')\nconsole.say('starting again')"
-    terminal = Terminal(code, 80)
-    terminal.end()
-    assert terminal.rows == ["starting again", ""]
-
-
-def test_a_child_of_the_supervisor_has_the_terminal_too():
-    code = RUN + "group = os.getpgrp()\nif os.fork():\n  os.wait()\n  os._exit(0)\n"
-    code += "os.setpgid(0, 0)\nscreen.share(group)\nwith screen.shown(Run()):\n  time.sleep(0.2)"
-    terminal = Terminal(code, 80)
-    terminal.end()
-    assert "step 5/10" in terminal.raw
 
 
 def test_what_is_marked_is_in_colour_or_in_brackets(capsys):
@@ -227,27 +220,20 @@ def test_control_characters_of_a_text_do_nothing(capsys):
     assert capsys.readouterr().err == "abc\td\ne\n"
 
 
-def test_a_terminal_that_nobody_reads_holds_nobody(monkeypatch):
-    """It says that it has room as long as it has a little, and would hold whoever writes more."""
+@pytest.mark.parametrize("ends", [os.openpty, os.pipe])
+def test_one_that_nobody_reads_holds_nobody_and_one_that_is_gone_stops_nothing(monkeypatch, ends):
+    """A terminal says that it has room as long as it has a little, and would hold whoever writes more."""
     monkeypatch.setattr(screen, "PATIENCE_MS", 50)
-    ours, theirs = os.openpty()
+    ours, theirs = ends()
     with open(theirs, "w") as stream:
         start = time.monotonic()
-        for _ in range(1000):
+        for _ in range(2000):  # 200 kB into a pipe that holds 64
             screen.write("x" * 99 + "\n", stream)
         assert time.monotonic() - start < 5
         while select.select([ours], [], [], 0.1)[0]:
             os.read(ours, 65536)
         screen.write("read again\n", stream)
         assert b"read again" in os.read(ours, 65536)
-    os.close(ours)
-
-
-def test_a_terminal_that_is_gone_stops_nothing():
-    ours, theirs = os.openpty()
-    with open(theirs, "w") as stream:
-        screen.write("here", stream)
-        assert os.read(ours, 4) == b"here"
         os.close(ours)
-        screen.write("gone", stream)  # EIO
+        screen.write("gone", stream)  # EIO of a terminal, EPIPE of a pipe
         screen.write("gone", stream)

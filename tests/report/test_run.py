@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from tiny_pages import RUN, SUMMARY
 
 from jaxlm.report import run as page
@@ -11,43 +12,39 @@ def titles(text: str) -> list[str]:
     return re.findall(r"<h2>(.*?)</h2>", text)
 
 
-def test_a_whole_summary_makes_every_section(tmp_path):
-    page.write(tmp_path / "report.html", SUMMARY)
-    text = (tmp_path / "report.html").read_text()
+def written(folder, **changed) -> str:
+    """The page of a run whose summary is `SUMMARY` with changes."""
+    page.write(folder / "report.html", SUMMARY | changed)
+    return (folder / "report.html").read_text()
+
+
+WORDS = ("40 of 60", "$1.25", "75.0%", "&lt;1b&gt;", "Once &lt;b&gt;", "greedy", "temperature 0.7", "a.txt:1", "01234567",
+         "98% repeated, 2% different, loops after 3 words, 50.0% junk", "2026-11-22 20:07 UTC")  # fmt: skip
+
+
+def test_a_whole_summary_makes_every_section_and_needs_no_script_and_no_request(tmp_path):
+    text = written(tmp_path)
     assert titles(text) == [
         "All stages", "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
         "Samples", "Optimizer and speed", "Spikes and rollbacks",
         "Starts",
     ]  # fmt: skip
-    for words in (
-        "40 of 60",
-        "$1.25",
-        "75.0%",
-        "&lt;1b&gt;",
-        "Once &lt;b&gt;",
-        "greedy",
-        "temperature 0.7",
-        "a.txt:1",
-        "01234567",
-        "98% repeated, 2% different, loops after 3 words, 50.0% junk",
-    ):
-        assert words in text, words
-    assert (
-        text.count("<figure") == 1 + 4 + 3 + 1 + 2
-    )  # reward, loss four times, rate, norm and speed, the time, a task twice
-    assert "2026-11-22 20:07 UTC" in text
+    assert not [words for words in WORDS if words not in text]
+    # Reward, loss four times, rate, norm and speed, the time, a task twice.
+    assert text.count("<figure") == 1 + 4 + 3 + 1 + 2
     assert text.count(">steps</div>") == 1 + 2 + 3 + 2
     assert text.index("What it is trained for") < text.index("Loss by step")
     assert text.index(">held-out reward</span>") < text.index(">training loss</span>")  # what it is trained for leads
     assert text.count('class="mark"') >= 1  # the start after step 20
+    assert "<script" not in text
+    assert not re.search(r'(src|href)="(?!#)', text)
+    assert "default-src &#x27;none&#x27;" in text
 
 
 def test_without_a_price_nothing_tells_of_dollars(tmp_path):
     """A machine of one's own costs nothing that the run knows of: no line at $0, no columns of $0.00."""
-    page.write(tmp_path / "paid.html", SUMMARY)
     stages = [row | {"cost_usd": 0.0} for row in SUMMARY["stages"]]
-    page.write(tmp_path / "free.html", SUMMARY | {"run": RUN | {"cost_usd": 0.0}, "stages": stages})
-    paid, free = ((tmp_path / name).read_text() for name in ("paid.html", "free.html"))
+    paid, free = written(tmp_path), written(tmp_path, run=RUN | {"cost_usd": 0.0}, stages=stages)
     for words in ("loss by dollars", "cost of a nat", "cost of 0.01 nats", ">spent<"):
         assert (words in paid, words in free) == (True, False), words
     assert free.count("$") == 1  # the price of a start, which was one
@@ -55,11 +52,8 @@ def test_without_a_price_nothing_tells_of_dollars(tmp_path):
 
 def test_what_costs_less_than_a_cent_is_shown(tmp_path):
     """A plan that was shrunk: its bill said $0.00."""
-    phases = [row | {"usd": 0.003241, "usd_per_point": 0.0413} for row in SUMMARY["phases"]]
-    page.write(tmp_path / "report.html", SUMMARY | {"phases": phases})
-    text = (tmp_path / "report.html").read_text()
-    assert "$0.00324" in text
-    assert "$0.0413" in text
+    text = written(tmp_path, phases=[row | {"usd": 0.003241, "usd_per_point": 0.0413} for row in SUMMARY["phases"]])
+    assert ("$0.00324" in text, "$0.0413" in text) == (True, True)
 
 
 def test_the_page_links_to_that_of_its_data_if_there_is_one(tmp_path):
@@ -73,14 +67,6 @@ def test_the_page_links_to_that_of_its_data_if_there_is_one(tmp_path):
     assert '<a href="../my%20data/report.html">' in (tmp_path / "run/report.html").read_text()
 
 
-def test_the_page_needs_no_script_and_no_request(tmp_path):
-    page.write(tmp_path / "report.html", SUMMARY)
-    text = (tmp_path / "report.html").read_text()
-    assert "<script" not in text
-    assert not re.search(r'(src|href)="(?!#)', text)
-    assert "default-src &#x27;none&#x27;" in text
-
-
 def test_a_run_that_has_just_begun_has_a_page_too(tmp_path):
     page.write(tmp_path / "report.html", {"run": RUN | {"loss": None, "goodput": None}})
     text = (tmp_path / "report.html").read_text()
@@ -88,8 +74,7 @@ def test_a_run_that_has_just_begun_has_a_page_too(tmp_path):
     assert "40 of 60" in text
 
 
-def test_one_source_has_no_curve_beside_the_held_out_loss(tmp_path):
-    for sources, drawn in (("prose",), False), (("prose", "code"), True):
-        held_out = {name: SUMMARY["held_out"][name] for name in ("", *sources)}
-        page.write(tmp_path / "report.html", SUMMARY | {"held_out": held_out})
-        assert ("Held-out loss by source" in (tmp_path / "report.html").read_text()) == drawn
+@pytest.mark.parametrize(("sources", "drawn"), [(("prose",), False), (("prose", "code"), True)])
+def test_one_source_has_no_curve_beside_the_held_out_loss(tmp_path, sources, drawn):
+    held_out = {name: SUMMARY["held_out"][name] for name in ("", *sources)}
+    assert ("Held-out loss by source" in written(tmp_path, held_out=held_out)) == drawn

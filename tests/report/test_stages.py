@@ -20,17 +20,11 @@ def page(after: str, prompt: str = "Once", **measures) -> str:
 
 def test_junk_of_the_base_that_is_still_there_is_told():
     found = page(" and PersonX left")
-    assert (
-        "base wrote “PersonX”, and chat still does. Fine-tuning can't remove this: look at the pretraining data"
-        in found
-    )
+    told = "base wrote “PersonX”, and chat still does. Fine-tuning can't remove this: look at the pretraining data"
+    assert told in found
     assert "“PersonY”" not in found
     assert "junk: PersonX, PersonY" in found
-    assert rows(found) == [
-        ["run", "step", "texts", "clean"],
-        ["base", "20", "1", "0 of 1"],
-        ["chat", "5", "1", "0 of 1"],
-    ]
+    assert rows(found)[1:] == [["base", "20", "1", "0 of 1"], ["chat", "5", "1", "0 of 1"]]
     assert " old" not in found  # of an earlier step
 
 
@@ -50,10 +44,12 @@ def test_other_prompts_are_beside_nothing_but_their_junk_counts():
     assert "gave" not in found
 
 
-def test_there_is_no_section_without_an_earlier_stage():
-    own = {"Once": [{"step": 5, "text": "x"}]}
+def test_a_first_run_has_no_section_of_stages():
+    own, before = {"Once": [{"step": 5, "text": "x"}]}, [{"name": "base", "samples": BASE}]
     assert run.before_and_after({"run": {"name": "chat"}, "samples": own}) == ""
-    assert run.before_and_after({"run": {"name": "chat"}, "before": [{"name": "base", "samples": BASE}]}) == ""
+    assert run.before_and_after({"run": {"name": "chat"}, "before": before}) == ""
+    assert took(stages=[]) == run.took({"run": {"name": "chat"}}) == ""
+    assert run.commands({"commands": []}) == run.commands({}) == ""
 
 
 def test_the_samples_before_are_those_of_the_checkpoint_that_was_taken(tmp_path):
@@ -107,11 +103,6 @@ def test_data_that_a_run_prepared_itself_is_told_so():
     assert rows(took(stages=inside))[1][2] == ""
 
 
-def test_a_first_run_has_no_table_of_stages():
-    assert took(stages=[]) == ""
-    assert run.took({"run": {"name": "chat"}}) == ""
-
-
 def test_the_commands_around_the_runs_have_a_table_with_their_sum():
     made = [("01-data", 90, 0.05), ("02-train", 3600, 2.0)]
     found = [{"name": name, "wall_s": seconds, "cost_usd": usd} for name, seconds, usd in made]
@@ -123,4 +114,3 @@ def test_the_commands_around_the_runs_have_a_table_with_their_sum():
     ]
     unpaid = rows(run.commands({"commands": [row | {"cost_usd": 0.0} for row in found]}))
     assert unpaid[0] == ["command", "time"]
-    assert run.commands({"commands": []}) == run.commands({}) == ""

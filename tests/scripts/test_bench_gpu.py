@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import re
 import signal
@@ -16,6 +15,7 @@ import bench_gpu_parts
 import numpy as np
 import psutil
 import pytest
+import tiny_installed
 import tiny_models as tiny
 
 from jaxlm.plan.flops import count_params
@@ -23,40 +23,18 @@ from jaxlm.plan.flops import count_params
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def run(tmp_path: pathlib.Path, *args: str) -> tuple[int, dict, str]:
-    out = tmp_path / "bench.json"
-    command = [sys.executable, str(ROOT / "scripts/bench_gpu.py"), "--device=cpu", "--tiny", "--eager", "--steps=4"]
-    done = subprocess.run([*command, f"--out={out}", *args], capture_output=True, text=True, check=False)
-    return done.returncode, json.loads(out.read_text()), done.stdout
-
-
 @pytest.mark.parity
 def test_the_main_parts_end_to_end(tmp_path):
-    code, state, said = run(tmp_path, "--sections", "attention", "jaxlm", "torch")
-    assert code == 0, said
-    assert [row["backend"] for row in state["attention"]] == ["xla", "blocked"]
-    assert all(row["ok"] for row in state["attention"])
+    out = tmp_path / "bench.json"
+    command = [sys.executable, str(ROOT / "scripts/bench_gpu.py"), "--device=cpu", "--tiny", "--eager", "--steps=4"]
+    command += [f"--out={out}", "--sections", "attention", "jaxlm", "torch"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    state = json.loads(out.read_text())
+    assert [(row["backend"], row["ok"]) for row in state["attention"]] == [("xla", True), ("blocked", True)]
     (ours,), (peer,) = state["jaxlm"], state["torch"]
     assert ours["tokens/s"] > 0 < peer["tokens/s"]
     assert ours["p50_ms"] <= ours["p95_ms"]
     assert f"ratio {round(ours['tokens/s'] / peer['tokens/s'], 3)}" in said
-
-
-@pytest.mark.parity
-def test_muon_is_timed_beside_adamw_at_two_batches(tmp_path):
-    code, state, said = run(tmp_path, "--sections", "muon")
-    assert code == 0, said
-    assert [(row["keys"]["optim.name"], row["rows a step"]) for row in state["muon"]] == [
-        (optimizer, rows) for rows in (4, 8) for optimizer in ("adamw", "muon")
-    ]
-    assert all(row["tokens/s"] > 0 for row in state["muon"])
-
-
-def test_a_part_that_fails_is_a_row_and_an_exit_code(tmp_path):
-    code, state, said = run(tmp_path, "--sections", "fp8", "--set=model.n_heads=7")
-    assert code == 1
-    assert "n_heads=7" in state["fp8"][0]["failed"]
-    assert "jaxlm 1.04B fp8: FAILED" in said
 
 
 def test_the_fastest_that_passed_is_taken(tmp_path):
@@ -99,6 +77,21 @@ def begin(tmp_path: pathlib.Path, part: str, *args: str, main: str = MAIN) -> su
     return subprocess.Popen(command, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def ran(tmp_path: pathlib.Path, part: str, *args: str, main: str = MAIN) -> tuple[int, str, str]:
+    """Exit code, standard output and error of the script with such parts."""
+    process = begin(tmp_path, part, *args, main=main)
+    said, errors = process.communicate(timeout=60)
+    return process.returncode, said, errors
+
+
+def kept(tmp_path: pathlib.Path, **rows: int) -> dict:
+    """Writes what an earlier call measured: section -> tokens a second."""
+    made = {name: [{"what": f"earlier {name}", "tokens/s": speed}] for name, speed in rows.items()}
+    made["made with"] = {"card": bench_gpu.NO_CARD, "tiny": True, "set": []}
+    (tmp_path / "bench.json").write_text(json.dumps(made))
+    return made
+
+
 def table(said: str) -> list[str]:
     """The lines of the table, which stands last."""
     return said.rpartition('{"card"')[2].splitlines()[1:]
@@ -112,10 +105,9 @@ def assert_gone(tmp_path: pathlib.Path) -> None:
 
 def test_a_part_that_hangs_is_killed_with_its_children_when_the_minutes_are_over(tmp_path):
     began = time.monotonic()
-    process = begin(tmp_path, "row()\nif label == 'sweep': hang()", "--minutes=0.1")
-    said, _ = process.communicate(timeout=60)
+    code, said, _ = ran(tmp_path, "row()\nif label == 'sweep': hang()", "--minutes=0.1")
     assert time.monotonic() - began < 6 + 4
-    assert process.returncode == 1
+    assert code == 1
     assert_gone(tmp_path)
     shown = table(said)
     assert [line.split("  ")[0] for line in shown[:2]] == ["what attention", "what sweep"]
@@ -127,9 +119,7 @@ def test_a_part_that_hangs_is_killed_with_its_children_when_the_minutes_are_over
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_part_and_the_table_comes(tmp_path, signum):
-    made_with = {"card": bench_gpu.NO_CARD, "tiny": True, "set": []}
-    earlier = {"made with": made_with, "jaxlm": [{"what": "jaxlm 1.04B", "tokens/s": 7}]}
-    (tmp_path / "bench.json").write_text(json.dumps(earlier))
+    earlier = kept(tmp_path, jaxlm=7)
     process = begin(tmp_path, "hang() if label == 'jaxlm' else row()", "--minutes=5")
     end = time.monotonic() + 30
     while not (tmp_path / "pids").is_file() and time.monotonic() < end:
@@ -142,7 +132,7 @@ def test_a_signal_ends_the_part_and_the_table_comes(tmp_path, signum):
     assert process.returncode == 128 + signum
     assert_gone(tmp_path)
     assert f"FAILED {signum.name}" not in said  # an earlier call's figure is worth more than none
-    assert table(said) == ["what attention  tokens/s 10", "what sweep  tokens/s 10", "what jaxlm 1.04B  tokens/s 7"]
+    assert table(said) == ["what attention  tokens/s 10", "what sweep  tokens/s 10", "what earlier jaxlm  tokens/s 7"]
     assert "[stopped before torch]" in said
     state = json.loads((tmp_path / "bench.json").read_text())
     assert state == earlier | {name: [{"what": name, "tokens/s": 10}] for name in ("attention", "sweep")}
@@ -162,9 +152,8 @@ def test_whatever_a_part_does_costs_its_own_rows_alone(tmp_path):
         if label == "128 rows a step":
             row(rows=4)
     """
-    process = begin(tmp_path, part, "--sections", "attention", "sweep", "jaxlm", "fp8", "h128", "accumulate")
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    code, said, _ = ran(tmp_path, part, "--sections", "attention", "sweep", "jaxlm", "fp8", "h128", "accumulate")
+    assert code == 1
     assert_gone(tmp_path)  # a child that a part leaves behind would slow the next
     unreadable = "jaxlm 1.04B fp8: FAILED unreadable row: "
     assert table(said) == [
@@ -184,64 +173,43 @@ def test_whatever_a_part_does_costs_its_own_rows_alone(tmp_path):
 
 
 def test_a_bug_in_the_script_itself_costs_no_table(tmp_path):
-    earlier = {"made with": {"card": bench_gpu.NO_CARD, "tiny": True, "set": []}, "hf": [{"what": "x", "tokens/s": 7}]}
-    (tmp_path / "bench.json").write_text(json.dumps(earlier))
-    process = begin(
-        tmp_path, "row()", "--sections", "attention", main="import bench_gpu; bench_gpu.SECONDS = {}\n" + MAIN
-    )
-    said, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    kept(tmp_path, hf=7)
+    main = "import bench_gpu; bench_gpu.SECONDS = {}\n" + MAIN
+    code, said, errors = ran(tmp_path, "row()", "--sections", "attention", main=main)
+    assert (code, table(said)) == (1, ["what earlier hf  tokens/s 7"])
     assert "KeyError: 'attention'" in errors
-    assert table(said) == ["what x  tokens/s 7"]
 
 
 def test_out_that_breaks_on_the_way_costs_no_table(tmp_path):
     (tmp_path / "out").mkdir()
     part = "row()\nimport shutil\nshutil.rmtree(notes / 'out', ignore_errors=True)"
-    process = begin(tmp_path, part, f"--out={tmp_path / 'out' / 'bench.json'}", "--sections", "attention", "sweep")
-    said, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert table(said) == ["what attention  tokens/s 10", "what sweep  tokens/s 10"]
+    out = f"--out={tmp_path / 'out' / 'bench.json'}"
+    code, said, errors = ran(tmp_path, part, out, "--sections", "attention", "sweep")
+    assert (code, table(said)) == (1, ["what attention  tokens/s 10", "what sweep  tokens/s 10"])
     assert errors.count("can't be written: No such file or directory") == 2
 
 
-@pytest.mark.parametrize("broken", ["missing folder", "folder", "half a file", "a list", "no list of rows"])
+@pytest.mark.parametrize("broken", ["missing", "folder", '{"made wi', "[]", '{"made with": {}, "sweep": 3}'])
 def test_out_that_is_broken_at_the_start_is_refused_before_anything_runs(tmp_path, broken):
-    out = tmp_path / "results"
-    if broken == "missing folder":
-        out = out / "bench.json"
-    elif broken == "folder":
+    out = tmp_path / "missing/bench.json" if broken == "missing" else tmp_path / "results"
+    if broken == "folder":
         out.mkdir()
-    else:
-        texts = {"half a file": '{"made wi', "a list": "[]", "no list of rows": '{"made with": {}, "sweep": 3}'}
-        out.write_text(texts[broken])
-    process = begin(tmp_path, "(notes / 'ran').touch()", f"--out={out}")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "give another --out" in errors
-    assert "Traceback" not in errors
+    elif broken != "missing":
+        out.write_text(broken)
+    code, _, errors = ran(tmp_path, "(notes / 'ran').touch()", f"--out={out}")
+    assert (code, "give another --out" in errors, "Traceback" in errors) == (1, True, False)
     assert not (tmp_path / "ran").exists()
-    assert not out.is_file() or out.read_text() == texts[broken]
+    assert not out.is_file() or out.read_text() == broken
 
 
 def test_a_later_call_merges_and_no_section_prints_the_table(tmp_path):
     for name in ("torch", "accumulate"):
-        assert begin(tmp_path, f"row(rows={len(name)})", "--sections", name).wait(60) == 0
-    process = begin(tmp_path, "sys.exit(1)", "--sections")
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
+        assert ran(tmp_path, f"row(rows={len(name)})", "--sections", name)[0] == 0
+    code, said, _ = ran(tmp_path, "sys.exit(1)", "--sections")
     peer = "PyTorch by hand, torch.compile, 1.04B"
-    assert table(said) == [
-        f"what {peer}  tokens/s 10  rows 5",
-        f"what jaxlm 1.04B, 128 rows a step  tokens/s 10  rows 10  ratio 1.0 (10 rows a step to 5 of {peer})",
-    ]
-
-
-def test_a_ratio_says_where_rows_differ():
-    ours, peer = {"tokens/s": 30, "rows": 16}, {"tokens/s": 20, "rows": 16, "what": "PyTorch"}
-    assert bench_gpu.ratio(ours, peer) == {"ratio": "1.5"}
-    assert bench_gpu.ratio(ours | {"rows": 32}, peer) == {"ratio": "1.5 (32 rows a step to 16 of PyTorch)"}
-    assert bench_gpu.ratio(ours | {"rows a step": 128}, peer) == {"ratio": "1.5 (128 rows a step to 16 of PyTorch)"}
+    ratio = f"ratio 1.0 (10 rows a step to 5 of {peer})"
+    ours = f"what jaxlm 1.04B, 128 rows a step  tokens/s 10  rows 10  {ratio}"
+    assert (code, table(said)) == (0, [f"what {peer}  tokens/s 10  rows 5", ours])
 
 
 def test_peers_begin_with_what_the_card_has_room_for():
@@ -255,49 +223,14 @@ def test_peers_begin_with_what_the_card_has_room_for():
     assert sizes("torch", 139, "train.batch_size=4", "train.microbatch_size=4") == (4,)
 
 
-ALLOWED = """
-import importlib.metadata, re, sys
-from packaging.requirements import Requirement
-carried = sys.argv[1].split()
-def add(name, extras, found):
-    key = (re.sub("[-_.]+", "-", name).lower(), frozenset(extras))
-    if key in found:
-        return
-    found.add(key)
-    try:
-        wanted = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for one in map(Requirement, wanted):
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            add(one.name, one.extras, found)
-machine = set()
-for name in ("jax", "flax", "optax", "orbax-checkpoint", "torch", "transformers"):
-    add(name, (), machine)
-allowed = {name for name, _ in machine} | set(carried)
-homes = importlib.metadata.packages_distributions()
-normal = {top: {re.sub("[-_.]+", "-", name).lower() for name in names} for top, names in homes.items()}
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in normal and top != "jaxlm" and not normal[top] & allowed:
-            raise ModuleNotFoundError(f"No module named {top!r}: carry it", name=top)
-sys.meta_path.insert(0, Absent())
-import bench_gpu_parts
-loaded = {name for top in {module.partition(".")[0] for module in sys.modules} for name in normal.get(top, ())}
-print(sorted(set(carried) - loaded))
-"""
-
-
 def test_the_wheels_to_carry_are_those_that_the_parts_import():
     """With JAX, flax, optax, Orbax, PyTorch, transformers, what these need, and the docstring's list: no more, no less."""
     listed = re.search(r"needs the wheels of (.+?) beside its own", bench_gpu.__doc__, re.DOTALL)[1]
-    names = [name for name in re.findall(r"[\w-]+", listed) if name != "and"]
-    command = [sys.executable, "-c", ALLOWED, " ".join(names)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, cwd=ROOT / "scripts", env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    names = {name for name in re.findall(r"[\w-]+", listed) if name != "and"}
+    there = tiny_installed.needed(("jax", "flax", "optax", "orbax-checkpoint", "torch", "transformers"))
+    loaded = tiny_installed.run("import bench_gpu_parts; print(*sys.modules)", there | names).split()
+    used = set().union(*(tiny_installed.HOMES.get(module.partition(".")[0], ()) for module in loaded))
+    assert names <= used
 
 
 def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):

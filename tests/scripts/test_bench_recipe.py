@@ -44,55 +44,43 @@ def test_an_arm_against_itself_is_exactly_1(tokens, of_base):
 
 
 def test_half_the_tokens_are_found_between_finished_budgets():
-    found = stats.ratio(faster(BASE, 0.6), BASE, 4)
-    assert found.value == pytest.approx(0.6, abs=1e-9)  # between 2 and 4: a line in log tokens
-    assert (found.low, found.high) == pytest.approx(
-        (0.6, 0.6)
-    )  # each seed says the same: pairing takes their spread out
-    assert found.target == pytest.approx(4.3)
-    assert found.tokens == pytest.approx(2.4)
-    assert found.base_tokens == 4
+    found = stats.ratio(faster(BASE, 0.6), BASE, 4)  # between 2 and 4: a line in log tokens
+    # Each seed says the same: pairing takes their spread out.
+    assert (found.value, found.low, found.high) == pytest.approx((0.6, 0.6, 0.6), abs=1e-9)
+    assert (found.target, found.tokens, found.base_tokens) == pytest.approx((4.3, 2.4, 4))
+    alone = stats.ratio(faster({1: BASE[1]}, 0.5), BASE, 1, of_base=False)  # one budget, read off the curve of its base
+    assert (alone.value, alone.base_tokens) == pytest.approx((0.5, 2))
 
 
-def test_seeds_are_paired():
-    # Each seed gains .1, though the seeds are .2 apart: unpaired, the interval would hold no gain.
-    arm = {seed: loss - 0.1 for seed, loss in BASE[1].items()}
-    found = stats.difference(arm, BASE[1])
-    assert (found.value, found.low, found.high) == pytest.approx((-0.1, -0.1, -0.1))
-    mixed = {0: BASE[1][0] - 0.3, 1: BASE[1][1] + 0.1, 2: BASE[1][2] - 0.1}
-    found = stats.difference(mixed, BASE[1])
-    assert (found.value, found.low, found.high) == pytest.approx((-0.1, -0.3, 0.1))  # with three seeds: their range
-
-
-def test_with_many_seeds_the_interval_is_narrower_than_their_range():
-    gains = {seed: 0.01 * (seed - 4.5) for seed in range(10)}
-    found = stats.difference(gains, dict.fromkeys(gains, 0.0))
-    assert found.value == pytest.approx(0)
-    standard_error = 0.01 * math.sqrt(8.25 / 10)
-    assert found.low == pytest.approx(-1.96 * standard_error, rel=0.12)
-    assert found.high == pytest.approx(1.96 * standard_error, rel=0.12)
+@pytest.mark.parametrize(
+    ("gains", "value", "low", "high"),
+    [
+        # Each seed gains .1, though the seeds are .2 apart: unpaired, the interval would hold no gain.
+        ({0: -0.1, 1: -0.1, 2: -0.1}, -0.1, -0.1, -0.1),
+        ({0: -0.3, 1: 0.1, 2: -0.1}, -0.1, -0.3, 0.1),  # with three seeds: their range
+        ({seed: 0.01 * (seed - 4.5) for seed in range(10)}, 0, -0.0178, 0.0178),  # with many: 1.96 standard errors
+    ],
+)
+def test_seeds_are_paired(gains, value, low, high):
+    base = BASE[1] if len(gains) == 3 else dict.fromkeys(gains, 0.0)
+    found = stats.difference({seed: base[seed] + gain for seed, gain in gains.items()}, base)
+    assert (found.value, found.low, found.high) == pytest.approx((value, low, high), rel=0.12, abs=1e-9)
 
 
 def test_nothing_is_extrapolated():
-    assert math.isinf(stats.tokens_to([1, 2, 4], [5.0, 4.6, 4.3], 4.29))
-    assert stats.tokens_to([1, 2, 4], [5.0, 4.6, 4.3], 5.01) == 0
-    assert stats.tokens_to([1, 2, 4], [5.0, 4.6, 4.3], 4.6) == 2
-    assert stats.tokens_to([1, 2, 4], [math.inf, 4.6, 4.3], 4.7) == 2  # the first diverged: here at the latest
-    late = stats.ratio(faster(BASE, 1.2), BASE, 4)
-    assert math.isinf(late.value)
-    assert late.shown() == "not reached: >1.00 [>1.00, >1.00]"
+    for losses, target, tokens in (
+        ([5.0, 4.6, 4.3], 4.29, math.inf),
+        ([5.0, 4.6, 4.3], 5.01, 0),
+        ([5.0, 4.6, 4.3], 4.6, 2),
+        ([math.inf, 4.6, 4.3], 4.7, 2),  # the first diverged: here at the latest
+    ):
+        assert stats.tokens_to([1, 2, 4], losses, target) == tokens
+    assert stats.ratio(faster(BASE, 1.2), BASE, 4).shown() == "not reached: >1.00 [>1.00, >1.00]"
     early = stats.ratio(faster(BASE, 0.4), BASE, 2)  # .8 of the first budget
-    assert early.value == 0
-    assert early.shown(1.5) == "<0.75 [<0.75, <0.75]"
+    assert (early.value, early.shown(1.5)) == (0, "<0.75 [<0.75, <0.75]")
     # The other way round: the base did not come to the arm's loss, or was there before its first budget.
     assert stats.ratio(faster({1: BASE[1]}, 0.2), BASE, 1, of_base=False).shown() == "<0.25 [<0.25, <0.25]"
     assert stats.ratio(faster({1: BASE[1]}, 1.5), BASE, 1, of_base=False).shown().startswith("not reached: >1.00")
-
-
-def test_one_budget_is_read_off_the_curve_of_its_base():
-    found = stats.ratio(faster({1: BASE[1]}, 0.5), BASE, 1, of_base=False)
-    assert found.value == pytest.approx(0.5)
-    assert found.base_tokens == pytest.approx(2)
 
 
 def test_a_budget_counts_once_all_seeds_have_finished_it():
@@ -102,22 +90,6 @@ def test_a_budget_counts_once_all_seeds_have_finished_it():
     assert (two.value, two.seeds) == (pytest.approx(0.5), 2)
     assert stats.ratio({}, BASE, 4) is None
     assert stats.ratio(BASE, {1: {7: 5.0}}, 1) is None  # no seed in common
-
-
-def test_an_arm_is_behind_only_beyond_its_interval():
-    up = {seed: loss + 0.05 for seed, loss in BASE[1].items()}
-    assert stats.behind(up, BASE[1])
-    assert not stats.behind(BASE[1], BASE[1])
-    assert not stats.behind(up | {2: BASE[1][2] - 0.01}, BASE[1])
-    assert not stats.behind({0: 9.0}, {0: 5.0})  # one seed has no interval
-    assert stats.behind({seed: math.inf for seed in BASE[1]}, BASE[1])
-
-
-def test_another_rate_must_win_beyond_the_interval():
-    better = {seed: loss - 0.05 for seed, loss in BASE[1].items()}
-    assert stats.best_factor({0.5: better, 1.0: BASE[1], 2.0: {0: math.inf, 1: math.inf, 2: math.inf}}) == 0.5
-    assert stats.best_factor({0.5: better | {1: 5.21}, 1.0: BASE[1]}) == 1.0
-    assert stats.best_factor({0.5: {0: 1.0}, 1.0: BASE[1]}) == 1.0  # not all of the seeds
 
 
 # ------------------------------------------------------------------------------------------------ plan, resuming, arms
@@ -131,23 +103,20 @@ def data(tmp_path_factory):
 @pytest.fixture
 def small(monkeypatch, tmp_path, data):
     """Three arms with rates of their own at one small shape, on a small data directory; returns the command's options."""
-    table = {
-        name: Arm("reference", {"optim.lr": lr}, "")
-        for name, lr in (("reference", 1e-3), ("adamw", 3e-3), ("speed", 5e-3))
-    }
+    lrs = {"reference": 1e-3, "adamw": 3e-3, "speed": 5e-3}
+    table = {name: Arm("reference", {"optim.lr": lr}, "") for name, lr in lrs.items()}
     table["rest"] = Arm("adamw", {"optim.lr": 1e-2}, "")
     shape = {"model.n_layers": 1, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 32, "model.vocab_size": 300}
-    for name, value in {
-        "ARMS": table,
-        "SHAPES": {"S0": shape, "S1": shape | {"model.d_model": 32}},
+    own = {"train.seq_len": 32, "train.batch_size": 4, "eval.batch_size": 4, "log.every_steps": 1}
+    changed = {"ARMS": table, "SHAPES": {"S0": shape, "S1": shape | {"model.d_model": 32}}, "COMMON": arms.COMMON | own}
+    changed |= {
         "BUDGETS": (1024, 2048),
         "SEEDS": (0, 1),
         "SEQ_LEN": 32,
         "BATCH": 4,
         "WEIGHTS": {"web": 1.0, "code": 1.0},
-        "COMMON": arms.COMMON
-        | {"train.seq_len": 32, "train.batch_size": 4, "eval.batch_size": 4, "log.every_steps": 1},
-    }.items():
+    }
+    for name, value in changed.items():
         monkeypatch.setattr(arms, name, value)
     return [f"--runs={tmp_path / 'runs.jsonl'}", f"--data={data}"]
 
@@ -182,49 +151,25 @@ def test_the_plan_begins_with_what_tells_most_and_gives_hours(small, capsys):
     assert "held out, all of which are measured" in said
 
 
-def test_every_arm_gets_three_rates_and_base_arms_too(small):
-    table = arms.planned(arms.ARMS, {})
-    for arm in arms.ARMS:
-        swept = {(run.factor, run.seed) for run in table if run.arm == arm and run.tokens == 1024 and run.shape == "S0"}
-        assert swept == {(factor, seed) for factor in (0.5, 1.0, 2.0) for seed in (0, 1)}
-    lrs = [
-        float(word.removeprefix("optim.lr="))
-        for factor in (0.5, 1.0, 2.0)
-        for word in arms.settings(Run("adamw", "S0", 1024, 0, factor))
-        if word.startswith("optim.lr=")
-    ]
-    assert lrs == [0.0015, 0.003, 0.006]
-
-
-def test_the_third_rate_lies_where_an_arm_gains(small):
-    def losses(factor, loss):
-        return {Run("adamw", "S0", 1024, seed, factor): {"loss": loss} for seed in (0, 1)}
-
-    assert arms.factors("adamw", {}) == arms.factors("adamw", losses(1.0, 5.0)) == (1.0, 0.5, 2.0)
-    assert arms.factors("adamw", losses(1.0, 5.0) | losses(0.5, 5.1)) == (1.0, 0.5, 2.0)
-    better = losses(1.0, 5.0) | losses(0.5, 4.9)
-    assert arms.factors("adamw", better) == (1.0, 0.5, 0.25)
-    assert not arms.swept("adamw", better)
-    assert arms.chosen("adamw", better | losses(0.25, 4.8)) == 0.25
-    better.pop(Run("adamw", "S0", 1024, 1, 0.5))
-    assert arms.factors("adamw", better) == (1.0, 0.5, 2.0)
-    assert arms.factors("adamw", losses(1.0, math.inf) | losses(0.5, math.inf)) == (1.0, 0.5, 0.25)
-
-
-def test_new_keys_leave_finished_runs_as_they_are(small, trained, tmp_path):
+def test_new_keys_leave_finished_runs_as_they_are_and_runs_of_other_data_do_not_count(small, trained, tmp_path):
     bench_recipe.main(["run", *small, "--only=reference"])
     path = tmp_path / "runs.jsonl"
-    lines = runs.read(path)
-    for line in lines:
+    finished = runs.read(path)
+
+    def again(lines) -> int:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        trained.clear()
+        bench_recipe.main(["run", *small, "--only=reference"])
+        return len(trained)
+
+    assert again([line | {"data": "other"} for line in finished]) == 12
+    for line in finished:
         assert line["asked"].pop("optim.eps")  # as if the line were older than the key
         line["asked"]["optim.gone"] = 1
-    lines[0]["asked"]["optim.b1"] = 0.5  # another value
-    lines[1]["asked"].pop("model.d_model")  # the line does not know a key that is not at its default
-    lines[2]["asked"] = {}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    trained.clear()
-    bench_recipe.main(["run", *small, "--only=reference"])
-    assert len(trained) == 3
+    finished[0]["asked"]["optim.b1"] = 0.5  # another value
+    finished[1]["asked"].pop("model.d_model")  # the line does not know a key that is not at its default
+    finished[2]["asked"] = {}
+    assert again(finished) == 3
 
 
 def test_it_goes_on_where_it_stopped(small, trained, monkeypatch, capsys):
@@ -240,18 +185,10 @@ def test_it_goes_on_where_it_stopped(small, trained, monkeypatch, capsys):
     assert len(runs.read(path)) == 12  # the cut line is passed over, and the next stands on a line of its own
     row = json.loads(lines[-1])
     assert row["held_out_tokens"] > 0
-    assert row.keys() >= {
-        "arm",
-        "shape",
-        "tokens",
-        "seed",
-        "factor",
-        "loss",
-        "bits_per_byte",
-        "seconds",
-        "tokens_per_second",
-    }
-    assert row.keys() >= {"commit", "machine", "loaded", "lr", "data", "epochs"}
+    names = (
+        "arm shape tokens seed factor loss bits_per_byte seconds tokens_per_second commit machine loaded lr data epochs"
+    )
+    assert row.keys() >= {*names.split()}
     trained.clear()
     monkeypatch.setitem(arms.ARMS, "reference", Arm("reference", {"optim.lr": 2e-3}, ""))  # another arm of that name
     assert bench_recipe.main(["run", *small, "--only=reference", "--hours=0.0001"]) == 0
@@ -358,42 +295,22 @@ def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_p
     assert "with three seeds that is the range of the seeds" in said
 
 
-def test_step_times_of_a_shipped_model_that_met_load_are_passed_over():
-    idle, later = ({"shape": "speed_1b", "loaded": loaded, "times": {}} for loaded in (False, True))
-    small = {"shape": next(iter(arms.SHAPES)), "loaded": False, "times": {}}
-    assert report.large_time([idle, later, small]) is idle
-    assert report.large_time([later, small]) is None
-
-
-def test_a_best_rate_at_the_edge_of_those_tried_is_told(small, trained, tmp_path):
-    bench_recipe.main(["run", *small, "--only=reference"])
-    done = arms.look(tmp_path / "runs.jsonl").done
-    (row,) = report.rates(done)
-    assert row["best"] == "x2, an edge"
-    for run, line in done.items():
-        line["loss"] += (run.factor == 2) * 1.0
-    (row,) = report.rates(done)
-    assert row["best"] == "x1"
-    done.pop(Run("reference", "S0", 1024, 0, 2.0))
-    (row,) = report.rates({run: line for run, line in done.items() if run.factor != 2})
-    assert row["best"] == "x1"  # not all rates are finished
-
-
-def test_arms_are_compared_at_the_best_of_their_rates_also_at_the_larger_shape(small, trained, tmp_path):
+def test_arms_are_compared_at_the_best_of_their_rates_and_one_at_the_edge_is_told(small, trained, tmp_path):
     bench_recipe.main(["run", *small, "--only=reference,adamw"])
     done = arms.look(tmp_path / "runs.jsonl").done
-    row = next(row for row in report.losses(done) if (row["arm"], row["shape"]) == ("adamw", "S1"))
-    assert row["rate"] == "x2"
-    assert row["- its base"] == "-0.0792 [-0.0792, -0.0792] reference x2"
+    larger = next(row for row in report.losses(done) if (row["arm"], row["shape"]) == ("adamw", "S1"))
+    assert (larger["rate"], larger["- its base"]) == ("x2", "-0.0792 [-0.0792, -0.0792] reference x2")
 
+    def best() -> str:
+        return next(row for row in report.rates(done) if row["arm"] == "reference")["best"]
 
-def test_runs_of_other_data_do_not_count(small, trained, tmp_path):
-    bench_recipe.main(["run", *small, "--only=reference"])
-    path = tmp_path / "runs.jsonl"
-    path.write_text("".join(json.dumps(line | {"data": "other"}) + "\n" for line in runs.read(path)))
-    trained.clear()
-    bench_recipe.main(["run", *small, "--only=reference"])
-    assert len(trained) == 12
+    assert best() == "x2, an edge"
+    for run, line in done.items():
+        line["loss"] += (run.factor == 2) * 1.0
+    assert best() == "x1"
+    for run in [run for run in done if run.factor == 2]:
+        done.pop(run)
+    assert best() == "x1"  # not all rates are finished
 
 
 def test_an_arm_with_keys_that_this_checkout_does_not_know_is_left_out(small, trained, capsys, monkeypatch):
@@ -444,9 +361,8 @@ def test_real_runs_on_small_data(small, data, tmp_path, capsys):
     assert len({line["loss"] for line in lines}) == len(lines)
     assert not (data.parent / "run").exists()
     assert bench_recipe.main(["report", *small]) == 0
-    assert (
-        bench_recipe.main(["steptime", *small, "--only=reference,adamw", "--steps=2", "--set=train.batch_size=8"]) == 0
-    )
+    short = ["--steps=2", "--set=train.batch_size=8"]
+    assert bench_recipe.main(["steptime", *small, "--only=reference,adamw", *short]) == 0
     assert "of reference's, turn by turn" in capsys.readouterr().out
 
 
@@ -459,26 +375,9 @@ def test_a_peer_learns_the_same_rows(small, data, tmp_path):
     for peer in peers.PEERS:
         folder = tmp_path / peer.replace(":", "_")
         folder.mkdir()
-        peers.child(
-            {
-                "arm": peer,
-                "shape": "S0",
-                "tokens": 4096,
-                "seed": 0,
-                "factor": 1.0,
-                "data": str(data),
-                "folder": str(folder),
-            }
-        )
+        run = {"arm": peer, "shape": "S0", "tokens": 4096, "seed": 0, "factor": 1.0}
+        peers.child(run | {"data": str(data), "folder": str(folder)})
         (found[peer],) = runs.read(folder / "found.json")
     assert found["peer:hf"]["loss"] == pytest.approx(math.log(300), abs=0.1)  # 5e-5 moves nothing in 32 steps
     assert found["peer:nanochat"]["loss"] < found["peer:hf"]["loss"]
     assert found["peer:hf_6e-4_cosine"]["loss"] < found["peer:hf"]["loss"] - 0.05
-
-
-def test_nanochat_comes_up_stays_and_comes_down():
-    rates = [peers.rate_at(step, 1000) for step in (0, 39, 350, 351, 999)]
-    assert rates == pytest.approx([1 / 40, 1, 1, 0.95 * 649 / 650 + 0.05, 0.95 / 650 + 0.05])
-    assert [peers.momentum_at(step, 1000) for step in (0, 200, 400)] == pytest.approx(
-        [0.85, 0.91, 0.97 - 0.07 * 50 / 650]
-    )

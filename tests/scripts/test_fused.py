@@ -44,22 +44,16 @@ def lowered_step(backend: str) -> str:
 
 @pytest.mark.parametrize("backend", ["cudnn", "cudnn_packed"])
 def test_every_layer_is_fused_on_nvidia(backend):
-    text = lowered_step(backend)
-    found = fused.check_attention(text, backend, LAYERS, T)
-    assert found == fused.Attention(LAYERS, LAYERS, 0)
+    assert fused.check_attention(lowered_step(backend), backend, LAYERS, T) == fused.Attention(LAYERS, LAYERS, 0)
 
 
-@pytest.mark.parametrize("backend", ["xla", "blocked"])
-def test_an_unfused_step_is_seen(backend):
+@pytest.mark.parametrize(("backend", "layers", "kernels"), [("xla", 2, 0), ("blocked", 2, 0), ("cudnn", 3, 2)])
+def test_an_unfused_step_and_a_layer_too_few_are_seen(backend, layers, kernels):
     text = lowered_step(backend)
-    with pytest.raises(RuntimeError, match="is not fused: 0 forward and 0 backward kernels for 2 layers"):
-        fused.check_attention(text, "cudnn", LAYERS, T)
+    line = f"is not fused: {kernels} forward and {kernels} backward kernels for {layers} layers"
+    with pytest.raises(RuntimeError, match=line):
+        fused.check_attention(text, "cudnn", layers, T)
     assert (fused.attention_calls(text, "cudnn", T).score_products > 0) == (backend == "xla")
-
-
-def test_a_layer_too_few_is_seen():
-    with pytest.raises(RuntimeError, match="2 forward and 2 backward kernels for 3 layers"):
-        fused.check_attention(lowered_step("cudnn"), "cudnn", LAYERS + 1, T)
 
 
 @pytest.mark.parametrize("backend", ["tokamax", "pallas"])

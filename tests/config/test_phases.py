@@ -1,11 +1,11 @@
-"""A config shrunk to a CPU: the plan stays, the sizes do not."""
+"""Where the phases of a run end; and a config shrunk to a CPU: the plan stays, the sizes do not."""
 
 import json
 
 import pytest
 
 from jaxlm import config
-from jaxlm.config import config_files, shrink
+from jaxlm.config import ConfigError, config_files, milestones, shrink
 from jaxlm.plan import flops
 
 
@@ -66,3 +66,29 @@ def test_one_line_says_all_of_it():
         "the embedded corpus in w/data, $0.10 an hour",
     ):
         assert words in line
+
+
+def planned(*overrides: str) -> tuple[milestones.Phase, ...]:
+    c = load(*overrides)
+    return milestones.planned(c.phases, c.train)
+
+
+def test_phases_by_tokens_end_at_the_step_that_reaches_them():
+    found = planned("phases.plan.pilot.steps=0", "phases.plan.pilot.tokens=1_000_000_000")
+    assert [(p.first, p.last) for p in found] == [(1, 200), (201, 7_630), (7_631, 60_000), (60_001, 90_000)]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("phases.plan.pilot.steps=0", "phases.plan.pilot ends after steps=0 or tokens=0: give one of them"),
+        ("phases.plan.pilot.tokens=5", "steps=10000 or tokens=5"),
+        ("phases.accept=plot", "there are finish, main, pilot, smoke"),
+        ("phases.plan.pilot.steps=200", "pilot and smoke both end at step 200"),
+    ],
+)
+def test_a_plan_that_can_not_be_is_one_line(override, message):
+    with pytest.raises(ConfigError) as error:
+        planned(override)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
