@@ -1,9 +1,7 @@
-"""One way from texts to ids: who calls it, who encodes without it and why, and what each caller gives a model."""
+"""One way from texts to ids: what each caller of it gives a model begins with one EOS."""
 
-import ast
 import dataclasses
 import json
-import pathlib
 import types
 
 import numpy as np
@@ -20,81 +18,6 @@ from jaxlm.data.tokenizer.ours import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
 from jaxlm.serve import fields, guide, requests, talk
-
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-HOME = "jaxlm/data/tokenizer/ids.py"
-# Who encodes without `data/tokenizer/ids.py`. No model reads these ids.
-ALLOWED = {
-    "jaxlm/data/tokenizer/imported.py": "the tokenizers themselves",
-    "jaxlm/data/tokenizer/ours.py": "the tokenizer itself",
-    "jaxlm/data/shards/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
-    "jaxlm/eval/lm_eval.py": "what follows a context that `document` opened: a continuation, the rest of a text",
-    "jaxlm/serve/guide.py": "how llguidance cuts text that a grammar leaves no choice about, behind a prompt",
-    "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
-    "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
-    "jaxlm/step/adam.py": "quantize.encode: moments of the optimizer, no text",
-}
-_ENCODE = {"encode", "encode_marked", "encode_cut", "encode_batch", "encode_as_ids", "EncodeAsIds"}
-_CODECS = ("utf-8", "utf8", "utf-16-le", "utf-32-le", "ascii", "latin-1", "cp1252")
-
-
-def encoders(code: str) -> list[int]:
-    """The lines that use the `encode` of something but a str: of a tokenizer, as far as can be seen without running it."""
-    tree, of_str = ast.parse(code), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "encode":
-            first = node.args[0] if node.args else None
-            if first is None or getattr(first, "value", "") in _CODECS or "stream.encoding" in ast.unparse(first):
-                of_str.add(node.func)
-    uses = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in _ENCODE)
-    return [node.lineno for node in uses if node not in of_str and ast.unparse(node) != "str.encode"]
-
-
-def callers(code: str) -> bool:
-    """True if a module calls `data/tokenizer/ids.py`."""
-    for node in ast.walk(ast.parse(code)) if "jaxlm.data" in code and "ids" in code else ():
-        if isinstance(node, ast.ImportFrom) and node.module == "jaxlm.data.tokenizer.ids":
-            return True
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "jaxlm.data.tokenizer"
-            and any(n.name == "ids" for n in node.names)
-        ):
-            return True
-    return False
-
-
-@pytest.fixture(scope="module")
-def package() -> dict[str, str]:
-    """File -> code of the package and its scripts."""
-    files = [*ROOT.glob("jaxlm/**/*.py"), *ROOT.glob("scripts/*.py")]
-    return {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
-
-
-def test_nobody_else_encodes_for_a_model(package):
-    found = {
-        file: lines
-        for file, code in package.items()
-        if file != HOME and ".encode" in code and (lines := encoders(code))
-    }
-    new = {file: lines for file, lines in found.items() if file not in ALLOWED}
-    assert not new, f"{new}: get a model's ids from {HOME}, or say in ALLOWED why no model reads them"
-    assert not ALLOWED.keys() - found.keys(), "these encode nothing now: take them from ALLOWED"
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("row = [tokenizer.eos_id, *tokenizer.encode(text)]", 1),
-        ("rows = list(map(coder.encode, texts))", 1),
-        ("rows = self._tokenizer.encode_batch(texts, 2)", 1),
-        ("raw = text.encode()", 0),
-        ("raw = text.encode('utf-8', 'replace')", 0),
-        ("raw = list(map(str.encode, texts))", 0),
-    ],
-)
-def test_an_encoder_is_seen(code, found):
-    assert len(encoders(code)) == found
 
 
 class Twice(Tokenizer):
@@ -310,32 +233,18 @@ def from_shards(coder, data, tmp_path, monkeypatch):
     return rows
 
 
-# Who calls `data/tokenizer/ids.py`, and how its ids are seen. Someone new: a function as those above.
-CALLERS = {
-    "jaxlm/data/shards/build.py": (from_shards,),
-    "jaxlm/data/chats/chat.py": (from_conversations,),
-    "jaxlm/data/batches/encoded.py": (from_examples,),
-    "jaxlm/data/batches/replay.py": (from_replayed_text,),
-    "jaxlm/eval/core.py": (from_core,),
-    "jaxlm/eval/humaneval.py": (from_humaneval,),
-    "jaxlm/eval/lm_eval.py": (from_the_harness, from_conversations_of_the_harness),
-    "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
-    "jaxlm/train/rl/scorer.py": (),  # needs a reward model: tests/commands/test_scorer.py
-    "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
-    "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
-    "jaxlm/eval/text.py": (from_a_text_of_ones_own,),
-    "jaxlm/serve/talk.py": (from_a_talk, from_a_talk_in_plain_text),
-    "jaxlm/serve/requests.py": (
-        *(from_the_server, from_ids_that_the_server_gets),
-        *(from_chats_with_the_server, from_the_tokens_that_the_server_gives),
-    ),
-}
+# Every way by which ids come to a model. A reward model's is in tests/commands/test_scorer.py, an export's in
+# tests/interop/test_export_parity.py.
+ENTRIES = [
+    *(from_shards, from_conversations, from_examples, from_replayed_text, from_core, from_humaneval),
+    *(from_the_harness, from_conversations_of_the_harness),
+    *(from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
+    *(from_samples, from_a_stream_of_samples, from_the_check_of_prompts, from_a_text_of_ones_own),
+    *(from_a_talk, from_a_talk_in_plain_text),
+    *(from_the_server, from_ids_that_the_server_gets),
+    *(from_chats_with_the_server, from_the_tokens_that_the_server_gives),
+]
 EMPTY = {from_replayed_text: {""}, from_a_text_of_ones_own: {""}}  # of files, texts of nothing are left out
-ENTRIES = [entry for entries in CALLERS.values() for entry in entries]
-
-
-def test_all_callers_are_listed(package):
-    assert {file for file, code in package.items() if callers(code)} == CALLERS.keys()
 
 
 @pytest.fixture(scope="module")
