@@ -54,13 +54,16 @@ def hugging_face(config: ModelConfig, params: dict, prompts: list[list[int]], ne
     import torch
     import transformers
 
+    from jaxlm.devices import tree
     from jaxlm.interop import hf_config, leaves
 
     torch.set_num_threads(threads)
     fields = hf_config.content(config)
     kind = getattr(transformers, fields.pop("architectures")[0])
     peer = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
-    state = {name: torch.from_numpy(value.copy()) for name, value in leaves.params_to_hf(params, config).items()}
+    ours, state = {name: np.asarray(leaf, np.float32) for name, leaf in tree.named_leaves(params)}, {}
+    for tensor in leaves.tensors(config):
+        state[tensor.name] = torch.from_numpy(tensor.from_leaves([ours[leaf] for leaf in tensor.leaves]).copy())
     peer.load_state_dict(state, strict=False)
     ids = torch.tensor(prompts)
     settings = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}

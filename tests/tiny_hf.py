@@ -76,7 +76,7 @@ def weights(folder: pathlib.Path, files: int = 1, dtype=None, **model) -> tuple:
     """Writes weights and config.json of a random tiny model; returns (its config, its parameters)."""
     config = tiny.model_config(**model)
     params = tiny.random_params(models.build(config, "xla"))
-    state = leaves.params_to_hf(params, config)
+    state = params_to_hf(params, config)
     if dtype is not None:
         state = {name: value.astype(dtype) for name, value in state.items()}
     save(folder, state, files)
@@ -105,3 +105,9 @@ def params_of(state: dict, config) -> dict:
         value = np.asarray(state[tensor.name], np.float32)
         params += [(leaf, tensor.to_leaf(value, place)) for place, leaf in enumerate(tensor.leaves)]
     return tree.nested(params)
+
+
+def params_to_hf(params: dict, config) -> dict[str, np.ndarray]:
+    """The Hugging Face state dict (float32 numpy) for our parameters: no padding rows, no `lm_head` if embeddings are tied."""
+    values = {name: np.asarray(leaf, np.float32) for name, leaf in tree.named_leaves(params)}
+    return {t.name: t.from_leaves([values[leaf] for leaf in t.leaves]) for t in leaves.tensors(config)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxlm import config, models
 from jaxlm.config import config_files
-from jaxlm.devices import tree
+from jaxlm.devices import sharding, tree
 from jaxlm.models import quantized
 from jaxlm.models.params import abstract_params
 from jaxlm.ops import block_codes
@@ -128,3 +128,11 @@ def thaw(frozen: quantized.Frozen, model) -> dict:
         return block_codes.decode(coded, shape.shape, jnp.float32)
 
     return tree.map_named(leaf, abstract_params(model))
+
+
+def logits(model, params, tokens_BxT, positions_BxT=None, segment_ids_BxT=None):
+    """The logits (B, T, V) in float32, without the padding columns, all of them in memory."""
+    hidden_BxTxD = model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT)
+    head_DxV = models.head_kernel(params, model.config)[:, : model.config.vocab_size]
+    logits_BxTxV = jnp.einsum("btd,dv->btv", hidden_BxTxD, head_DxV, preferred_element_type=jnp.float32)
+    return sharding.constrain(logits_BxTxV, "batch", "seq", "vocab")

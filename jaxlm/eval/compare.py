@@ -208,7 +208,6 @@ def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
     return [[index for index, one in enumerate(comparisons) if (one.metric == BITS) == bits] for bits in (False, True)]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # In words
 
 

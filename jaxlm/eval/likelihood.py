@@ -49,17 +49,13 @@ class Row:
       spans: (number of the request, its first scored token among `targets`, one past its last).
     """
 
-    tokens: list[int]
-    positions: list[int]
-    until: list[int]
-    sources: list[int]
-    targets: list[int]
-    spans: list[tuple[int, int, int]]
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    positions: list[int] = dataclasses.field(default_factory=list)
+    until: list[int] = dataclasses.field(default_factory=list)
+    sources: list[int] = dataclasses.field(default_factory=list)
+    targets: list[int] = dataclasses.field(default_factory=list)
+    spans: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     _path: list[int] = dataclasses.field(default_factory=list)  # index in the row of each token of the newest text
-
-    @classmethod
-    def empty(cls) -> "Row":
-        return cls([], [], [], [], [], [])
 
     def add(self, number: int, ids: Sequence[int], shared: int, targets: Sequence[int]) -> None:
         """Adds a text, of which the first `shared` tokens are those of the text before it."""
@@ -89,7 +85,7 @@ def pack(requests: Sequence[Request], length: int) -> list[Row]:
     """
     inputs = [(*context, *scored[:-1]) for context, scored in requests]
     order = sorted(range(len(requests)), key=inputs.__getitem__)
-    rows, row, before = [], Row.empty(), ()
+    rows, row, before = [], Row(), ()
     for place, number in enumerate(order):
         ids = inputs[number]
         shared = _shared(before, ids) if row.tokens else 0
@@ -98,7 +94,7 @@ def pack(requests: Sequence[Request], length: int) -> list[Row]:
         need = _size(requests, inputs, order, place, length) if first_of_context else len(ids)
         if len(ids) - shared > room or (first_of_context and room < need - shared and need <= length):
             rows.append(row.close())
-            row, shared = Row.empty(), 0
+            row, shared = Row(), 0
         row.add(number, ids, shared, list(requests[number][1]))
         before = ids
     return [*rows, row.close()] if row.spans else rows

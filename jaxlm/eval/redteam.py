@@ -174,7 +174,6 @@ def lines(results: Sequence[TaskResult]) -> list[str]:
     return page.meanings({result.task: result.metrics for result in results})
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Scorers: what is wrong with a text, from 0 to 1
 
 

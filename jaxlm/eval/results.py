@@ -61,7 +61,6 @@ class TaskResult:
     items: list[Item]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Which questions are asked, and what they score
 
 
@@ -152,7 +151,6 @@ def alarm(result: TaskResult, flops: float) -> str:
     return benchmarks.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # RUN/eval/STEP
 
 

@@ -163,7 +163,6 @@ def _check(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The seccomp filter
 
 

@@ -11,7 +11,7 @@ from concurrent import futures
 import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
-from jaxlm.devices.tree import layer_name, named_leaves
+from jaxlm.devices.tree import layer_name
 from jaxlm.models.params import input_axes
 
 Shape = tuple[int, ...]
@@ -100,15 +100,6 @@ def read_ahead(
             if after:
                 upcoming = pool.submit(values, after)
             yield tensor, current
-
-
-def params_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Returns the Hugging Face state dict (float32 numpy) for jaxlm's parameters.
-
-    It has no padding rows of the vocabulary, and no `lm_head` if embeddings are tied.
-    """
-    values = {name: np.asarray(leaf, np.float32) for name, leaf in named_leaves(params)}
-    return {t.name: t.from_leaves([values[leaf] for leaf in t.leaves]) for t in tensors(config)}
 
 
 def parameters(config: ModelConfig, scores: bool = False) -> int:

@@ -2,4 +2,4 @@
 
 from jaxlm.models.families import build
 from jaxlm.models.params import abstract_params, create_params, init_params, logical_axes
-from jaxlm.models.transformer import head_kernel, head_rows, logits
+from jaxlm.models.transformer import head_kernel, head_rows

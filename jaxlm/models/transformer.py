@@ -205,21 +205,3 @@ def head_rows(model: Transformer, variables: dict[str, dict]) -> dict:
         return {}
     part = "embed" if model.config.tie_embeddings else "head"
     return {"row_ids": model.row_ids, "rows_NxD": variables["rows"][part]["rows"]}
-
-
-def logits(
-    model: Transformer,
-    params: dict,
-    tokens_BxT: jax.Array,
-    positions_BxT: jax.Array | None = None,
-    segment_ids_BxT: jax.Array | None = None,
-) -> jax.Array:
-    """Returns the logits (B, T, V) in float32, without the padding columns.
-
-    All of them are in memory at once: for small batches and tests. The loss works on tiles (`ops.xent`).
-    """
-    c = model.config
-    hidden_BxTxD = model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT)
-    head_DxV = head_kernel(params, c)[:, : c.vocab_size]
-    logits_BxTxV = jnp.einsum("btd,dv->btv", hidden_BxTxD, head_DxV, preferred_element_type=jnp.float32)
-    return constrain(logits_BxTxV, "batch", "seq", "vocab")

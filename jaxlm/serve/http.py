@@ -43,7 +43,6 @@ _BODY_S = 30.0  # for a body to arrive
 _AGAIN_S = 0.05  # before a request that found the queue full is handed in again
 _SEND_S = 60.0  # for a client to read on
 _DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
-
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram
 
 
@@ -92,9 +91,9 @@ class Metrics:
         ):
             lines += [*_head(name, kind, says), f"jaxlm_{name} {value}"]
         with self._lock:
-            answers, counts, total = sorted(self._answers.items()), [*itertools.accumulate(self._buckets)], self._sum
+            by_route, counts, total = sorted(self._answers.items()), [*itertools.accumulate(self._buckets)], self._sum
         lines += _head("requests_total", "counter", "answers by route and status")
-        lines += [f'jaxlm_requests_total{{route="{route}",status="{status}"}} {n}' for (route, status), n in answers]
+        lines += [f'jaxlm_requests_total{{route="{route}",status="{status}"}} {n}' for (route, status), n in by_route]
         name = "time_to_first_token_seconds"
         lines += _head(name, "histogram", "from a request's arrival to the first token of each of its rows")
         ends = [*map(str, _SECONDS), "+Inf"]

@@ -184,7 +184,9 @@ class Conversation:
             first += 1
             ids = self._ids(first, message)
         if len(ids) >= self.context:
-            raise ConfigError(f"the message is too long: {len(ids):,} tokens, the context has {self.context:,}")
+            raise ConfigError(
+                f"the message is too long: {len(ids):,} tokens, and the model's context is {self.context:,}; shorten it"
+            )
 
         self.forgotten = first
         return tuple(ids)

@@ -10,7 +10,6 @@ import tiny_hf
 from jaxlm.cli import cli
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer import coder
-from jaxlm.interop import leaves
 
 pytest.importorskip("tokenizers")
 PROMPTS = [{"prompt": f"what is {i}?"} for i in range(20)]
@@ -47,7 +46,7 @@ def command(program, folder, origin, rows, **keys):
 def saying(folder, token, **model):
     """Makes the model in a folder say one token for ever, whatever it reads."""
     config, params = tiny_hf.weights(folder, tie_embeddings=False, vocab_size=400, **model)
-    state = {name: np.zeros_like(value) for name, value in leaves.params_to_hf(params, config).items()}
+    state = {name: np.zeros_like(value) for name, value in tiny_hf.params_to_hf(params, config).items()}
     for name, value in state.items():
         value += 1.0 if name.endswith(("embed_tokens.weight", "norm.weight")) else 0.0
     state["lm_head.weight"][token] = 1.0

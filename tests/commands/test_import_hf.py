@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_hf
+import tiny_models as tiny
 from safetensors.numpy import load_file, save_file
 from tiny_steps import make_mesh
 
@@ -141,7 +142,7 @@ def check_export(run, out, original, capsys):
     inputs = tokenizer("the cat", return_tensors="pt", return_token_type_ids=False)
     found = origin.open(run)
     model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
-    ours = np.asarray(models.logits(model, params_of(run), inputs["input_ids"].numpy()))[0, :, :420]
+    ours = np.asarray(tiny.logits(model, params_of(run), inputs["input_ids"].numpy()))[0, :, :420]
     with torch.no_grad():
         scores = theirs(**inputs).logits[0].numpy()
         ids = theirs.generate(**inputs, do_sample=False, max_new_tokens=8)[0, inputs["input_ids"].shape[1] :]

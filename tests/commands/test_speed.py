@@ -9,7 +9,7 @@ import pytest
 import tiny_data
 import tiny_models as tiny
 
-from jaxlm import config, models
+from jaxlm import config
 from jaxlm.cli import cli
 from jaxlm.config import config_files
 from jaxlm.eval import model as model_lib
@@ -58,7 +58,7 @@ def test_speed_35m_trains_and_transformers_agrees(tmp_path):
     mine = model_lib.restore(c, "latest")
     ids = [mine.tokenizer.eos_id, *mine.tokenizer.encode("one two three red green blue")]
     with jax.set_mesh(mine.mesh):
-        score = tiny.jit(lambda variables, tokens: models.logits(mine.model, variables["params"], tokens))
+        score = tiny.jit(lambda variables, tokens: tiny.logits(mine.model, variables["params"], tokens))
         ours = np.asarray(score(mine.variables, jnp.asarray([ids])))[0]
     with torch.no_grad():
         scores = theirs(torch.tensor([ids])).logits[0].numpy()

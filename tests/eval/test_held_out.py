@@ -42,7 +42,7 @@ def direct(c, model, params, data, source):
     starts = [i for i, token in enumerate(tokens) if token == data.separator_id]
     ends = [i + 1 for i in starts[1:]] + [len(tokens)]  # with the separator of the next; the last document has none
     documents = [tokens[start:end] for start, end in zip(starts, ends, strict=True)]
-    logits_of = jax.jit(lambda params, tokens: models.logits(model, params, tokens))
+    logits_of = jax.jit(lambda params, tokens: tiny.logits(model, params, tokens))
     nll, count, n_bytes = 0.0, 0, 0
     for text in documents:
         padded = jnp.asarray([text[:-1] + [0] * (256 - len(text))])  # one length, to compile once; causal, so harmless

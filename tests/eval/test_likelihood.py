@@ -40,7 +40,7 @@ def alone(scorer, context, scored):
     ids = [*context, *scored][-scorer.context - 1 :]
     padded = jnp.asarray([ids[:-1] + [0] * (scorer.context + 1 - len(ids))])
     logits_of = alone.__dict__.setdefault(
-        scorer.model.config, tiny.jit(lambda params, tokens: models.logits(scorer.model, params, tokens))
+        scorer.model.config, tiny.jit(lambda params, tokens: tiny.logits(scorer.model, params, tokens))
     )
     logp = np.asarray(jax.nn.log_softmax(logits_of(scorer.variables["params"], padded)[0]))
     at = np.arange(len(ids) - 1 - len(scored), len(ids) - 1)

@@ -9,11 +9,12 @@ import hub_layout
 import numpy as np
 import pytest
 import tiny_eval
+import tiny_hf
 from tiny_eval import settings
 
 from jaxlm.config import ConfigError
 from jaxlm.eval import harness, results
-from jaxlm.interop import hf_config, leaves
+from jaxlm.interop import hf_config
 
 pytestmark = pytest.mark.parity
 
@@ -44,7 +45,7 @@ def of_hf(scorer, place):
     fields = dict(hf_config.content(cfg))
     kind = getattr(transformers, fields.pop("architectures")[0])
     model = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
-    state = {k: torch.from_numpy(v.copy()) for k, v in leaves.params_to_hf(scorer.variables["params"], cfg).items()}
+    state = {k: torch.from_numpy(v.copy()) for k, v in tiny_hf.params_to_hf(scorer.variables["params"], cfg).items()}
     model.load_state_dict(state, strict=False)
     model.save_pretrained(place)
     for name, content in (

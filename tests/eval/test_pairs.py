@@ -34,7 +34,7 @@ def judged(data, model):
 
 def test_a_reference_judges_each_pair(data, model, judged):
     params = tiny.random_params(model)
-    logits_of = tiny.jit(lambda tokens: models.logits(model, params, tokens))
+    logits_of = tiny.jit(lambda tokens: tiny.logits(model, params, tokens))
     for said, source in zip(judged, (data.train, data.val), strict=True):
         assert said.shape == (len(source), 2)
         for number in (0, len(source) - 1):

@@ -28,7 +28,7 @@ def scorer() -> likelihood.Scorer:
 def direct(scorer: likelihood.Scorer, document: str) -> float:
     """Bits of a document, window by window, with no packing."""
     ids = [scorer.tokenizer.eos_id, *scorer.tokenizer.encode(document)]
-    logits_of = tiny.jit(lambda tokens: models.logits(scorer.model, scorer.variables["params"], tokens))
+    logits_of = tiny.jit(lambda tokens: tiny.logits(scorer.model, scorer.variables["params"], tokens))
     nll = 0.0
     for first in range(0, len(ids) - 1, LENGTH):
         window = ids[first : first + LENGTH + 1]

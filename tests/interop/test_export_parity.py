@@ -65,7 +65,7 @@ def both(cfg, params, theirs, tokenizer, coder):
 
     torch.set_num_threads(1)
     model = models.build(cfg, "xla")
-    score = tiny.jit(lambda p, t: models.logits(model, p, t))
+    score = tiny.jit(lambda p, t: tiny.logits(model, p, t))
     inputs = tokenizer(PROMPT, return_tensors="pt")
     start = ids.document(coder, PROMPT)
     assert inputs["input_ids"][0].tolist() == start

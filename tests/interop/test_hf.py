@@ -14,7 +14,7 @@ import tiny_hf
 import tiny_models as tiny
 
 from jaxlm import config, models
-from jaxlm.interop import hf_config, leaves
+from jaxlm.interop import hf_config
 from jaxlm.models.families import SwiGLU
 from jaxlm.models.layers import Attention, RMSNorm, TokenInfo, rope_of
 from jaxlm.ops.rope import rope_tables
@@ -45,7 +45,7 @@ def theirs(cfg: config.ModelConfig, params) -> "torch.nn.Module":
     settings = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     settings._attn_implementation = "eager"
     model = kind(settings).eval()
-    state = {name: torch.from_numpy(value.copy()) for name, value in leaves.params_to_hf(params, cfg).items()}
+    state = {name: torch.from_numpy(value.copy()) for name, value in tiny_hf.params_to_hf(params, cfg).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= ({"lm_head.weight"} if cfg.tie_embeddings else set())
@@ -67,7 +67,7 @@ def worst_gap(cfg: config.ModelConfig, params, reference: "torch.nn.Module", tok
     @tiny.jit
     def ours(params):
         def loss(params):
-            scores = models.logits(model, params, tokens)
+            scores = tiny.logits(model, params, tokens)
             logp = jax.nn.log_softmax(scores[:, :-1])
             return -jnp.mean(jnp.take_along_axis(logp, tokens[:, 1:, None], -1)), scores
 
@@ -80,7 +80,7 @@ def worst_gap(cfg: config.ModelConfig, params, reference: "torch.nn.Module", tok
     out.loss.backward()
     gaps = {"logits": relative(scores, out.logits.detach()), "loss": relative(loss, out.loss.item())}
     named = dict(reference.named_parameters())
-    ours_named = leaves.params_to_hf(grads, cfg)
+    ours_named = tiny_hf.params_to_hf(grads, cfg)
     assert set(ours_named) == set(named)
     return gaps | {name: relative(grad, named[name].grad) for name, grad in ours_named.items()}
 
@@ -100,7 +100,7 @@ def test_logits_loss_and_every_gradient(case):
     wrong = dataclasses.replace(cfg, norm_eps=1e-2)
     if cfg.family == "llama":
         wrong = dataclasses.replace(cfg, rope=dataclasses.replace(cfg.rope, theta=30000.0))
-    scores = tiny.jit(lambda p: models.logits(models.build(wrong, "xla"), p, tokens))(params)
+    scores = tiny.jit(lambda p: tiny.logits(models.build(wrong, "xla"), p, tokens))(params)
     assert relative(scores, reference(torch.from_numpy(np.array(tokens, np.int64))).logits.detach()) > 1e-3
 
 
@@ -108,11 +108,11 @@ def test_logits_loss_and_every_gradient(case):
 def test_round_trip(case):
     cfg = tiny.model_config(**CASES[case])
     params = tiny.random_params(models.build(cfg, "xla"))
-    state = leaves.params_to_hf(params, cfg)
+    state = tiny_hf.params_to_hf(params, cfg)
     assert all(value.flags.c_contiguous and value.dtype == np.float32 for value in state.values())
     back = tiny_hf.params_of(state, cfg)
     assert jax.tree.structure(back) == jax.tree.structure(params)
-    again = leaves.params_to_hf(back, cfg)
+    again = tiny_hf.params_to_hf(back, cfg)
     assert all((again[name] == value).all() for name, value in state.items())
     assert back["embed"]["embedding"].shape[0] == cfg.padded_vocab_size
     assert not back["embed"]["embedding"][cfg.vocab_size :].any()
@@ -156,7 +156,7 @@ def test_norm_attention_and_layer_alone():
 
 def test_wrong_checkpoints_are_refused_in_one_line():
     cfg = tiny.model_config()
-    state = leaves.params_to_hf(tiny.random_params(models.build(cfg, "xla")), cfg)
+    state = tiny_hf.params_to_hf(tiny.random_params(models.build(cfg, "xla")), cfg)
     name = "model.layers.1.mlp.up_proj.weight"
     for wrong, message in (
         ({k: v for k, v in state.items() if k != name}, "is missing"),

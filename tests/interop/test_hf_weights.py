@@ -14,7 +14,7 @@ from tiny_steps import make_mesh
 from jaxlm import models
 from jaxlm.config import ConfigError, RunError
 from jaxlm.devices import sharding, tree
-from jaxlm.interop import hf_config, hf_weights, leaves, peft
+from jaxlm.interop import hf_config, hf_weights, peft
 from jaxlm.train import origin
 
 LLAMA3 = {
@@ -65,15 +65,15 @@ def test_sharded_is_one_device_and_what_was_written(tmp_path, files, dtype):
     assert not np.asarray(pad).any()
     rounded = jax.tree.map(lambda x: np.asarray(np.asarray(x, dtype), np.float32), given)
     assert_same(
-        leaves.params_to_hf(one, tiny.model_config(tie_embeddings=False)),
-        leaves.params_to_hf(rounded, tiny.model_config(tie_embeddings=False)),
+        tiny_hf.params_to_hf(one, tiny.model_config(tie_embeddings=False)),
+        tiny_hf.params_to_hf(rounded, tiny.model_config(tie_embeddings=False)),
     )
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(one))
 
 
 def test_gpt2_of_the_hub_has_no_prefix(tmp_path):
     config, given = tiny_hf.weights(tmp_path / "a", family="gpt2")
-    state = {name.removeprefix("transformer."): value for name, value in leaves.params_to_hf(given, config).items()}
+    state = {name.removeprefix("transformer."): value for name, value in tiny_hf.params_to_hf(given, config).items()}
     tiny_hf.save(tmp_path / "b", state | {"h.0.attn.bias": np.ones((1, 1, 8, 8), np.uint8)})
     (tmp_path / "b/config.json").write_bytes((tmp_path / "a/config.json").read_bytes())
     assert_same(params_of(tmp_path / "a", make_mesh())[1], params_of(tmp_path / "b", make_mesh())[1])
@@ -81,7 +81,7 @@ def test_gpt2_of_the_hub_has_no_prefix(tmp_path):
 
 def test_tensors_that_are_not_as_they_must_be_are_named(tmp_path):
     config, given = tiny_hf.weights(tmp_path)
-    state = leaves.params_to_hf(given, config)
+    state = tiny_hf.params_to_hf(given, config)
     name = "model.layers.1.mlp.up_proj.weight"
     for wrong, message in (
         ({k: v for k, v in state.items() if k != name}, f"{name} is missing"),
@@ -122,7 +122,7 @@ def test_files_that_are_not_there_or_damaged(tmp_path):
 def with_head(folder, head: str, files: int = 1, **keys):
     """A tied model in a folder, beside whose embedding lies a head: its copy, or another one. Returns (config, the head)."""
     config, params = tiny_hf.weights(folder, **{"max_seq_len": 64, "vocab_size": 101, **keys})
-    state = leaves.params_to_hf(params, config)
+    state = tiny_hf.params_to_hf(params, config)
     table = next(iter(state.values()))
     other = np.random.default_rng(1).normal(size=table.shape).astype(np.float32)
     table = {"equal": table, "differs": other, "last row": table.copy(), "rounded": table.astype(ml_dtypes.bfloat16)}[
@@ -213,7 +213,7 @@ def test_a_tied_model_with_a_head_gives_what_transformers_gives(tmp_path, family
     with torch.no_grad():
         wanted = reference(torch.from_numpy(tokens)).logits.numpy()
     model, params, _ = params_of(tmp_path, make_mesh())
-    found = np.asarray(tiny.jit(lambda p: models.logits(model, p, tokens))(params))
+    found = np.asarray(tiny.jit(lambda p: tiny.logits(model, p, tokens))(params))
     assert np.abs(found - wanted).max() / np.abs(wanted).max() < 1e-4
     assert model.config.tie_embeddings == (head == "equal")
 
@@ -258,12 +258,12 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     tokens = np.random.default_rng(0).integers(0, 101, (2, 24))
     with torch.no_grad():
         wanted = reference(torch.from_numpy(tokens)).logits.numpy()
-    found = np.asarray(tiny.jit(lambda p: models.logits(model, p, tokens))(params))
+    found = np.asarray(tiny.jit(lambda p: tiny.logits(model, p, tokens))(params))
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).max() / np.abs(wanted).max() < 1e-4
     # One leaf that is not theirs is seen.
     wrong = tree.map_named(lambda name, x: x * 1.1 if name == "layers_1/attn/v/kernel" else x, params)
-    other = np.asarray(tiny.jit(lambda p: models.logits(model, p, tokens))(wrong))
+    other = np.asarray(tiny.jit(lambda p: tiny.logits(model, p, tokens))(wrong))
     assert np.abs(other - wanted).max() / np.abs(wanted).max() > 1e-4
 
 

@@ -91,7 +91,7 @@ def test_a_mistake_is_found(mistake):
     given = tiny_peft.adapted(params, IDS)
     content, tensors = peft.to_peft(given, config, read, ("b", None))
     model = models.build(config, "xla")
-    wanted = np.asarray(tiny.jit(lambda p: models.logits(model, p, TOKENS))(tiny_peft.merged(params, given)))
+    wanted = np.asarray(tiny.jit(lambda p: tiny.logits(model, p, TOKENS))(tiny_peft.merged(params, given)))
     if mistake is None:
         assert gap(logits_of(config, read, content, tensors), wanted) < 1e-5
         return

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_hf
+import tiny_models as tiny
 import tiny_peft
 from safetensors.numpy import load_file, save_file
 
@@ -62,7 +63,7 @@ def their_logits(model, tokens=TOKENS) -> np.ndarray:
 
 def our_logits(config, params, tokens=TOKENS) -> np.ndarray:
     params = tree.map_named(lambda _, leaf: jnp.asarray(leaf), params)
-    return np.asarray(models.logits(models.build(config, "xla"), params, jnp.asarray(tokens)))
+    return np.asarray(tiny.logits(models.build(config, "xla"), params, jnp.asarray(tokens)))
 
 
 def gap(a: np.ndarray, b: np.ndarray) -> float:

@@ -35,7 +35,7 @@ def source(tokenizer):
         params = tiny.random_params(model)
         values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}
         given = export.Source(values.__getitem__, config, tokenizer, "tiny", {}, "# card\n")
-        return given, np.asarray(tiny.jit(lambda p, t: models.logits(model, p, t))(params, TOKENS))
+        return given, np.asarray(tiny.jit(lambda p, t: tiny.logits(model, p, t))(params, TOKENS))
 
     return lambda **keys: make(tuple(keys.items()))
 

@@ -107,7 +107,7 @@ def test_log_probabilities_echo_and_bias(batcher):
     assert heard.end() == "length"
     (prompt,) = [update.prompt for update in heard.updates if update.prompt is not None]
     ids = [*PROMPTS[1], *heard.ids]
-    forward = tiny.jit(lambda params, ids: jax.nn.log_softmax(models.logits(built()[0], params, ids)[0]))
+    forward = tiny.jit(lambda params, ids: jax.nn.log_softmax(tiny.logits(built()[0], params, ids)[0]))
     logp = np.asarray(forward(built()[1]["params"], np.array([ids])))
     assert [token.id for token in prompt] == PROMPTS[1]
     assert prompt[0].logp is None

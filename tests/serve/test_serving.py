@@ -13,7 +13,6 @@ import tiny_eval
 import tiny_models
 import tiny_serve
 
-from jaxlm import models
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.models.decode.generate import generate
@@ -67,7 +66,7 @@ def test_a_seed_gives_the_same_text_whatever_else_runs(client):
 def full(scorer, ids) -> np.ndarray:
     """log p of every id of the vocabulary behind each id, (T, V)."""
     size = scorer.model.config.vocab_size
-    forward = tiny_models.jit(lambda params, ids: models.logits(scorer.model, params, ids)[0, :, :size])
+    forward = tiny_models.jit(lambda params, ids: tiny_models.logits(scorer.model, params, ids)[0, :, :size])
     return np.asarray(jax.nn.log_softmax(forward(scorer.variables["params"], np.asarray([ids], np.int32))))
 
 

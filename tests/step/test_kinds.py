@@ -12,7 +12,6 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import BATCHES, B, T, assert_close, make_config, make_mesh
 
-from jaxlm import models
 from jaxlm.config import ConfigError
 from jaxlm.data.batches import rows
 from jaxlm.devices import sharding, tree
@@ -293,7 +292,7 @@ def logp_alone(model, variables, texts):
     weights = np.zeros((len(texts), length - 1), np.float32)
     for row, text in enumerate(texts):  # padding comes after the text, and what comes after is not seen
         ids[row, : len(text.ids)], weights[row, : len(text.weights)] = text.ids, text.weights
-    logp = jax.nn.log_softmax(models.logits(model, variables["params"], jnp.asarray(ids[:, :-1])))
+    logp = jax.nn.log_softmax(tiny.logits(model, variables["params"], jnp.asarray(ids[:, :-1])))
     return jnp.sum(jnp.take_along_axis(logp, jnp.asarray(ids[:, 1:, None]), -1)[..., 0] * weights, axis=1)
 
 

@@ -45,7 +45,7 @@ def expected():
 
 def test_an_answer_is_its_row_alone_and_its_log_probabilities_are_the_full_forward():
     model, variables = built()
-    forward = tiny.jit(lambda tokens: jax.nn.log_softmax(models.logits(model, variables["params"], tokens)[0]))
+    forward = tiny.jit(lambda tokens: jax.nn.log_softmax(tiny.logits(model, variables["params"], tokens)[0]))
     for prompt, (new, logp) in zip(ASKED, expected(), strict=True):
         assert len(new) == len(logp) == 14
         logp_TxV = np.asarray(forward(jnp.asarray([prompt + new])))[len(prompt) - 1 : -1]

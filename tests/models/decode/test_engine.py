@@ -59,7 +59,7 @@ def alone(ids: list[int], settings: Settings = GREEDY, count: int = 12, **more) 
 
 def full_logp(model, variables, ids: list[int]) -> np.ndarray:
     """Log-probabilities (T, V) of what follows each token."""
-    forward = tiny.jit(lambda tokens: jax.nn.log_softmax(models.logits(model, variables["params"], tokens)[0]))
+    forward = tiny.jit(lambda tokens: jax.nn.log_softmax(tiny.logits(model, variables["params"], tokens)[0]))
     return np.asarray(forward(jnp.asarray([ids])))
 
 

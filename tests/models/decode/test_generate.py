@@ -43,7 +43,7 @@ def greedy_by_full_forward(model, params, prompt: list[int], new: int) -> list[i
 
     @tiny.jit
     def scores(tokens_1xT, at):
-        return models.logits(dataclasses.replace(model, backend="xla"), params, tokens_1xT)[0, at]
+        return tiny.logits(dataclasses.replace(model, backend="xla"), params, tokens_1xT)[0, at]
 
     ids = list(prompt)
     for _ in range(new):
@@ -73,7 +73,7 @@ def test_cached_hidden_states_are_those_of_the_full_forward():
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, c.vocab_size, (2, 12))
     pad = np.array([0, 3])  # the second row begins with padding
-    forward = tiny.jit(lambda ids: models.logits(model, params, ids)[0])
+    forward = tiny.jit(lambda ids: tiny.logits(model, params, ids)[0])
     full = [np.asarray(forward(jnp.asarray(tokens[row : row + 1, pad[row] :]))) for row in range(2)]
     slots = jnp.arange(12)
     positions = jnp.where(slots >= pad[:, None], slots - pad[:, None], 2**30)
@@ -102,7 +102,7 @@ def test_cached_hidden_states_are_those_of_the_full_forward():
 def test_a_cache_that_grows_loses_nothing(monkeypatch):
     model, params = built(max_seq_len=256)
     got = generate(model, params, PROMPTS, max_new_tokens=200)  # long enough for three lengths of the cache
-    forward = tiny.jit(lambda ids: models.logits(dataclasses.replace(model, backend="xla"), params, ids)[0])
+    forward = tiny.jit(lambda ids: tiny.logits(dataclasses.replace(model, backend="xla"), params, ids)[0])
     for prompt, new in zip(PROMPTS, got, strict=True):
         ids = [*prompt, *new, *[0] * (len(max(PROMPTS, key=len)) - len(prompt))]
         assert len(new) == 200

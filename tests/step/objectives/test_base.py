@@ -18,7 +18,7 @@ BATCH = tiny.packed_batch(CONFIG, batch=8)
 
 
 def logp_by_hand(variables):
-    logits = models.logits(MODEL, variables["params"], BATCH["tokens"], BATCH["positions"], BATCH["segment_ids"])
+    logits = tiny.logits(MODEL, variables["params"], BATCH["tokens"], BATCH["positions"], BATCH["segment_ids"])
     return jnp.take_along_axis(jax.nn.log_softmax(logits), BATCH["targets"][..., None], -1)[..., 0]
 
 

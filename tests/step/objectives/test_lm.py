@@ -28,7 +28,7 @@ def objective(tile=0, z_loss=0.0, model=MODEL):
 
 
 def logits():
-    return models.logits(MODEL, PARAMS, BATCH["tokens"], BATCH["positions"], BATCH["segment_ids"])
+    return tiny.logits(MODEL, PARAMS, BATCH["tokens"], BATCH["positions"], BATCH["segment_ids"])
 
 
 def test_it_is_the_weighted_sum_of_cross_entropies():
