@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.data.chats import chat
-from jaxlm.data.tokenizer.coder import Coder
-from jaxlm.data.tokenizer.ids import Text, document
+from jaxlm.data.tokenizer.coder import Coder, Text
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.serve.batcher import Ask, Batcher, Update
 
 
