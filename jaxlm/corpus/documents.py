@@ -11,11 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.corpus import recipes
 from jaxlm.corpus.stage import Document
 from jaxlm.host import files
 
-MANIFEST = recipes.MANIFEST
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
 GROUP_BYTES = 8 << 20
 MIXTURE = "mixture.json"

@@ -186,9 +186,7 @@ def _stages(
         if spec.name in registry.DOCUMENT_STAGES:
             registry.typed_settings(spec)
         elif spec.name in registry.GLOBAL_STAGES and spec.settings != defaults[spec.name]:
-            raise ConfigError(
-                f"{config_key}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
-            )
+            raise ConfigError(f"{config_key}: {spec.name} is of all sources; set config.prepare.stages.{spec.name}.KEY")
     together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
         raise ConfigError(f"{config_key}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
@@ -292,15 +290,11 @@ def open_prepared(root: pathlib.Path) -> Prepared:
     except ValueError:
         raise ConfigError(f"{root / MANIFEST} is not valid JSON; delete it and run jaxlm prepare again") from None
     if manifest.get("format") != FORMAT or files.problem(manifest, _SHAPE):
-        raise ConfigError(
-            f"{root / MANIFEST} is damaged, or of another format; delete {root} and run jaxlm prepare again"
-        )
+        raise ConfigError(f"{root / MANIFEST} is damaged, or of another format; delete {root} and prepare again")
     for entry in (entry for source in manifest["sources"].values() for entry in source["files"]):
         path = root / entry["file"]
         if not path.is_file() or path.stat().st_size != entry["size"]:
-            raise ConfigError(
-                f"{path} is missing or differs in size; copy it again, or delete {root} and prepare again"
-            )
+            raise ConfigError(f"{path} is missing or differs in size; copy it again, or delete {root}")
     return Prepared(root, manifest, hashlib.sha256(content).hexdigest())
 
 
@@ -393,9 +387,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     for name, tally in tallies.items():
         tally.check(name)
         if tally.kept != sum(entry["documents"] for entry in written[name]):
-            raise RunError(
-                f"{root / 'documents' / name} does not hold the {tally.kept} documents that the books tell of"
-            )
+            raise RunError(f"{root / 'documents' / name} does not hold its {tally.kept} documents")
     _merge_removed(root, folder)
     _write_examples(root, folder)
     _write_clusters(root, folder, plan)

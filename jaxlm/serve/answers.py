@@ -7,8 +7,7 @@ import time
 import typing
 from collections.abc import Iterable, Sequence
 
-from jaxlm.data.tokenizer.coder import Coder
-from jaxlm.data.tokenizer.ids import Text
+from jaxlm.data.tokenizer.coder import Coder, Text
 from jaxlm.serve.batcher import Token, Update
 from jaxlm.serve.requests import Prompt, Request
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.data.chats import chat
-from jaxlm.data.tokenizer.coder import Coder
-from jaxlm.data.tokenizer.ids import Text, document
+from jaxlm.data.tokenizer.coder import Coder, Text
+from jaxlm.data.tokenizer.ids import document
 from jaxlm.host import screen
 from jaxlm.host.screen import BOLD, CYAN, DIM
 from jaxlm.serve.batcher import Ask, Batcher, Update

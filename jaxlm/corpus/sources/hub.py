@@ -92,9 +92,7 @@ def _datasets() -> types.ModuleType:
     try:
         import datasets
     except ImportError:
-        raise ConfigError(
-            "sources from the hub need datasets: pip install 'jaxlm[hub]', or give data.hub_dir"
-        ) from None
+        raise ConfigError("the hub needs datasets: pip install 'jaxlm[hub]', or give data.hub_dir") from None
     return datasets
 
 

@@ -40,9 +40,7 @@ class Classifier(Stage):
         elif s.good and s.bad:
             train(_examples(s.good, f"{config_key}.good"), _examples(s.bad, f"{config_key}.bad"), s.chars, folder)
         else:
-            raise ConfigError(
-                f"{config_key}: set good and bad to folders of examples, or model to a trained classifier"
-            )
+            raise ConfigError(f"{config_key}: set good and bad to folders of examples, or set model")
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         score = self._score(document.text)
@@ -58,9 +56,7 @@ def _examples(spec: str, config_key: str) -> list[str]:
     except ConfigError as error:
         raise ConfigError(f"{config_key}: {error}") from error
     if len(texts) < MIN_EXAMPLES:
-        raise ConfigError(
-            f"{config_key}={spec} has {len(texts)} examples; give {MIN_EXAMPLES} or more, hundreds are better"
-        )
+        raise ConfigError(f"{config_key}={spec} has {len(texts)} examples; give {MIN_EXAMPLES} or more")
     return texts
 
 
@@ -108,9 +104,7 @@ def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
             raise ValueError(f"n_features is {report['n_features']}, not {N_FEATURES}")
         chars = int(report["chars"])
     except (OSError, zipfile.BadZipFile, *files.MANGLED) as error:
-        raise ConfigError(
-            f"no classifier in {folder} ({error}); name the folder with weights.npz and classifier.json"
-        ) from error
+        raise ConfigError(f"no classifier in {folder} ({error}); name that of classifier.json") from error
 
     def score(text: str) -> float:
         row = _vectorizer().transform([text[:chars]])

@@ -35,9 +35,7 @@ class Decontaminate(Stage):
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
-            raise ConfigError(
-                "prepare.stages.decontaminate: 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1, please"
-            )
+            raise ConfigError(f"{_KEY}: 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1, please")
         fields, by_file = layouts.named(settings.fields, f"{_KEY}.fields"), {}
         for path in reading.files(settings.paths, f"{_KEY}.paths"):
             by_file[path] = layouts.items(path, fields)

@@ -119,9 +119,7 @@ class Pii(Stage):
                 raise ConfigError(f"prepare.stages.pii.kinds: no kind {kind!r}; {nearest(kind, _KINDS)}")
         for region in settings.regions:
             if region not in phonenumbers.SUPPORTED_REGIONS:
-                raise ConfigError(
-                    f"prepare.stages.pii.regions: no region {region!r}; write ISO codes as in ('US', 'GB')"
-                )
+                raise ConfigError(f"prepare.stages.pii.regions: no region {region!r}; write ('US', 'GB')")
         for pattern in settings.keep_emails:
             try:
                 re.compile(pattern)

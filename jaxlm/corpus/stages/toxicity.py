@@ -103,9 +103,7 @@ def _automaton(path: str) -> ahocorasick.Automaton:
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"prepare.stages.toxicity.words={path}: {error}; give a text file, one word a line"
-        ) from error
+        raise ConfigError(f"prepare.stages.toxicity.words={path}: {error}; give a text, one word a line") from error
     automaton = ahocorasick.Automaton()
     for line in lines:
         if entry := " ".join(line.partition("#")[0].lower().split()):

@@ -137,9 +137,7 @@ def _window(given: Sequence[int]) -> tuple[int, int]:
     pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     whole = len(pair) == 2 and all(isinstance(number, int) and not isinstance(number, bool) for number in pair)
     if not whole or not 1 <= pair[0] <= pair[1] < 2**62:
-        raise ConfigError(
-            f"{given} is no window of batches to pass over: it needs a first and a last number, from 1 on"
-        )
+        raise ConfigError(f"{given} is no window of batches to pass over: a first and a last number, from 1")
     return pair
 
 

@@ -254,9 +254,7 @@ class DataDir:
         """Returns the verified content of a file at the top of the directory."""
         entry = next((entry for entry in self.manifest["files"] if entry["file"] == name), None)
         if entry is None:
-            raise ConfigError(
-                f"{self.path / MANIFEST} does not list {name}; copy it again or rebuild the data directory"
-            )
+            raise ConfigError(f"{self.path / MANIFEST} does not list {name}; copy it again or rebuild it")
         return self.verifier.content(entry)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:

@@ -151,9 +151,7 @@ def sweep(
     """
     texts = list(texts)
     if len(texts) < 2:
-        raise ConfigError(
-            "a sweep of vocabulary sizes needs at least two documents: one to train on, one to measure on"
-        )
+        raise ConfigError("a sweep of vocabulary sizes needs two documents: one to train on, one to measure on")
     measured = texts[_HELD_OUT - 1 :: _HELD_OUT] or texts[-1:]
     trained = [text for i, text in enumerate(texts) if i % _HELD_OUT != _HELD_OUT - 1][: len(texts) - len(measured)]
     n_bytes = sum(len(text.encode("utf-8", "replace")) for text in measured)

@@ -6,7 +6,7 @@ import time
 import pytest
 import tiny_data
 
-from jaxlm.data.tokenizer.ids import Text
+from jaxlm.data.tokenizer.coder import Text
 
 
 @pytest.fixture(scope="module")
