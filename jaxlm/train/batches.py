@@ -1,6 +1,7 @@
 """Puts the data loader's batches on the mesh."""
 
 import collections
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ _RESERVE = 2  # batches with which a process whose loader failed goes on until a
 AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know
 
 
+@dataclasses.dataclass(eq=False)
 class LoaderBatches:
     """Gives the train loop the loader's batches, placed on the mesh.
 
@@ -36,18 +38,15 @@ class LoaderBatches:
     """
 
     activity, from_state = clock.DATA, False
+    loader: TrainLoader
+    mesh: Mesh
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    failed: Callable[[Exception], object]
+    reserve: int = 0
 
-    def __init__(
-        self,
-        loader: TrainLoader,
-        mesh: Mesh,
-        shapes: dict[str, jax.ShapeDtypeStruct],
-        failed: Callable[[Exception], object],
-        reserve: int = 0,
-    ):
-        self._loader, self._mesh, self._failed, self._reserve = loader, mesh, failed, reserve
-        (self._batch_size,) = {shape.shape[0] for shape in shapes.values()}
-        self._shardings = {name: shape.sharding for name, shape in shapes.items()}
+    def __post_init__(self):
+        (self._batch_size,) = {shape.shape[0] for shape in self.shapes.values()}
+        self._shardings = {name: shape.sharding for name, shape in self.shapes.items()}
         self._held: collections.deque[dict[str, np.ndarray]] = collections.deque()
         self._error: Exception | None = None
 
@@ -57,11 +56,11 @@ class LoaderBatches:
         failed_before = self._error is not None
         self._read()
         if self._error is not None and self._held and not failed_before:
-            self._failed(self._error)
+            self.failed(self._error)
             time.sleep(AGREE_S)
         if not self._held:
             raise self._error
-        return sharding.to_global(self._held.popleft(), self._mesh, self._batch_size, self._shardings)
+        return sharding.to_global(self._held.popleft(), self.mesh, self._batch_size, self._shardings)
 
     def fill(self) -> None:
         """Reads the first batch and the reserve, so that a loader that fails at once fails before the first step."""
@@ -70,20 +69,20 @@ class LoaderBatches:
             raise self._error
 
     def _read(self) -> None:
-        while self._error is None and len(self._held) <= self._reserve:
+        while self._error is None and len(self._held) <= self.reserve:
             try:
-                self._held.append(next(self._loader))
+                self._held.append(next(self.loader))
             except Exception as error:
                 self._error = error
 
     def waits_for(self) -> str:
         """Returns the file that the next batch waits for, and since when; "" if nothing is known."""
-        return self._loader.waits_for()
+        return self.loader.waits_for()
 
     def close(self) -> None:
         """Stops the loader's threads. Never raises, so that it hides no error of the run."""
         try:
-            self._loader.close()
+            self.loader.close()
         except Exception:
             logging.exception("the loader was not closed")
 

@@ -87,7 +87,7 @@ def test_without_a_reserve_nobody_is_told_and_nothing_is_read_ahead():
     told = []
     batches = make(2, 0, told.append)
     batches(None)
-    assert batches._loader.given == 1
+    assert batches.loader.given == 1
     assert drain(batches)[0] == [2]
     assert not told
 
@@ -96,4 +96,4 @@ def test_closing_never_hides_an_error_of_the_run():
     batches = make(1, reserve=0)
     assert batches.waits_for() == "a shard"
     batches.close()
-    assert batches._loader.closed
+    assert batches.loader.closed

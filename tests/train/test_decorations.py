@@ -58,7 +58,7 @@ def link_to_the_page(folder, patch):
 
 def answers_of_a_policy(folder, patch):
     (folder / rollouts.FOLDER).write_text("a file")
-    rollouts.Rollouts._write(types.SimpleNamespace(_folder=folder), 3, [], [], [], {})
+    rollouts.Rollouts._write(types.SimpleNamespace(folder=folder), 3, [], [], [], {})
     return "the answers of step 3 are not written: [Errno 17] File exists"
 
 

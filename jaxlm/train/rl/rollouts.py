@@ -9,6 +9,7 @@ Legend: B rows, T tokens, N answers of a step, n answers of a row, P prompts, A 
 """
 
 import collections
+import dataclasses
 import json
 import pathlib
 import re
@@ -53,6 +54,7 @@ class Answer(typing.NamedTuple):
 Rewarder = Callable[[Sequence[Item], Sequence[str]], tuple[np.ndarray, Mapping[str, np.ndarray]]]
 
 
+@dataclasses.dataclass(eq=False)
 class Rollouts:
     """Gives the train loop the batches of PPO and GRPO (`loop.Batches`), and measures held-out prompts.
 
@@ -63,30 +65,26 @@ class Rollouts:
     """
 
     activity, from_state = clock.ROLLOUT, True
+    parts: Parts
+    frozen: Variables
+    prompts: Prompts
+    rewarder: Rewarder
+    reference: Variables | None
+    folder: pathlib.Path
 
-    def __init__(
-        self,
-        parts: Parts,
-        frozen: Variables,
-        prompts: Prompts,
-        rewarder: Rewarder,
-        reference: Variables | None,
-        folder: pathlib.Path,
-    ):
-        self._parts, self._frozen, self._prompts, self._rewarder = parts, frozen, prompts, rewarder
-        self._reference, self._folder = reference, folder
+    def __post_init__(self):
         self._engine: engine.Engine | None = None
-        self._tokenizer = prompts.data.tokenizer()
+        self._tokenizer = self.prompts.data.tokenizer()
         self._stops = chat.ends(self._tokenizer)
         self._judge = jax.jit(self._judged)
         self.common_word = ""
 
     def __call__(self, state: TrainState) -> Batch:
         """Returns the batch of the step after `state`. Raises RunError if a reward can't be had."""
-        c, step = self._parts.config, int(state.step) + 1
-        number = self._prompts.batch_number(step)
-        items = [item for item in self._prompts.step(step) for _ in range(c.rollout.answers)]
-        answers = self._answers(self._frozen | state.params, items, number)
+        c, step = self.parts.config, int(state.step) + 1
+        number = self.prompts.batch_number(step)
+        items = [item for item in self.prompts.step(step) for _ in range(c.rollout.answers)]
+        answers = self._answers(self.frozen | state.params, items, number)
         rewards, parts = self._rewards(items, answers)
         if step % c.log.every_steps == 0 or step == 1:
             self._write(step, items, answers, rewards, parts)
@@ -98,20 +96,20 @@ class Rollouts:
             advantages_PxA = returns.group_advantages(groups_PxA, c.policy.scale_advantages)
             batch["advantages"] = self._at_tokens(places, advantages_PxA.reshape(-1))
         on_mesh = self._on_mesh(batch)
-        judged = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
+        judged = on_mesh | self._judge(self.frozen, state.params, self.reference, state.running, on_mesh)
         figures = self._figures(items, answers, rewards)
         if c.program == "ppo":
             figures |= {"explained_variance": float(judged["explained_variance"]), "beta": float(state.running["beta"])}
         row_F = np.asarray([figures[name] for name in policy.figures(c)], np.float32)
         judged |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
-        return {name: judged[name] for name in self._parts.batch()}
+        return {name: judged[name] for name in self.parts.batch()}
 
     def evaluate(self, variables: Variables) -> dict[str, float]:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
 
         Prompts and draws are the same each time: an answer to each of the first `eval.max_examples`, at temperature 1.
         """
-        items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
+        items = self.prompts.held_out(self.parts.config.eval.max_prompts or _ALL)
         answers = self._answers(variables, items, _EVALUATION)
         rewards, parts = self._rewards(items, answers)
         figures = {"val/reward": rewards, "val/ended": [answer.ended for answer in answers]}
@@ -121,12 +119,12 @@ class Rollouts:
 
     def close(self) -> None:
         """Frees what the engine and the reference hold, and ends the process of the rewards."""
-        self._engine = self._reference = None
-        self._rewarder.close()
+        self._engine = self.reference = None
+        self.rewarder.close()
 
     def _answers(self, variables: Variables, items: Sequence[Item], number: int) -> list[Answer]:
         """One answer to each item, drawn with seeds that follow from the run's seed and a number."""
-        parts, c = self._parts, self._parts.config
+        parts, c = self.parts, self.parts.config
         heads = parts.objective.heads
         speaking = {name: part for name, part in variables.items() if name not in heads}
         if self._engine is None:
@@ -146,8 +144,8 @@ class Rollouts:
 
     def _rewards(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
         """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
-        rewards, parts = self._rewarder(items, [answer.text for answer in answers])
-        most, soft = self._parts.config.rollout.max_new_tokens, self._parts.config.policy.overlong_tokens
+        rewards, parts = self.rewarder(items, [answer.text for answer in answers])
+        most, soft = self.parts.config.rollout.max_new_tokens, self.parts.config.policy.overlong_tokens
         if soft:
             over = np.asarray([len(answer.ids) - (most - soft) for answer in answers], np.float32)
             parts = {**parts, "overlong": -np.clip(over / soft, 0, 1)}
@@ -155,7 +153,7 @@ class Rollouts:
         return rewards, parts
 
     def _packed(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[dict[str, np.ndarray], "_Places"]:
-        c, n = self._parts.config, policy.in_row(self._parts.config)
+        c, n = self.parts.config, policy.in_row(self.parts.config)
         packed, places = [], []
         for row in range(c.train.batch_size):
             group, used = [], 0
@@ -171,7 +169,7 @@ class Rollouts:
 
     def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:
         """What is known of each answer, or of each of its tokens, where these stand; float32[B, T]."""
-        t = self._parts.config.train
+        t = self.parts.config.train
         values_BxT = np.zeros((t.batch_size, t.seq_len), np.float32)
         for (row, place), value in zip(places, values, strict=True):
             values_BxT[row, place] = value
@@ -181,9 +179,9 @@ class Rollouts:
         self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
     ) -> Batch:
         """What the trainer's own programs say of the answers before the step."""
-        c = self._parts.config
+        c = self.parts.config
         variables = frozen | cast(params, jnp.dtype(c.model.dtype))
-        judged = policy.judge(self._parts.model, c)(variables, reference, batch)
+        judged = policy.judge(self.parts.model, c)(variables, reference, batch)
         if c.program == "ppo":
             judged |= policy.advantages(c, batch | judged, batch["scores"], running["beta"])
             explained = returns.explained_variance(judged["values"], judged["returns"], batch["weights"])
@@ -191,13 +189,13 @@ class Rollouts:
         return judged
 
     def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
-        mesh, t = self._parts.mesh, self._parts.config.train
+        mesh, t = self.parts.mesh, self.parts.config.train
         by_token, by_row = sharding.batch_sharding(mesh), sharding.row_sharding(mesh)
         placed = {name: by_token if x.shape[1] == t.seq_len else by_row for name, x in batch.items()}
         return sharding.to_global(dict(batch), mesh, t.batch_size, placed)
 
     def _figures(self, items: Sequence[Item], answers: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
-        r = self._parts.config.rollout
+        r = self.parts.config.rollout
         groups_PxA = rewards.reshape(r.prompts, r.answers)
         words = collections.Counter(word for answer in answers for word in _WORD.findall(answer.text.lower()))
         self.common_word, most = words.most_common(1)[0] if words else ("", 0)
@@ -225,7 +223,7 @@ class Rollouts:
             line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": answer.text}
             line |= {"reward": float(rewards[number]), "ended": answer.ended, "tokens": len(answer.ids)}
             lines.append(line | {name: float(values[number]) for name, values in parts.items()})
-        folder = self._folder / FOLDER
+        folder = self.folder / FOLDER
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         try:
             folder.mkdir(exist_ok=True)
