@@ -11,10 +11,10 @@ import tomllib
 import types
 
 import pytest
+from documented import ROOT
 
 from jaxlm.config import config_files
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 KNOWN = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "CMD"}

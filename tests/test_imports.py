@@ -7,8 +7,8 @@ import sys
 
 import grimp
 import pytest
+from documented import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 LINT = (sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()", "--no-cache")
 
 

@@ -1,7 +1,6 @@
 """The package: what an older Python is told, what a plain install brings, what `pytest` runs and what `.ci/run` after it."""
 
 import ast
-import pathlib
 import re
 import subprocess
 import sys
@@ -9,8 +8,8 @@ import tomllib
 
 import pytest
 import tiny_installed
+from documented import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 INIT = ROOT / "jaxlm/__init__.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SUBJECTS = {"faults", "parity", "engines", "browser", "recipe", "scripts"}

@@ -11,10 +11,10 @@ import tarfile
 
 import make_techdocs_corpus
 import pytest
+from documented import ROOT
 
 from jaxlm.config import config_files
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts/make_techdocs_corpus.py"
 VERSIONS = {
     "python3.9-doc": ["3.9.2-1"],

@@ -2,16 +2,15 @@
 
 import contextlib
 import os
-import pathlib
 import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
 from importlib import metadata
 
+from documented import ROOT
 from packaging.requirements import Requirement
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 HIDE = """
 import sys
 class Absent:

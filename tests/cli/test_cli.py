@@ -13,8 +13,6 @@ from jaxlm import config
 from jaxlm.cli import cli, verbs
 from jaxlm.config import ConfigError, RunError, config_files
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
     code = cli.main(list(argv))

@@ -14,11 +14,13 @@ from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.devices import processes
 
+C = config.resolve(config_files.load("quickstart", ["workdir=w"]))
+
 
 def test_a_single_process_joins_nothing(monkeypatch):
     called = []
     monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *a, **k: called.append((*a, k)))
-    c = config.resolve(config_files.load("quickstart", ["workdir=w"])).distributed
+    c = C.distributed
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
     processes.join_cluster(c)
@@ -57,9 +59,7 @@ def test_processes_that_do_not_come_end_the_program_with_a_line(monkeypatch, cap
     c = config.resolve(config_files.load("quickstart", ["workdir=w", "distributed.start_timeout_s=1"])).distributed
     processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2, process_id=process))
     assert codes == [1]
-    said = (
-        f"jaxlm: process {process} of 2 waits for the others at host:1, in vain for 1 s: start them all with the same"
-    )
+    said = f"jaxlm: process {process} of 2 waits for the others at host:1, in vain for 1 s: start them all with the"
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -112,15 +112,14 @@ def test_a_start_gives_the_mesh_and_turns_the_cache_on(tmp_path):
 @pytest.mark.usefixtures("own_jax_config")
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EEXIST, errno.ENOSPC, errno.ENAMETOOLONG])
 def test_where_no_cache_can_be_made_programs_are_not_kept(tmp_path, monkeypatch, capsys, code):
-    c = config.resolve(config_files.load("quickstart", ["workdir=w"]))
-    hardware = dataclasses.replace(c.hardware, compile_cache=str(tmp_path / "cache"))
+    hardware = dataclasses.replace(C.hardware, compile_cache=str(tmp_path / "cache"))
     before = jax.config.jax_compilation_cache_dir
 
     def refuse(*args, **kwargs):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "makedirs", refuse)
-    processes.start(hardware, c.distributed, c.mesh, "float32")
+    processes.start(hardware, C.distributed, C.mesh, "float32")
     assert "compiled programs are not kept: " in capsys.readouterr().err
     assert jax.config.jax_compilation_cache_dir == before
 

@@ -15,12 +15,9 @@ from jaxlm.devices import sharding
 
 def test_mesh_fills_the_rest_and_refuses_what_does_not_fit():
     assert sharding.mesh_shape(MeshConfig(-1, 2, 2, 1), 8) == {"data": 2, "fsdp": 2, "context": 1, "tensor": 2}
-    with pytest.raises(ConfigError, match="does not make 8 devices"):
-        sharding.mesh_shape(MeshConfig(3, 1, 1, 1), 8)
-    with pytest.raises(ConfigError, match="does not make 8 devices"):
-        sharding.mesh_shape(MeshConfig(-1, 3, 1, 1), 8)
-    with pytest.raises(ConfigError, match="does not make 8 devices"):
-        sharding.mesh_shape(MeshConfig(-1, 16, 1, 1), 8)
+    for sizes in ((3, 1, 1, 1), (-1, 3, 1, 1), (-1, 16, 1, 1)):
+        with pytest.raises(ConfigError, match="does not make 8 devices"):
+            sharding.mesh_shape(MeshConfig(*sizes), 8)
 
 
 def test_spec_leaves_out_what_does_not_divide():
@@ -32,26 +29,17 @@ def test_spec_leaves_out_what_does_not_divide():
     assert sharding.spec(("norm",), (64,), mesh) == P(None)
 
 
-def test_check_batch_names_the_key():
-    mesh = sharding.make_mesh(MeshConfig(2, 4, 1, 1))
-    sharding.check_batch(mesh, microbatch_size=16)
-    with pytest.raises(ConfigError, match="microbatch_size=12 is not divisible by the mesh's data x fsdp = 8"):
-        sharding.check_batch(mesh, microbatch_size=12)
-
-
-def test_check_context_names_what_does_not_fit():
-    mesh = sharding.make_mesh(MeshConfig(2, 1, 1, 4))
-    model = tiny.model_config(attention="blocked")
-    sharding.check_context(mesh, 16, model)
-    with pytest.raises(ConfigError, match=r"train.seq_len=18 is not divisible by the mesh's context=4"):
-        sharding.check_context(mesh, 18, model)
-    pallas, fp8 = dataclasses.replace(model, attention="pallas"), dataclasses.replace(model, fp8=True)
-    with pytest.raises(ConfigError, match=r"pallas does not split rows over mesh.context=4; .* xla, blocked, cudnn$"):
-        sharding.check_context(mesh, 16, pallas)
-    with pytest.raises(ConfigError, match=r"model.fp8 does not split rows over mesh.context=4"):
-        sharding.check_context(mesh, 16, fp8)
-    for other in (pallas, fp8):
-        sharding.check_context(sharding.make_mesh(MeshConfig(8, 1, 1, 1)), 17, other)
+def test_what_does_not_split_rows_over_context_is_refused_there_alone():
+    """Of rows that are not divisible: tests/run/test_workdir.py."""
+    mesh, alone = (sharding.make_mesh(MeshConfig(*sizes)) for sizes in ((2, 1, 1, 4), (8, 1, 1, 1)))
+    for keys, line in (
+        ({"attention": "pallas"}, r"pallas does not split rows over mesh.context=4; .* xla, blocked, cudnn$"),
+        ({"attention": "blocked", "fp8": True}, r"model.fp8 does not split rows over mesh.context=4"),
+    ):
+        model = tiny.model_config(**keys)
+        with pytest.raises(ConfigError, match=line):
+            sharding.check_context(mesh, 16, model)
+        sharding.check_context(alone, 17, model)
 
 
 @pytest.mark.parametrize(("sizes", "shard"), [((2, 2, 2, 1), (2, 6)), ((1, 2, 1, 4), (4, 1)), ((1, 2, 2, 2), (4, 3))])

@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
+from documented import ROOT
 
 from jaxlm.host import interrupts
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ["-c", "import sys; from jaxlm.main import console_script; sys.exit(console_script())"]
 MAIN = ["-m", "jaxlm.main"]
 RELEASE = """

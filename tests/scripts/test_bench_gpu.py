@@ -17,10 +17,9 @@ import psutil
 import pytest
 import tiny_installed
 import tiny_models as tiny
+from documented import ROOT
 
 from jaxlm.plan.flops import count_params
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parity

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 import story_data
+from documented import ROOT
 from tiny_pages import rows
 
 from jaxlm import config
 from jaxlm.cli import cli
 from jaxlm.config import config_files
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/story.sh"
 OWN = {"DOCS": "docs", "CHATS": "chats.jsonl", "PAIRS": "pairs.jsonl"}  # of the user
 STAGES = ("01-documents", "02-prepare", "03-tokenize", "04-plan", "05-base", "06-eval", "07-examples", "07-sums", "08-sft",
