@@ -78,7 +78,7 @@ def test_any_chunk_of_any_array_counts_however_many_are_read_at_a_time(tmp_path,
     spread = jax.device_put(jnp.arange(256.0).reshape(16, 16), jax.NamedSharding(mesh, jax.P("x")))
     items = {"params": {"a": spread, "b": {"c": spread + 1}, "d": jnp.zeros(())}}
     digests = digest.table(items)
-    saving = Saving(tmp_path / "7", items, {"digests": digests}, check=True)
+    saving = Saving(tmp_path / "7", items, {"digests": digests})
     assert saving.done.wait(60)
     assert saving.verified
     assert verify.read_back(tmp_path / "7", digests) == ""
