@@ -215,7 +215,7 @@ def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: di
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
     sealed = meta.sealed({"config": config}, 0, digests)
     with working("writing the checkpoint and reading it back"):
-        saving = Saving(checkpoints / "0", {"params": params}, sealed, check=True)
+        saving = Saving(checkpoints / "0", {"params": params}, sealed)
         del params
         saving.done.wait()
     if saving.failed or saving.differs:
