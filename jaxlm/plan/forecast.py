@@ -173,14 +173,13 @@ def _schedule(rate: Rate, end: int) -> _Schedule:
     fall[:warmup] = 0.0
     at = np.flatnonzero(fall)
     weight = np.abs(fall[at])
+    falls = fall[at]
     if at.size > KNOTS:
         way = np.cumsum(weight)
         group = np.minimum((way / way[-1] * KNOTS).astype(int), KNOTS - 1)
         held = np.bincount(group, weight, KNOTS)
         middle = np.bincount(group, weight * at, KNOTS)[held > 0] / held[held > 0]
-        falls, at = np.bincount(group, fall[at], KNOTS)[held > 0], middle.round().astype(int)
-    else:
-        falls = fall[at]
+        falls, at = np.bincount(group, falls, KNOTS)[held > 0], middle.round().astype(int)
     return _Schedule(warmup, total, total[at], falls, np.maximum(r[at], 1e-6))
 
 

@@ -242,8 +242,8 @@ class Collective:
 
 def collectives(compiled_text: str) -> list[Collective]:
     """Returns the collectives of an optimised HLO module, in the order of the text, without those within one device."""
-    devices = _devices(compiled_text)
-    turns = _turns(compiled_text)
+    head, turns = compiled_text.partition("\n")[0], _turns(compiled_text)
+    devices = math.prod(map(int, re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)))
     sent, computation = [], ""
     for line in compiled_text.splitlines():
         if head := _COMPUTATION.match(line):
@@ -279,10 +279,6 @@ def _size(dtype: str, shape: str) -> float:
     bits = re.search(r"\d+", dtype)
     width = _BYTES.get(dtype) or (int(bits[0]) / 8 if bits else 0)
     return width * math.prod(int(n) for n in shape.split(",") if n)
-
-
-def _devices(text: str) -> int:
-    return math.prod(map(int, re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])))
 
 
 def _group(line: str, kind: str, devices: int) -> int:

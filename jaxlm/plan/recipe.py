@@ -176,7 +176,9 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
     run = of(config)
     rules = {key: rule(run) for key, rule in left.items()}
     for key, rule in rules.items():
-        say(f"by rule: optim.{key} {rounded(key, rule.value):g} ({rule.source}{_span(key, rule)})")
+        best, low, high = (f"{rounded(key, number):g}" for number in (rule.value, rule.low, rule.high))
+        published = f"; published: {low} to {high}" if low != high else ""
+        say(f"by rule: optim.{key} {best} ({rule.source}{published})")
     if run.params < FITTED_FROM and any(key != "b2" and rule is not ONE_RATE for key, rule in rules.items()):
         say(
             f"by rule: rates were fitted from about {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} "
@@ -197,12 +199,6 @@ def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
         "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / adamw_rate(run).value),
         "b2": b2,
     } | of_own_lr
-
-
-def _span(key: str, rule: Rule) -> str:
-    """Returns between which values the published rules lie, to be written behind others; "" if they agree."""
-    low, high = (f"{rounded(key, value):g}" for value in (rule.low, rule.high))
-    return f"; published: {low} to {high}" if low != high else ""
 
 
 def rounded(key: str, value: float) -> float:

@@ -173,8 +173,7 @@ class WandB(_Guarded):
 def _wandb_id(path: pathlib.Path) -> str:
     """Returns one id for all starts of a run, so that W&B shows one curve."""
     saved = path.read_text(errors="replace") if path.exists() else ""
-    if re.fullmatch(r"[0-9a-z]{8}", saved):
-        return saved
-    new = secrets.token_hex(4)
-    files.write_atomically(path, new.encode())
-    return new
+    if not re.fullmatch(r"[0-9a-z]{8}", saved):
+        saved = secrets.token_hex(4)
+        files.write_atomically(path, saved.encode())
+    return saved

@@ -224,15 +224,11 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
         if enough(budget) > BUDGETS[0] * tokens(config):
             short = f"train.steps={config.train.steps} is too short for a ladder"
             raise ConfigError(f"{short}: {least}; name three by --tokens")
-        longer = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
+        needed = (fixed + enough(budget) / BUDGETS[0] * token) / 3600
+        digit = 10.0 ** (math.floor(math.log10(needed)) - 1)  # the second
+        longer = float(f"{(math.floor(needed / digit) + 1) * digit:.2g}")
         budget = smallest_budget(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
-
-
-def _up(value: float) -> float:
-    """The next number of two digits."""
-    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{(math.floor(value / digit) + 1) * digit:.2g}")
 
 
 def limit(config: Config, speeds: Mapping[int, float]) -> float:
