@@ -282,10 +282,7 @@ def futures(
 
 
 def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
-    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars; 0 = whatever it costs.
-
-    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to.
-    """
+    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars (0 = whatever it costs), even at the best gain."""
     if isinstance(ahead, TooEarly):
         return Advice(TOO_EARLY, ahead.why)
     plan, decay, _ = ahead

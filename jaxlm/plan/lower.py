@@ -1,8 +1,7 @@
 """Compiles the real train step from shapes alone, for devices that may be absent, and says what memory it takes and there is.
 
-Of absent devices: if JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler
-compiles the step for H100s. Otherwise it is compiled for the same number of fake CPU devices. That shows how parameters are
-split and what is sent, but the memory is that of a CPU program in float32, which says little about a GPU.
+With JAX's CUDA plugin (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler compiles the step for H100s. Else
+it is compiled for fake CPU devices, whose memory, of a program in float32, says little about a GPU.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Draws line charts as static SVG that is readable at any width: the curves stretch, the numbers beside them do not.
-
-A curve of many thousand points is drawn as the mean of each of a few hundred equal parts of its x axis.
-"""
+"""Draws line charts as static SVG that is readable at any width: the curves stretch, the numbers beside them do not."""
 
 import dataclasses
 import math

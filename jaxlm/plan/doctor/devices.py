@@ -146,11 +146,7 @@ _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 
 
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
-    """Returns (the config of a forward pass that takes seconds, what it is in words).
-
-    The batch is one row for each part of the mesh. The model is whole if it is small, or if it fits `free_bytes` of an
-    accelerator; else it has fewer layers, and on a CPU a smaller vocabulary and shorter rows. Its width, so its kernels, stay.
-    """
+    """Returns (the config of a forward pass that takes seconds, what it is in words). Width and kernels stay."""
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
     params = count_params(m)
     whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes

@@ -1,7 +1,7 @@
 """Asks NVIDIA's driver whether the GPUs are in good health: memory errors, throttling, power, PCIe, leftovers of the dead.
 
-The functions take the module `pynvml` (package nvidia-ml-py) as an argument. What a card or driver does not know is left
-out. Sources: NVML's reference, and "XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
+`nvml` is the module pynvml (nvidia-ml-py). What a card or driver does not know is left out. Sources: NVML's reference, and
+"XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
 """
 
 import collections

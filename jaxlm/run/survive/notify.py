@@ -75,10 +75,7 @@ def _check_url(shown: str, url: str) -> None:
 
 
 def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike, step: int | None = None) -> None:
-    """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises.
-
-    `text` (Slack) and `content` (Discord) are the same message. A failure is tried again twice, and said in one line once.
-    """
+    """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises."""
     if event not in notify.events or not notify.urls:
         return
     run, host = pathlib.Path(workdir).name or str(workdir), socket.gethostname()

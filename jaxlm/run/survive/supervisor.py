@@ -1,8 +1,7 @@
 """Runs training as a child process, and starts it again after a crash or a hang. Imports no JAX.
 
-The supervisor judges by progress. Training that dies twice at the same step, with no newer checkpoint in between, would
-die there for ever. What ended by its own decision is never started again: done, bad input, stopped, or interrupted with
-its state saved (exit codes 0, 2, 3, 4).
+It judges by progress: training that dies twice at the same step, with no newer checkpoint in between, would die there for
+ever. What ended by its own decision (exit codes 0, 2, 3, 4) is never started again.
 """
 
 import contextlib
