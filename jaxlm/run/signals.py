@@ -43,11 +43,8 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            numbers = [signal.SIGINT]
-            if jax.process_count() == 1:
-                numbers.append(signal.SIGTERM)
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                numbers.append(signal.SIGHUP)
+            numbers = [signal.SIGINT] + [signal.SIGTERM] * (jax.process_count() == 1)
+            numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
             self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 

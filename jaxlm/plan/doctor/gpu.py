@@ -153,10 +153,9 @@ def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, s
 
 def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
     """Returns True if a process has this number and is no zombie."""
-    try:
+    with contextlib.suppress(OSError, IndexError):
         return (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
+    return False
 
 
 def xids(kernel_log: str) -> list[Finding]:

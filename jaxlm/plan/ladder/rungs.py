@@ -81,7 +81,7 @@ def sizes(model: ModelConfig) -> list[int]:
 def kv_heads(model: ModelConfig, heads: int) -> int:
     """Returns the key-value heads of so many heads: their share in `model`, as near as a divisor of the heads comes to it."""
     wanted = max(heads * model.n_kv_heads / model.n_heads, 1)
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    divisors = (n for n in range(1, heads + 1) if heads % n == 0)
     return min(divisors, key=lambda n: (max(n / wanted, wanted / n), n))
 
 

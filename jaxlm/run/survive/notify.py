@@ -210,10 +210,9 @@ def at_exit(
 
 def at_terminal(number: int | None) -> bool:
     """Returns True if signal `number` is SIGINT and a terminal is at standard input: a person pressed ctrl-C."""
-    try:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no standard input, or it is closed
         return number == signal.SIGINT and os.isatty(sys.__stdin__.fileno())
-    except (AttributeError, OSError, ValueError):  # there is no standard input, or it is closed
-        return False
+    return False
 
 
 def _shell(command: str, environment: dict[str, str], key: str) -> None:

@@ -87,13 +87,11 @@ def _lock(config: Config) -> typing.IO[str] | None:
     """The lock on the run's folder, for all starts; None if another process of the run holds it, or none can."""
     distributed, folder = config.distributed, pathlib.Path(config.workdir)
     alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
-    if not config.workdir or not alone:
-        return None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return ledger.lock(folder)
-    except OSError:
-        return None  # the training says what is wrong
+    if config.workdir and alone:
+        with contextlib.suppress(OSError):  # the training says what is wrong
+            folder.mkdir(parents=True, exist_ok=True)
+            return ledger.lock(folder)
+    return None
 
 
 @contextlib.contextmanager
