@@ -126,7 +126,7 @@ def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
 
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
-    """Width -> `here.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
+    """Width -> `machines.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
     rows = {}
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
