@@ -137,9 +137,8 @@ def save_seconds(config: Config, devices: int) -> float:
 def slow_down(config: Config, every: float, hosts: int) -> float:
     """Returns the expected factor by which preemptions prolong a run on spot machines; inf if it is 100 or more.
 
-    Preemptions come at a constant rate r, and that of one host stops all. Each costs the work since the last checkpoint and R
-    hours for the restart. So h = `every` hours between two checkpoints take (1/r + R)(exp(rh) - 1) hours (Daly 2006,
-    doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h + rh (h/2 + R).
+    Each costs the work since the last checkpoint and R hours. At a rate r, h = `every` hours between two checkpoints then take
+    (1/r + R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time).
     """
     rate = config.plan.preemptions_per_day * hosts / 24
     if not rate * every:

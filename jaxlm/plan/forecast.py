@@ -44,12 +44,10 @@ class TooEarly:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """The law, fitted to a run's losses.
+    """The law, fitted to a run's losses up to step `done`.
 
-    Attributes:
-      done: the last step whose loss was seen, or may have been.
-      theta: log(L0), log(A), then the parameters in the order of PRIORS, as logarithms.
-      misfit: how far the law was from the losses, as a standard deviation in nats; their noise is not in it.
+    `theta`: log(L0), log(A), then the logarithms of PRIORS' parameters. `misfit`: how far the law was from the losses, as a
+    standard deviation in nats; their noise is not in it.
     """
 
     done: int

@@ -98,10 +98,7 @@ def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax
 
 
 def memory_of(compiled: jax.stages.Compiled) -> int:
-    """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
-
-    XLA's own `peak_memory_in_bytes` is too small: it leaves out gaps in the block of temporaries (GPU), or the block (CPU).
-    """
+    """Returns the bytes that a compiled step needs on each device: more than XLA's own `peak_memory_in_bytes` says."""
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 

@@ -81,10 +81,9 @@ MARIN = "Marin's 1.2B, arXiv:2509.02046"
 
 
 def adamw_rates(run: Run) -> dict[str, float]:
-    """Returns what each published rule says of AdamW's rate, by its name.
+    """Returns what each published rule says of AdamW's rate; between batches by the root of their ratio (arXiv:2205.10287).
 
-    Between batches a rate goes with the square root of their ratio (arXiv:2205.10287). Marin's is one tuned point (2e-3 at 2^20
-    tokens a step) and no law: it says nothing of models of less than a half or more than twice the size.
+    Marin's is one tuned point (2e-3 at 2^20 tokens a step), which says nothing of models of other sizes.
     """
     rates = {name: rate(run) * math.sqrt(run.batch / batch(run)) for name, (rate, batch) in ADAMW_LAWS.items()}
     return rates | ({MARIN: 2e-3 * math.sqrt(run.batch / 2**20)} if 0.6e9 <= run.params <= 2.4e9 else {})

@@ -71,10 +71,7 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
 
 
 def family(model: ModelConfig) -> list[ModelConfig]:
-    """Returns models in the proportions of `model`, narrow to wide, with whole heads of its size.
-
-    Numbers of heads with no divisor near the share of its key-value heads are left out.
-    """
+    """Returns models in the proportions of `model`, narrow to wide, with whole heads and key-value heads."""
     models = []
     step = max(model.head_dim, 64)
     for heads in range(1, WIDEST // step + 1):

@@ -47,10 +47,8 @@ class Point:
 class Fit:
     """A law with what is uncertain about it.
 
-    Attributes:
-      noise: sd of log L of a run around the law.
-      draws_Kx6: e, a, b, alpha, beta and noise of K laws that would fit as well.
-      params, tokens: the largest run of the ladder, where the drift begins.
+    `noise`: sd of log L of a run around the law. `draws_Kx6`: e, a, b, alpha, beta and noise of K laws that would fit as well.
+    `params`, `tokens`: the largest run of the ladder, where the drift begins.
     """
 
     law: Law

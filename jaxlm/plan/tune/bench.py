@@ -84,7 +84,7 @@ class Bench:
         return sorted(again, key=slowness) + sorted(rest, key=slowness)
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
-        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time."""
+        """Tokens a second of each program, by the median time of its steps."""
         tune_keys, train = self._config.tune, self._config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
         seconds = medians(steps, tune_keys.steps, tune_keys.step_seconds * len(programs))

@@ -210,10 +210,9 @@ def search(
 ) -> list[Trial]:
     """Tries candidates and returns all trials, in the order in which they were made. The candidate `start` should fit.
 
-    By default it varies one setting after the other, starting each time from the fastest candidate so far. So the
-    number of trials is the number of values, not of combinations. Microbatch and remat are varied together. A policy
-    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less. `exhaustive` tries
-    every combination instead. After `max_seconds` no further trial begins.
+    By default it varies one setting after the other, starting each time from the fastest candidate so far; microbatch and remat
+    together. A policy that recomputes more is tried only for microbatches that do not fit with one that recomputes less.
+    `exhaustive` tries every combination instead. After `max_seconds` no further trial begins.
     """
     end = time.monotonic() + max_seconds
     done: dict[Candidate, Trial] = {}

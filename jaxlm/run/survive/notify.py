@@ -94,10 +94,7 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
 
 
 class Heartbeat:
-    """Asks `notify.heartbeat_url` (GET, as healthchecks.io wants it) at most every `heartbeat_minutes` while steps go on.
-
-    A run that hangs, or whose machine is gone, no longer asks. The service that waits for the requests then alarms you.
-    """
+    """Asks `notify.heartbeat_url` (GET) at most every `heartbeat_minutes` while steps go on: its silence is the alarm."""
 
     def __init__(self, notify: NotifyConfig):
         self._url, self._every_s = notify.heartbeat_url, 60 * notify.heartbeat_minutes
