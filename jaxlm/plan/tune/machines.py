@@ -76,8 +76,8 @@ def known(kind: str, count: int, setting: str) -> Known | None:
     rows = [row for row in rows if row["by"] != "plan"] or rows  # its few steps, only where nobody took more
     if not rows:
         return None
-    newest = rows[-1]
-    return Known(statistics.median(row["tokens_per_second"] for row in rows), len(rows), newest["by"], newest["time"])
+    speed = statistics.median(row["tokens_per_second"] for row in rows)
+    return Known(speed, len(rows), rows[-1]["by"], rows[-1]["time"])
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
