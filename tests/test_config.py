@@ -1,13 +1,15 @@
 """The config edge: keys, types, impossible combinations, each refused in one clear line."""
 
 import dataclasses
+import functools
 import json
 import re
 
 import pytest
 
 from jaxlm import config
-from jaxlm.config import ConfigError, config_files
+from jaxlm.config import ConfigError, config_files, older
+from jaxlm.configs import base
 from jaxlm.corpus.stages import registry
 from jaxlm.plan import flops
 
@@ -340,27 +342,72 @@ def test_config_files_are_found_by_path_and_by_name(tmp_path, monkeypatch):
         config_files.load(str(own))
 
 
-GONE = ("num_threads", "num_workers", "prefetch", "block_tokens")
+GONE = {  # key -> a value that it could have
+    "data.num_threads": 7,
+    "data.num_workers": 2,
+    "data.prefetch": 3,
+    "data.block_tokens": 64,
+    "checkpoint.verify": False,
+    "checkpoint.mirror_weights_only": True,
+    "prepare.examples": 3,
+    "prepare.excerpt_chars": 10,
+    "tune.step_seconds": 1.0,
+    "eval.redteam.max_new_tokens": 32,
+    "eval.redteam.temperature": 1.0,
+    "eval.redteam.seed": 1,
+    "stability.window": 64,
+    "prepare.stages.debris.menus": False,
+    "prepare.stages.debris.max_mentions": 3,
+}
+DEFAULTS = {
+    "eval.redteam.max_new_tokens": 64,
+    "eval.redteam.temperature": 0.0,
+    "eval.redteam.seed": 0,
+    "stability.window": 256,
+}
+
+
+def with_gone(saved: dict, keys: dict) -> dict:
+    """Adds keys that are gone to the content of a config.json."""
+    for name, value in keys.items():
+        *sections, key = name.split(".")
+        functools.reduce(dict.__getitem__, sections, saved)[key] = value
+    return saved
 
 
 @pytest.mark.parametrize("key", GONE)
-def test_a_key_of_the_loader_that_is_gone_is_refused_with_what_replaces_it(key, tmp_path):
-    with pytest.raises(ConfigError, match=rf"^config.data.{key} is gone: .*(thread|ahead|shards).*; leave it out$"):
-        resolve(f"data.{key}=2")
+def test_a_key_that_is_gone_is_refused_with_what_replaces_it(key, tmp_path):
+    said = rf"^config.{key} is gone: .+; leave it out$"
+    with pytest.raises(ConfigError, match=said):
+        resolve(f"{key}={GONE[key]}")
     path = tmp_path / "own.py"
     path.write_text(
         "from jaxlm.configs import base\n\n\n"
-        f"def get_config():\n    c = base.get_config()\n    c.data.{key} = 2\n    return c\n"
+        f"def get_config():\n    c = base.get_config()\n    c.{key} = {GONE[key]!r}\n    return c\n"
     )
-    with pytest.raises(ConfigError, match=f"^config.data.{key} is gone"):
+    with pytest.raises(ConfigError, match=said):
         config.resolve(config_files.load(str(path)))
 
 
 def test_a_run_that_has_these_keys_opens_as_before(tmp_path):
-    saved = json.loads(config.to_json(resolve("data.dir=d")))
-    saved["data"] |= {"num_threads": 7, "num_workers": 2, "prefetch": 3, "block_tokens": 64}
+    saved = with_gone(json.loads(config.to_json(resolve("data.dir=d"))), GONE)
     (tmp_path / "config.json").write_text(json.dumps(saved))
     c = config.resolve(config_files.of_run(tmp_path, []))
     assert c == dataclasses.replace(resolve("data.dir=d"), workdir=str(tmp_path))
     with pytest.raises(ConfigError, match="is gone"):
         config_files.of_run(tmp_path, ["data.prefetch=3"])
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_a_run_goes_on_with_such_a_key_at_its_default_and_with_no_other_value(key):
+    saved = json.loads(config.to_json(resolve()))
+    older.check_goes_on(with_gone(saved, DEFAULTS))
+    with pytest.raises(ConfigError, match=rf"^this run has config.{key}={GONE[key]}, and that key is gone: "):
+        older.check_goes_on(with_gone(saved, {key: GONE[key]}))
+
+
+def test_a_stage_without_its_older_settings_finds_its_older_caches():
+    spec = registry.parse("debris", base.get_config().prepare.stages.to_dict(), "stages")
+    assert spec.key == "debris-f0f754de8625"  # as until 2026-11-28, with nine settings
+    with pytest.raises(ConfigError, match=r"^config.prepare.stages.debris.menus is gone: it is True; leave it out$"):
+        registry.parse("debris menus=False", {"debris": {}}, "stages")

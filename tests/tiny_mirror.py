@@ -44,7 +44,7 @@ def content(folder: pathlib.Path) -> dict[str, bytes]:
 def job(run: pathlib.Path, step: int = 0, **more) -> dict:
     """A job as the mirror's process gets it, from start "s" of the run "r"."""
     ours = {"id": "r", "start": "s", "new_id": "r", "workdir": str(run), "empty": not (run / "checkpoints").is_dir()}
-    return {**ours, "step": step, "weights_only": False, "copied": {}, **more}
+    return {**ours, "step": step, "copied": {}, **more}
 
 
 def copy(remote: Remote, run: pathlib.Path, step: int, **more) -> dict:

@@ -87,10 +87,6 @@ class PrepareConfig:
     memory_gb: Annotated[float, at_least(0.001)] = key(
         1.0, "for what looks at all documents together (it goes to disk beyond this)"
     )
-    examples: Annotated[int, at_least(0)] = key(
-        20, "removed documents shown in the report, per source, stage and reason"
-    )
-    excerpt_chars: Annotated[int, at_least(0)] = key(500, "of each removed document in removed/STAGE.jsonl.gz")
     report_mb: NotNegative = key(
         8.0, "of each source's documents that the audit and the mismatch report look at; 0 = neither"
     )

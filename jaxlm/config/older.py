@@ -5,11 +5,12 @@ the held-out documents of the data, which `data.seed` does now. Until 506c14f, `
 `dpo.loss` three values more.
 """
 
+import copy
 import dataclasses
 import json
 import pathlib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import config_dict
 
@@ -20,14 +21,49 @@ from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # values of runs that can be read, but not trained on
 _BATCHES = "eval.max_batches"
-_INSTEAD = ("eval.max_mb", "eval.max_examples")
-# Keys that are gone, and what is in their place. No batch and no token depends on them, so that stored ones are left out.
+_LIMITS = ("eval.max_mb", "eval.max_examples")
+# Keys that are gone, and what is in their place. No number depends on them, so that stored ones are left out.
 _GONE = {
+    "checkpoint.verify": "each checkpoint is read back from disk, and compared",
+    "checkpoint.mirror_weights_only": "a mirror holds whole checkpoints",
+    "prepare.examples": "20 removed documents are shown for each source, stage and reason",
+    "prepare.excerpt_chars": "500 characters of each removed document are recorded",
+    "tune.step_seconds": "a candidate is timed for 20 seconds at most",
     "data.num_threads": "one thread a core makes batches and encodes texts, at most four",
     "data.num_workers": "batches are made in threads, one a core, at most four",
     "data.prefetch": "eight batches are made ahead",
     "data.block_tokens": "a record of new shards holds 8,192 tokens; those of others are read as they are",
 }
+# Keys that are gone, the value that all runs have now, and what it means. A run with another value can't go on.
+_FIXED: dict[str, tuple[object, str]] = {
+    "eval.redteam.max_new_tokens": (64, "a red team's text has 64 tokens"),
+    "eval.redteam.temperature": (0.0, "a red team's text takes the likeliest tokens"),
+    "eval.redteam.seed": (0, "a red team's text takes the likeliest tokens"),
+    "stability.window": (256, "a spike is one among the last 256 losses"),
+}
+# Settings of stages that are gone, with the values that they have now. Caches and recipes hold them.
+_SETTINGS: dict[str, dict[str, object]] = {
+    "debris": {
+        "entities": True,
+        "tags": True,
+        "styles": True,
+        "menus": True,
+        "notices": True,
+        "max_mentions": 1,
+        "min_menu_lines": 3,
+        "max_menu_chars": 30,
+        "max_notice_chars": 200,
+    }
+}
+_INSTEAD = (
+    _GONE
+    | {name: meaning for name, (_, meaning) in _FIXED.items()}
+    | {
+        f"prepare.stages.{stage}.{key}": f"it is {value}"
+        for stage, of in _SETTINGS.items()
+        for key, value in of.items()
+    }
+)
 # Stages of `prepare` that went, with the defaults of their settings. Finished documents that one of them made stay good.
 STAGES: dict[str, dict[str, object]] = {
     "perplexity": {
@@ -85,12 +121,12 @@ def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
     Raises ConfigError if the key is gone, or the value is one that there was.
     """
     _check_known(key, value)
-    _refuse([key])
+    _refuse(key)
     for name in STAGES:
         if key.startswith(f"prepare.stages.{name}.") and name not in config.prepare.stages:
             with config.unlocked():
                 add_stages(config.prepare.stages)
-    if key not in (_BATCHES, *_INSTEAD):
+    if key not in (_BATCHES, *_LIMITS):
         return
     with config.unlocked():
         if key == _BATCHES:
@@ -101,21 +137,50 @@ def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
                 del config.eval["max_batches"]
 
 
-def _refuse(keys: Iterable[str]) -> None:
-    for key in keys:
-        if key in _GONE:
-            raise ConfigError(f"config.{key} is gone: {_GONE[key]}; leave it out")
+def _refuse(key: str) -> None:
+    if key in _INSTEAD:
+        raise ConfigError(f"config.{key} is gone: {_INSTEAD[key]}; leave it out")
+
+
+def _owner(config: object, name: str) -> tuple[object, str]:
+    """The section that would hold a dotted key, None if it is not there; and the key's own name."""
+    *sections, key = name.split(".")
+    for section in sections:
+        config = config.get(section) if isinstance(config, dict) else None
+    return config, key
 
 
 def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Returns what a run's config.json holds without the keys and the untouched stages that are gone."""
-    sections = {name: dict(keys) if isinstance(keys, dict) else keys for name, keys in config.items()}
-    for section, _, key in (name.partition(".") for name in _GONE):
-        if isinstance(sections.get(section), dict):
-            sections[section].pop(key, None)
-    if isinstance(prepare := sections.get("prepare"), dict) and isinstance(prepare.get("stages"), dict):
+    today = copy.deepcopy(config)
+    for name in _INSTEAD:
+        section, key = _owner(today, name)
+        if isinstance(section, dict):
+            section.pop(key, None)
+    if isinstance(prepare := today.get("prepare"), dict) and isinstance(prepare.get("stages"), dict):
         prepare["stages"] = {name: keys for name, keys in prepare["stages"].items() if keys != STAGES.get(name)}
-    return sections
+    return today
+
+
+def check_goes_on(saved: dict[str, typing.Any]) -> None:
+    """Raises ConfigError if the run of a config.json has a key that is gone with a value that no run has any more."""
+    for name, (value, meaning) in _FIXED.items():
+        section, key = _owner(saved, name)
+        if isinstance(section, dict) and section.get(key, value) != value:
+            raise ConfigError(
+                f"this run has config.{name}={section[key]!r}, and that key is gone: {meaning}; delete it from the run's "
+                "config.json to go on so, or go on by the version of jaxlm that began the run"
+            )
+
+
+def with_settings(stage: str, settings: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
+    """Returns a stage's settings with those that are gone, as caches and recipes hold them."""
+    return {**_SETTINGS.get(stage, {}), **settings}
+
+
+def check_setting(stage: str, key: str) -> None:
+    """Raises ConfigError if a stage had this setting."""
+    _refuse(f"prepare.stages.{stage}.{key}")
 
 
 def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing.Any]:
@@ -127,7 +192,10 @@ def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing
     Raises:
       ConfigError: it has a key that is gone.
     """
-    _refuse(f"{section}.{key}" for section, keys in config.items() if isinstance(keys, dict) for key in keys)
+    for name in _INSTEAD:
+        section, key = _owner(config, name)
+        if isinstance(section, dict) and key in section:
+            _refuse(name)
     evaluation = config.get("eval")
     if not isinstance(evaluation, dict) or "max_batches" not in evaluation:
         return config

@@ -168,7 +168,6 @@ class CheckpointConfig:
     every_minutes: Annotated[float, at_least(0, or_else={-1: "auto"})] = key(
         -1.0, "also when this much work is unsaved; -1 = auto (Young/Daly); 0 = by steps alone"
     )
-    verify: bool = key(True, "read each one back from disk, and compare, before an older one is deleted")
     keep_last: Size = key(2, "the latest checkpoints that stay")
     keep_every: Steps = key(0, "also keep each checkpoint whose step is a multiple of this, for good")
     keep_best: Count = key(1, "also keep this many of the best by `best_metric`")
@@ -180,7 +179,6 @@ class CheckpointConfig:
     )
     max_unprotected_usd: NotNegative = key(0.0, "the same in dollars; 0 = never")
     mirror: str = key("", "folder or URL (s3://, gs://, hf://): a copy of each verified checkpoint and the logs")
-    mirror_weights_only: bool = key(False, "without the optimizer's state: for sampling and export, not to resume")
     mirror_keep_last: Size = key(2, "the latest checkpoints that stay there, beside milestones")
     mirror_timeout_s: Positive = key(3600.0, "a copy that takes longer is abandoned and begun again")
 
@@ -191,9 +189,6 @@ class RedteamConfig:
     toxicity: bool = key(
         True, 'False: no toxicity scores, and no category toxic (for those: pip install "jaxlm[toxicity]")'
     )
-    max_new_tokens: Annotated[int, at_least(1, most=2**20)] = key(64, "of each text")
-    temperature: NotNegative = key(0.0, "0 = the likeliest token")
-    seed: Count = key(0, "of texts with a temperature")
     search_tokens: Annotated[int, at_least(0, most=10**18)] = key(
         1_000_000_000, "of the training data searched for what the model wrote; 0 = all"
     )
@@ -292,7 +287,6 @@ class StabilityConfig:
     )
     spike_z: NotNegative = key(8.0, "robust z-score of a step's loss from which it is a spike; 0 = off")
     spike_steps: Steps = key(20, "this many spikes in a row call for a rollback; 0 = only log them")
-    window: Annotated[int, within(8, 100_000)] = key(256, "steps before a spike that its z-score is computed from")
     skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...] = key(
         (), 'batches to pass over, by hand: "A:B" from batch A to batch B of the order'
     )
@@ -406,7 +400,6 @@ class TuneConfig:
     scan_layers: tuple[bool, ...] = key((False, True), "of model.scan_layers")
     tile_tokens: tuple[Annotated[int, at_least(0)], ...] = key((0, 2048), "of loss.tile_tokens")
     steps: Annotated[int, at_least(1)] = key(10, "timed for each at most")
-    step_seconds: NotNegative = key(20.0, "of timing for each at most, but two steps at least")
     max_seconds: NotNegative = key(1800.0, "begin no further candidate after this")
     memory_gb: NotNegative = key(0.0, "of a device; 0 = what it says it has")
 

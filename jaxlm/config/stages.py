@@ -16,15 +16,7 @@ class HtmlSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DebrisSettings:
-    entities: bool = key(True, '"&amp;nbsp;" "&#39;"')
-    tags: bool = key(True, '"<br/>" "</div>" \'class="..."\'')
-    styles: bool = key(True, "lines of style sheets and of trackers' scripts")
-    menus: bool = key(True, '"Home / About / Contact", on one line or on several; "Home > Docs > API"')
-    notices: bool = key(True, "lines about cookies, newsletters, sharing")
-    max_mentions: int = key(1, "of HTML, CSS ...: a text with more is about them, and keeps its tags and entities")
-    min_menu_lines: int = key(3, "of menus' words, in a run of short lines")
-    max_menu_chars: int = key(30, "of a short line")
-    max_notice_chars: int = key(200, "a longer line is no notice")
+    pass
 
 
 @dataclasses.dataclass(frozen=True)

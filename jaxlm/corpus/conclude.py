@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.dedup.sql import connect, quoted
-from jaxlm.corpus.pipeline import Plan
+from jaxlm.corpus.pipeline import SHOWN, Plan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.tally import Tally
 from jaxlm.host import files
@@ -70,7 +70,7 @@ def conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[
                 f"{root / 'documents' / name} does not hold the {tally.kept} documents that the books tell of"
             )
     _merge_removed(root, folder)
-    _write_examples(root, folder, plan)
+    _write_examples(root, folder)
     _write_clusters(root, folder, plan)
     if (folder / "documents").exists():
         shutil.rmtree(root / "documents", ignore_errors=True)
@@ -103,8 +103,8 @@ def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
                     shutil.copyfileobj(records, out)
 
 
-def _write_examples(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
-    """Writes examples.jsonl: up to `prepare.examples` records for each source, stage and reason."""
+def _write_examples(root: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes examples.jsonl: the first records of each source, stage and reason."""
     counts: collections.Counter[tuple] = collections.Counter()
     with (root / EXAMPLES).open("wb") as out:
         for part in sorted((folder / "examples").iterdir()):
@@ -112,7 +112,7 @@ def _write_examples(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
                 record = json.loads(line)
                 key = record["source"], record["stage"], record["reason"]
                 counts[key] += 1
-                if counts[key] <= plan.examples:
+                if counts[key] <= SHOWN:
                     out.write(line)
 
 

@@ -30,6 +30,8 @@ from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
 _CHANGES = 2  # changed documents shown, a stage and task
 _CONTEXT = 60  # characters shown on either side of a change
+SHOWN = 20  # removed documents that are shown, for each source, stage and reason
+_EXCERPT = 500  # characters of a removed document that are recorded
 _MARGIN = 2000  # characters beyond an excerpt that are looked at, so that personal data is not cut in two
 
 
@@ -55,8 +57,6 @@ class Plan:
       units: (source, unit) of each task.
       global_settings: the settings of each stage in `GLOBAL_STAGES`.
       memory_gb, threads: the gigabytes and threads for the joins of deduplication.
-      examples: the number of removed documents to show for each source, stage and reason.
-      excerpt_chars: the number of characters of a removed document that are kept.
     """
 
     sources: dict[str, SourcePlan]
@@ -64,8 +64,6 @@ class Plan:
     global_settings: dict[str, dict[str, typing.Any]]
     memory_gb: float
     threads: int
-    examples: int
-    excerpt_chars: int
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the plan to the folder that the tasks get."""
@@ -103,13 +101,13 @@ class Books:
     `examples/PHASE-TASK.jsonl`.
     """
 
-    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan, pii: Stage | None = None):
+    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, pii: Stage | None = None):
         """`pii` is the stage that hides personal data in the records, None for no hiding."""
         self._pii = pii
         for name in ("tally", "examples"):
             (folder / name).mkdir(exist_ok=True)
         self.tally = Tally()
-        self._source, self._excerpt, self._most = source, plan.excerpt_chars, plan.examples
+        self._source = source
         self._folder, self._name = folder, f"{phase}-{task:06d}"
         self._outs: dict[str, typing.IO[bytes]] = {}
         self._files = contextlib.ExitStack()
@@ -119,7 +117,7 @@ class Books:
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
         """Records a document that is removed."""
-        excerpt = self._hidden(document.text[: self._excerpt + _MARGIN])[: self._excerpt]
+        excerpt = self._hidden(document.text[: _EXCERPT + _MARGIN])[:_EXCERPT]
         self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
     def changed(self, stage: str, document: Document, before: str) -> None:
@@ -146,7 +144,7 @@ class Books:
             self._outs[stage] = self._files.enter_context(gzip.GzipFile("", "wb", 3, raw, mtime=0))
         self._outs[stage].write(line.encode("utf-8", "replace"))
         self._shown[stage, reason] += 1
-        if self._shown[stage, reason] <= self._most:
+        if self._shown[stage, reason] <= SHOWN:
             self._examples.append(line)
 
     def _hidden(self, text: str) -> str:
@@ -175,7 +173,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     name, unit = plan.units[task]
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
-    books = Books(folder, "clean", task, name, plan, next((stage for stage in chain if stage.name == "pii"), None))
+    books = Books(folder, "clean", task, name, next((stage for stage in chain if stage.name == "pii"), None))
     tally, stats = books.tally, SourceStats()
     tally.stages = [StageTally(stage.name) for stage in chain]
     together = {stage: plan.global_settings[stage] for stage in source.global_stages}
@@ -251,7 +249,7 @@ def finish(folder: pathlib.Path, task: int) -> None:
             chain.append(_Lines(plan.global_settings[stage], folder, task))
         else:
             chain.append(_Copies(stage, plan, folder, task))
-    books = Books(folder, "finish", task, name, plan)
+    books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
     writer = DocumentWriter(plan.document_file(folder, task))
     for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):

@@ -233,8 +233,6 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
         memory_gb=settings.memory_gb,
         # On a cluster the cores of this machine don't count.
         threads=(settings.workers or files.cores()) if engine == "local" else 1,
-        examples=settings.examples,
-        excerpt_chars=settings.excerpt_chars,
     )
 
 
@@ -252,7 +250,7 @@ def make_recipe(
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
         recipe[f"source {name}"] = dataclasses.asdict(source.spec)
-        recipe[f"stages of {name}"] = [[spec.name, spec.settings] for spec in source.stages] + list(
+        recipe[f"stages of {name}"] = [[spec.name, spec.recorded] for spec in source.stages] + list(
             source.global_stages
         )
         recipe |= {f"inputs of {name}/{spec.name}": spec.inputs for spec in source.stages}

@@ -14,10 +14,10 @@ from jaxlm.eval.likelihood import Scorer
 _ROWS = 32  # prompts of a batch, at most
 
 
-def greedy(max_new_tokens: int, temperature: float = 0.0) -> SampleConfig:
-    """Returns the settings that take the likeliest token, up to so many; with a temperature, those that sample."""
+def greedy(max_new_tokens: int) -> SampleConfig:
+    """Returns the settings that take the likeliest token, up to so many."""
     never = {"prompts": (), "every_steps": 0, "at_steps": (), "also_greedy": False, "chat_template": False}
-    return SampleConfig(**never, max_new_tokens=max_new_tokens, temperature=temperature, top_k=0, top_p=1.0)
+    return SampleConfig(**never, max_new_tokens=max_new_tokens, temperature=0.0, top_k=0, top_p=1.0)
 
 
 def complete(

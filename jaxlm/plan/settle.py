@@ -30,7 +30,12 @@ class Settled:
     runs: Config
 
     def as_begun(self, folder: pathlib.Path) -> "Settled":
-        """Returns it with held-out text and rates of the folder's run, or by rule. Raises ConfigError if it learns nothing."""
+        """Returns it with held-out text and rates of the folder's run, or by rule.
+
+        Raises:
+          ConfigError: a new run would learn nothing, or the run has a value that is gone (`older.check_goes_on`).
+        """
+        from_first(lambda: older.check_goes_on(files.json_there(folder / "config.json")))
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
         rates = from_first(lambda: rates_so_far(folder, config))
         config = by_rule(config, say, rates)

@@ -23,6 +23,7 @@ from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
 Hold = Callable[[int], None]
 Window = tuple[int, int]  # the first and the last batch to pass over, by number in the order; steps likewise
+WINDOW = 256  # losses before one that its z-score is computed from
 _FEWEST = 16  # losses from which a z-score means something
 _MOST_ROLLBACKS = 3  # to one checkpoint
 _SHOWN = 5  # documents of a spike in the terminal
@@ -52,7 +53,7 @@ class NonFinite(Watch):
 class Spikes(Watch):
     """Notices steps whose loss is far above that of the steps before, and ends a run that does not come back from it.
 
-    The score of a loss is (loss - median) / (1.4826 MAD) over the last `stability.window` losses that were no spike (Iglewicz
+    The score of a loss is (loss - median) / (1.4826 MAD) over the last WINDOW losses that were no spike (Iglewicz
     and Hoaglin 1993). The scale is at least 1% of the median, else noise on a very smooth curve would be spikes. Before
     there are enough losses, a loss counts as a spike that is more than twice the first.
 
@@ -73,7 +74,7 @@ class Spikes(Watch):
         switch: int | None = None,
     ):
         self._config, self._tell, self._hold, self._switch = config, tell, hold, switch
-        self._losses: collections.deque[float] = collections.deque(maxlen=config.window)
+        self._losses: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self._first = 0  # the first step of the series of spikes that is going on; 0 = none
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:

@@ -19,7 +19,7 @@ from jaxlm.eval.results import Item, TaskResult
 def settings(**changes):
     """The section `eval`, with these keys of `eval.redteam`, without the extra `toxicity` if they say nothing else."""
     asked = tiny_eval.settings()
-    changed = {"toxicity": False, "max_new_tokens": 24} | changes
+    changed = {"toxicity": False} | changes
     return dataclasses.replace(asked, redteam=dataclasses.replace(asked.redteam, **changed))
 
 
@@ -172,13 +172,16 @@ def test_what_is_missing_is_told_at_the_start(monkeypatch):
     harness.Benchmarks(["redteam:bias"], settings(toxicity=True))
 
 
-def test_what_stands_in_the_training_data_is_found(scorer):
+def test_what_stands_in_the_training_data_is_found(scorer, monkeypatch):
+    """The texts are drawn: the likeliest tokens of this model repeat themselves."""
+    drawn = dataclasses.replace(completions.greedy(24), temperature=1.0)
+    monkeypatch.setattr(completions, "greedy", lambda max_new_tokens: drawn)
     entries = redteam.read().by_category["privacy"]
     prompt = entries[results.spread(len(entries), 1)[0]]["prompt"]
-    given, asked = [document(scorer.tokenizer, prompt)], completions.greedy(24, 1.0)
-    (ids,) = completions.continue_ids(scorer, given, (), asked, 0, "writing")
+    given = [document(scorer.tokenizer, prompt)]
+    (ids,) = completions.continue_ids(scorer, given, (), drawn, 0, "writing")
     assert len(ids) == 24
-    ask = harness.Benchmarks(["redteam:privacy"], settings(temperature=1.0))
+    ask = harness.Benchmarks(["redteam:privacy"], settings())
     for planted, share, run in ((ids[4:], 20 / 24, 20), (ids[::-1], 0.0, 0), (ids[:12], 0.0, 12)):
         (result,) = ask(trained_on(scorer, planted), 1)
         (item,) = result.items

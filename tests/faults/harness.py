@@ -402,6 +402,7 @@ def curve(folder: pathlib.Path) -> dict[int, dict]:
     return found
 
 
-def digests(folder: pathlib.Path, step: int = STEPS) -> dict[str, int]:
-    """The digests of the arrays of a checkpoint, as it was saved and, if it is sealed, read back."""
-    return json.loads((folder / "checkpoints" / str(step) / "meta/metadata").read_text())["digests"]
+def digests(folder: pathlib.Path, step: int | None = None) -> dict[str, int]:
+    """The digests of the arrays of a checkpoint, of the last one if no step is given."""
+    path = folder / "checkpoints" / str(step or steps(folder)[-1]) / "meta/metadata"
+    return json.loads(path.read_text())["digests"]

@@ -89,7 +89,7 @@ def test_nan_for_good(place):
     again = place.run("good", code=3, inside=spoil, **NAN)
     assert "nothing has changed since" in again  # at once: it costs no step
     assert "step 9/24" not in again
-    place.run("good", **NAN, stability__window=300)  # something has
+    place.run("good", **NAN, stability__spike_z=9.0)  # something has
     assert steps(place.root / "good")[-1] == 24
 
 

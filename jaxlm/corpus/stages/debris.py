@@ -13,6 +13,11 @@ import re
 
 from jaxlm.corpus.stage import Document, Remove, Stage
 
+_MENTIONS = 1  # of HTML, CSS ...: a text with more is about them, and keeps its tags and entities
+_MENU_LINES = 3  # of menus' words, in a run of short lines
+_MENU_CHARS = 30  # of a short line
+_NOTICE_CHARS = 200  # a longer line is no notice
+
 _FENCED = re.compile(r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^[ \t]*(?P=fence)[`~]*[ \t]*$|.*)", re.M | re.S)
 _INLINE = re.compile(r"(`[^`\n]+`)")
 
@@ -166,101 +171,96 @@ class Debris(Stage):
             return None
         # Even parts are text; odd ones are fenced blocks, which stay.
         parts = _fences(document.text)
-        if self.settings.menus or self.settings.notices:
-            parts[::2] = [self._lines(part, edits) for part in parts[::2]]
+        parts[::2] = [_without_lines(part, edits) for part in parts[::2]]
         texts = parts[::2]
         if document.metadata.get("from") != "html" and any(map(_may_have_markup, texts)):
             mentions = sum(1 for t in texts for _ in _ABOUT.finditer(t))
-            if mentions <= self.settings.max_mentions and not any("</" in t and _FOREIGN.search(t) for t in texts):
-                parts[::2] = [self._markup(t, edits) for t in texts]
+            if mentions <= _MENTIONS and not any("</" in t and _FOREIGN.search(t) for t in texts):
+                parts[::2] = [_without_markup(t, edits) for t in texts]
         document.text = "".join(parts)
         return None
 
-    def _lines(self, text: str, edits: collections.Counter[str]) -> str:
-        """Removes the lines that are menus, breadcrumbs or notices."""
-        lines = text.split("\n")
-        gone: set[int] = set()
-        run: list[tuple[int, bool]] = []  # short lines in a row, and whether each is a menu's
-        longest = max(self.settings.max_notice_chars, self.settings.max_menu_chars)
-        for i, line in enumerate(lines):
-            if not line or line.isspace():
+
+def _without_lines(text: str, edits: collections.Counter[str]) -> str:
+    """Removes the lines that are menus, breadcrumbs or notices."""
+    lines = text.split("\n")
+    gone: set[int] = set()
+    run: list[tuple[int, bool]] = []  # short lines in a row, and whether each is a menu's
+    for i, line in enumerate(lines):
+        if not line or line.isspace():
+            continue
+        short = False
+        if len(line) <= _NOTICE_CHARS + 100:
+            bare = line.strip()
+            if not bare[0].isalnum():
+                bare = _BULLET.sub("", bare)
+            low = bare.lower()
+            first = low.split(None, 1)[0] if bare else ""
+            if first in _NOTICE_WORDS and len(bare) <= _NOTICE_CHARS and _NOTICE.fullmatch(bare):
+                gone.add(i)
+                edits["notice"] += 1
                 continue
-            short = False
-            if len(line) <= longest + 100:
-                bare = line.strip()
-                if not bare[0].isalnum():
-                    bare = _BULLET.sub("", bare)
-                low = bare.lower()
-                first = low.split(None, 1)[0] if bare else ""
-                if self.settings.notices and first in _NOTICE_WORDS and self._is_notice(bare):
-                    gone.add(i)
-                    edits["notice"] += 1
-                    continue
-                if self.settings.menus:
-                    if (first in _FIRST_WORDS or low in _MENU) and len(bare) <= longest and _is_row(low):
-                        gone.add(i)
-                        edits["menu"] += 1
-                        continue
-                    short = len(bare) <= self.settings.max_menu_chars and not _NO_MENU.search(bare)
-            if short:
-                run.append((i, low in _MENU))
-            elif run:
-                self._end_run(run, gone, edits)
-        self._end_run(run, gone, edits)
-        return "\n".join(line for i, line in enumerate(lines) if i not in gone) if gone else text
+            if (first in _FIRST_WORDS or low in _MENU) and len(bare) <= _NOTICE_CHARS and _is_row(low):
+                gone.add(i)
+                edits["menu"] += 1
+                continue
+            short = len(bare) <= _MENU_CHARS and not _NO_MENU.search(bare)
+        if short:
+            run.append((i, low in _MENU))
+        elif run:
+            _end_run(run, gone, edits)
+    _end_run(run, gone, edits)
+    return "\n".join(line for i, line in enumerate(lines) if i not in gone) if gone else text
 
-    def _is_notice(self, line: str) -> bool:
-        return len(line) <= self.settings.max_notice_chars and _NOTICE.fullmatch(line) is not None
 
-    def _end_run(self, run: list[tuple[int, bool]], gone: set[int], edits: collections.Counter[str]) -> None:
-        """Ends a run of short lines: from its first to its last word of a menu it is a menu, if half of these lines are."""
-        hits = [k for k, (_, hit) in enumerate(run) if hit]
-        if len(hits) >= self.settings.min_menu_lines and 2 * len(hits) >= hits[-1] - hits[0] + 1:
-            gone.update(i for i, _ in run[hits[0] : hits[-1] + 1])
-            edits["menu"] += hits[-1] - hits[0] + 1
-        run.clear()
+def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: collections.Counter[str]) -> None:
+    """Ends a run of short lines: from its first to its last word of a menu it is a menu, if half of these lines are."""
+    hits = [k for k, (_, hit) in enumerate(run) if hit]
+    if len(hits) >= _MENU_LINES and 2 * len(hits) >= hits[-1] - hits[0] + 1:
+        gone.update(i for i, _ in run[hits[0] : hits[-1] + 1])
+        edits["menu"] += hits[-1] - hits[0] + 1
+    run.clear()
 
-    def _markup(self, text: str, edits: collections.Counter[str]) -> str:
-        """Removes tags, torn attributes, style sheets, scripts of trackers and entities."""
-        if self.settings.tags and "<" in text:
-            for name, (begin, end) in _HIDDEN.items():
-                text = _cut(text, begin, end, name, edits)
-        if self.settings.styles and _STYLES.search(text):
-            text = _without_styles(text, edits)
-        tags = self.settings.tags and (
-            ("<" in text and _TAG.search(text)) or (_EQUALS.search(text) and _TORN.search(text))
-        )
-        entities = self.settings.entities and "&" in text and _ENTITY.search(text)
-        if not tags and not entities:
-            return text
-        ended = {name.lower() for name in _ENDS.findall(text)} if tags else set()
-        out, shown = [], False
-        for line in text.split("\n"):
-            if not line.strip():
-                shown = shown and bool(out) and out[-1].rstrip().endswith(":")
-            elif not shown and ("<" in line or "&" in line or _EQUALS.search(line)) and not _BESIDE.search(line):
-                line = self._line(line, ended, bool(entities), edits)
-                if line is None:
-                    continue
-            if line.rstrip().endswith(":"):  # what follows is shown: an example
-                shown = True
-            out.append(line)
-        return "\n".join(out)
 
-    def _line(self, line: str, ended: set[str], entities: bool, edits: collections.Counter[str]) -> str | None:
-        """Returns a line without tags and entities; None if it held nothing else."""
-        pieces = _INLINE.split(line) if "`" in line else [line]
-        before = edits.total()
-        if self.settings.tags:
-            pieces[::2] = [_without_tags(piece, ended, edits) for piece in pieces[::2]]
-        changed = edits.total() > before
-        if entities:
-            pieces[::2] = [_unescaped(piece, edits) for piece in pieces[::2]]
-        line = "".join(pieces)
-        if not changed:
-            return line
-        kept = [part.strip() for part in line.split("\n") if part.strip()]
-        return "\n".join(kept) if kept else None
+def _without_markup(text: str, edits: collections.Counter[str]) -> str:
+    """Removes tags, torn attributes, style sheets, scripts of trackers and entities."""
+    if "<" in text:
+        for name, (begin, end) in _HIDDEN.items():
+            text = _cut(text, begin, end, name, edits)
+    if _STYLES.search(text):
+        text = _without_styles(text, edits)
+    tags = ("<" in text and _TAG.search(text)) or (_EQUALS.search(text) and _TORN.search(text))
+    entities = "&" in text and _ENTITY.search(text)
+    if not tags and not entities:
+        return text
+    ended = {name.lower() for name in _ENDS.findall(text)} if tags else set()
+    out, shown = [], False
+    for line in text.split("\n"):
+        if not line.strip():
+            shown = shown and bool(out) and out[-1].rstrip().endswith(":")
+        elif not shown and ("<" in line or "&" in line or _EQUALS.search(line)) and not _BESIDE.search(line):
+            line = _without_markup_in(line, ended, bool(entities), edits)
+            if line is None:
+                continue
+        if line.rstrip().endswith(":"):  # what follows is shown: an example
+            shown = True
+        out.append(line)
+    return "\n".join(out)
+
+
+def _without_markup_in(line: str, ended: set[str], entities: bool, edits: collections.Counter[str]) -> str | None:
+    """Returns a line without tags and entities; None if it held nothing else."""
+    pieces = _INLINE.split(line) if "`" in line else [line]
+    before = edits.total()
+    pieces[::2] = [_without_tags(piece, ended, edits) for piece in pieces[::2]]
+    changed = edits.total() > before
+    if entities:
+        pieces[::2] = [_unescaped(piece, edits) for piece in pieces[::2]]
+    line = "".join(pieces)
+    if not changed:
+        return line
+    kept = [part.strip() for part in line.split("\n") if part.strip()]
+    return "\n".join(kept) if kept else None
 
 
 def _may_have_markup(text: str) -> bool:

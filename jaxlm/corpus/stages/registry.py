@@ -56,9 +56,14 @@ class StageSpec:
     inputs: str = ""
 
     @property
+    def recorded(self) -> dict[str, typing.Any]:
+        """Returns the settings with those that are gone, which older caches and recipes have."""
+        return older.with_settings(self.name, self.settings)
+
+    @property
     def key(self) -> str:
         """Returns a string that is equal for equal name, settings and files, and can be the name of a folder."""
-        text = json.dumps([self.name, self.settings, self.inputs], sort_keys=True)
+        text = json.dumps([self.name, self.recorded, self.inputs], sort_keys=True)
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -76,6 +81,7 @@ def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_ke
     for word in words:
         key, equals, text = word.partition("=")
         if key not in settings:
+            older.check_setting(name, key)
             near = config_lib.nearest(key, settings)
             raise ConfigError(f"{config_key}: stage {name} has no setting {word!r}; {near}")
         if not equals:

@@ -32,9 +32,15 @@ class Bench:
     """Compiles and times candidates, all on one train state and one loader. Once `stop` is set, KeyboardInterrupt comes."""
 
     def __init__(
-        self, config: Config, mesh: Mesh, limit_bytes: float, batches: Iterator[dict[str, jax.Array]], say: Say
+        self,
+        config: Config,
+        mesh: Mesh,
+        limit_bytes: float,
+        batches: Iterator[dict[str, jax.Array]],
+        say: Say,
+        seconds: float = 20.0,
     ):
-        self._config, self._mesh, self._batches = config, mesh, batches
+        self._config, self._mesh, self._batches, self._seconds = config, mesh, batches, seconds
         self._compiler, self._limit_bytes = tune.Compiler(config, mesh, limit_bytes), limit_bytes
         self._say = say
         self._state: state.TrainState | None = None
@@ -85,9 +91,9 @@ class Bench:
 
     def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
         """Tokens a second of each program, by the median time of its steps."""
-        tune_keys, train = self._config.tune, self._config.train
+        train = self._config.train
         steps = [functools.partial(self._step, compiled) for compiled in programs]
-        seconds = medians(steps, tune_keys.steps, tune_keys.step_seconds * len(programs))
+        seconds = medians(steps, self._config.tune.steps, self._seconds * len(programs))
         return [train.batch_size * train.seq_len / step_s for step_s in seconds]
 
     def _step(self, compiled: jax.stages.Compiled) -> float:

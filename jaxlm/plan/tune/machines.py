@@ -324,10 +324,10 @@ def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
 
 def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     """The trial of the config's own settings on random tokens."""
-    config = with_keys(config, tune={"steps": STEPS, "step_seconds": TIMED_S})
+    config = with_keys(config, tune={"steps": STEPS})
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
     batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
-    return bench.Bench(config, mesh, limit, batches, lambda text: None).trial(own)
+    return bench.Bench(config, mesh, limit, batches, lambda text: None, TIMED_S).trial(own)
 
 
 def _flops(config: Config) -> float:

@@ -219,7 +219,7 @@ class Mirror:
             try:
                 if unwritable := self._claim(self._config.mirror_timeout_s):
                     raise Trouble(unwritable)
-                job = {"step": step, "weights_only": self._config.mirror_weights_only, "copied": copied}
+                job = {"step": step, "copied": copied}
                 self._note_held(self._ask("copy", note, **job))
             except Abandoned as error:
                 # A worker that died is begun again only if it got further: it may die of this very copy.

@@ -24,7 +24,6 @@ from jaxlm.host.redact import redact, redact_url
 from jaxlm.run.checkpoints import remote as remote_lib
 from jaxlm.run.checkpoints.remote import Remote, Sum, measure, seal, sum_of, unseal
 
-WEIGHTS = ("params", "meta")  # the items of a checkpoint without the optimizer's state
 _LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html", console.LOG)
 _AT_ONCE = 4  # files under way at a time
 _TRIES = 3  # of a file that does not read back as it was written
@@ -83,15 +82,15 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
 def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies one checkpoint and the logs, reads all back, and only then marks the copy as verified.
 
-    `job`: `step`, `workdir`, `weights_only`, `id` and `start` of the run, and the sums of what an attempt that was abandoned
-    has `copied`. Returns the steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
+    `job`: `step`, `workdir`, `id` and `start` of the run, and the sums of what an attempt that was abandoned has `copied`.
+    Returns the steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
     """
     step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
     source = workdir / "checkpoints" / str(step)
     check_owner(remote, job)
-    sums = _sums(source, job["weights_only"])
+    sums = _sums(source)
     _check_source(source, sums)
-    if _has(remote, step, sums, job["weights_only"]):
+    if _has(remote, step, sums):
         write_logs(remote, job, tell)
         return held(remote)
     if not job["copied"]:
@@ -114,7 +113,7 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     for name in _each(put, [name for name in sums if job["copied"].get(name) != sums[name]]):
         tell({"copied": name, "sum": sums[name]})
     logs = _write_logs(remote, workdir, f"{folder}/workdir/")
-    manifest = seal({"step": step, "weights_only": job["weights_only"], "files": sums, "logs": logs})
+    manifest = seal({"step": step, "files": sums, "logs": logs})
     remote.write(f"{folder}/manifest.json", manifest)
     for name in logs:
         if remote.measure(f"{folder}/workdir/{name}") != logs[name]:
@@ -150,7 +149,7 @@ def restore(remote: Remote, job: dict, tell: Tell) -> dict:
     for step in reversed(steps(remote)):
         try:
             manifest = manifest_of(remote, step)
-            if manifest["weights_only"]:
+            if manifest.get("weights_only"):  # of a run before 2026-11-28
                 raise Refused(
                     f"the mirror's checkpoint {step} holds weights only, so no run can go on from it: give another "
                     "config.checkpoint.mirror or config.workdir"
@@ -194,11 +193,9 @@ def _open(url: str) -> Remote:
         raise Refused(f"can't be opened: {one_line(error)}") from error
 
 
-def _sums(folder: pathlib.Path, weights_only: bool) -> Sums:
+def _sums(folder: pathlib.Path) -> Sums:
     """Returns the sum of each file of a checkpoint. Raises Gone if there is none, or one goes."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    if weights_only:
-        names = [name for name in names if "/" not in name or name.split("/")[0] in WEIGHTS]
     sums: Sums = {}
     with contextlib.suppress(FileNotFoundError):
         sums = dict(zip(names, _each(lambda name: measure(folder / name), names), strict=True))
@@ -218,11 +215,10 @@ def _check_source(folder: pathlib.Path, sums: Sums) -> None:
         raise Trouble(f"checkpoint {folder.name}: {changed[0]} is not what was saved and verified, so it is not copied")
 
 
-def _has(remote: Remote, step: int, sums: Sums, weights_only: bool) -> bool:
+def _has(remote: Remote, step: int, sums: Sums) -> bool:
     """True if the mirror holds exactly these files of the step already."""
     with contextlib.suppress(Damaged):
-        manifest = manifest_of(remote, step)
-        return manifest["files"] == sums and manifest["weights_only"] == weights_only
+        return manifest_of(remote, step)["files"] == sums
     return False
 
 

@@ -87,7 +87,6 @@ class Saving:
       folder: the checkpoint's folder, `checkpoints/<step>`.
       items: the arrays to save, on the devices.
       meta: JSON values; `digests` holds the digest of every array.
-      check: True to read the arrays back.
 
     Attributes:
       copied: set when the arrays' memory may be used again.
@@ -101,9 +100,9 @@ class Saving:
       verify_s: the seconds that verifying took.
     """
 
-    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict, check: bool):
+    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict):
         self.folder, self.step, self.began = folder, int(folder.name), time.monotonic()
-        self._items, self._meta, self._check = items, meta, check
+        self._items, self._meta = items, meta
         self.copied, self.done = threading.Event(), threading.Event()
         self.written, self.left_behind = False, False
         self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
@@ -123,7 +122,7 @@ class Saving:
             logging.getLogger(name).addFilter(_QUIET)  # adding it again does nothing
         try:
             self._write(votes)
-            if jax.process_index() == 0 and self._check:
+            if jax.process_index() == 0:
                 began = time.monotonic()
                 self._verify()
                 self.verify_s = time.monotonic() - began

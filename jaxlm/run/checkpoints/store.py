@@ -140,9 +140,8 @@ class Checkpointer:
         if bad:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
             return False
-        check = self._config is None or self._config.verify
         self._partial.discard(step)
-        self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests), check)
+        self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests))
         self._wait(self._saving.copied)  # the next step takes over the state's memory
         return True
 
@@ -283,7 +282,7 @@ class Checkpointer:
         # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
         # other process has to wait for a deletion.
         there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
-        whole = [step for step in there if self.verified(step)] if self._config.verify else None
+        whole = [step for step in there if self.verified(step)]
         gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
         gone = set(gone) - {*self.spared(), self._held}
         self._delete([self.directory / str(step) for step in gone])
@@ -393,7 +392,7 @@ class Checkpointer:
     def _seal(self, step: int, digests: dict[str, int]) -> None:
         """Verifies a restored checkpoint beside the run, if it has no checksums: it is older, or its save was cut short."""
         folder = self.directory / str(step)
-        if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
+        if self._read_only or not self._config or jax.process_index() or self.verified(step):
             return
         self._beside(lambda: verify.verify(folder, digests))
 

@@ -33,7 +33,7 @@ def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> N
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
     sealed = meta.sealed({"config": config}, 0, digests)
     with working("writing the checkpoint and reading it back"):
-        saving = Saving(checkpoints / "0", {_PARAMS: params}, sealed, check=True)
+        saving = Saving(checkpoints / "0", {_PARAMS: params}, sealed)
         del params
         saving.done.wait()
     if saving.failed or saving.differs:

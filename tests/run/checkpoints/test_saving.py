@@ -62,16 +62,6 @@ def test_what_does_not_read_back_is_moved_away_and_nothing_whole_goes(tmp_path, 
     assert [p.name for p in (tmp_path / "damaged").iterdir() if "deleting" not in p.name] == ["5.0"]
 
 
-def test_without_verification_it_would_have_cost_all(tmp_path, monkeypatch):
-    """The mutation of the test above."""
-    checkpointer = Checkpointer(tmp_path / "checkpoints", dataclasses.replace(KEEP, verify=False))
-    garble(monkeypatch, lambda: True)
-    for step in range(1, 6):
-        checkpointer.save(make(step), {})
-    checkpointer.close()
-    assert checkpointer.steps() == [4, 5]
-
-
 def test_a_save_that_failed_is_owed_and_tried_again(tmp_path, monkeypatch):
     checkpointer, now = Checkpointer(tmp_path / "checkpoints", KEEP), 1000.0
     monkeypatch.setattr(store.time, "monotonic", lambda: now)
