@@ -53,10 +53,7 @@ def tokens(config: Config) -> int:
 
 
 def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> Cost:
-    """Returns hours and dollars of a run whose `model.remat` and `train.microbatch_size` are those of the plan.
-
-    `hosts`: the machines that hold the devices; each may be preempted.
-    """
+    """Returns hours and dollars of a run on so many `hosts`, any of which may be preempted. Nothing is auto."""
     tokens_per_second = speed(config, accelerator, devices)
     training = tokens(config) / tokens_per_second / 3600
     judging = training * judging_share(config)
@@ -89,8 +86,7 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
     """Returns the phases of a run with all that they take: name, the last step, steps, hours, and their limit in dollars.
 
     Steps after the last phase are one more, named "". The hours hold evaluations and saves, and in the first phase the start
-    and a reference's judging. Samples and benchmarks are not counted, nor that an evaluation of PPO and GRPO draws answers.
-    `hosts` = 0: eight devices to one.
+    and a reference's judging, but no samples and benchmarks. `hosts` = 0: eight devices to one.
     """
     t, rows = config.train, []
     step = t.batch_size * t.seq_len / tokens_per_second / 3600
@@ -109,11 +105,7 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
 
 def held_out_tokens(config: Config) -> int:
-    """Returns the tokens of an evaluation at most.
-
-    A megabyte of text counts as 250,000 tokens, an example as a row. Where `eval` takes all, it is the share of the
-    run's tokens that is held out.
-    """
+    """Returns the tokens of an evaluation at most: of a megabyte of text 250,000, of an example a row."""
     e, seq_len = config.eval, config.train.seq_len
     if config.program != "pretrain":
         most = e.max_prompts * seq_len
@@ -145,9 +137,8 @@ def save_seconds(config: Config, devices: int) -> float:
 def slow_down(config: Config, every: float, hosts: int) -> float:
     """Returns the expected factor by which preemptions prolong a run on spot machines; inf if it is 100 or more.
 
-    Preemptions come at a constant rate r, and that of one host stops all. Each costs the work since the last checkpoint and R
-    hours for the restart. So h = `every` hours between two checkpoints take (1/r + R)(exp(rh) - 1) hours (Daly 2006,
-    doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h + rh (h/2 + R).
+    Each costs the work since the last checkpoint and R hours. At a rate r, h = `every` hours between two checkpoints then take
+    (1/r + R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time).
     """
     rate = config.plan.preemptions_per_day * hosts / 24
     if not rate * every:
@@ -157,10 +148,7 @@ def slow_down(config: Config, every: float, hosts: int) -> float:
 
 
 def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, hosts: int) -> float:
-    """Returns the longest time between two checkpoints, in hours, with which spot costs no more than on demand.
-
-    0 if restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
-    """
+    """Returns the longest time between checkpoints with which spot costs no more; 0 if it never pays, inf if always."""
     most = accelerator.usd / accelerator.usd_spot
     low, high = pace.LEAST / 60, hours
     if slow_down(config, high, hosts) <= most:
@@ -231,10 +219,7 @@ def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
 
 
 def remat_factor(config: Config, remat: str = "") -> float:
-    """Returns how many times as long a step takes by its FLOPs as without remat; "" = the config's own policy.
-
-    `full` repeats a layer's forward pass but for its last product, `dots` attention's, `names` only what is no product.
-    """
+    """Returns how many times as long a step takes by its FLOPs as without remat; "" = the config's own policy."""
     m, remat = config.model, remat or config.model.remat
     attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs
     ups = 1 if m.family == "gpt2" else 2

@@ -157,12 +157,9 @@ class Planner:
 
     def fewest(self, limit: float) -> Fit | None:
         """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None on too many."""
-        devices = 1
-        while devices <= min(MOST_DEVICES, self.config.train.batch_size):
-            if fitting := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):
-                return fitting
-            devices *= 2
-        return None
+        most = min(MOST_DEVICES, self.config.train.batch_size)
+        meshes = (dataclasses.replace(ONE_DEVICE, fsdp=1 << power) for power in range(most.bit_length()))
+        return next(filter(None, (self.largest(mesh, limit) for mesh in meshes)), None)
 
     def remedy(self, mesh: MeshConfig, limit: float) -> Fit | None:
         """Returns the smallest change that fits on this mesh: other remat policies, then 8-bit AdamW; None if there is none."""

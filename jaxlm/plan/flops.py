@@ -62,11 +62,8 @@ def kernels(config: ModelConfig, part: str = "") -> dict[str, tuple[int, int]]:
 
 def targets(config: ModelConfig, adapter: AdapterConfig) -> dict[str, tuple[int, int]]:
     """Returns the kernels of one layer that get a LoRA, as `kernels` does; {} for another kind of adapter."""
-    if adapter.kind != "lora":
-        return {}
-    return {
-        name: sizes for name, sizes in kernels(config).items() if any(re.fullmatch(t, name) for t in adapter.targets)
-    }
+    patterns = adapter.targets if adapter.kind == "lora" else ()
+    return {name: sizes for name, sizes in kernels(config).items() if any(re.fullmatch(t, name) for t in patterns)}
 
 
 def trained_rows(adapter: AdapterConfig) -> int:

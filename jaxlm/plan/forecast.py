@@ -44,12 +44,10 @@ class TooEarly:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """The law, fitted to a run's losses.
+    """The law, fitted to a run's losses up to step `done`.
 
-    Attributes:
-      done: the last step whose loss was seen, or may have been.
-      theta: log(L0), log(A), then the parameters in the order of PRIORS, as logarithms.
-      misfit: how far the law was from the losses, as a standard deviation in nats; their noise is not in it.
+    `theta`: log(L0), log(A), then the logarithms of PRIORS' parameters. `misfit`: how far the law was from the losses, as a
+    standard deviation in nats; their noise is not in it.
     """
 
     done: int
@@ -173,14 +171,13 @@ def _schedule(rate: Rate, end: int) -> _Schedule:
     fall[:warmup] = 0.0
     at = np.flatnonzero(fall)
     weight = np.abs(fall[at])
+    falls = fall[at]
     if at.size > KNOTS:
         way = np.cumsum(weight)
         group = np.minimum((way / way[-1] * KNOTS).astype(int), KNOTS - 1)
         held = np.bincount(group, weight, KNOTS)
         middle = np.bincount(group, weight * at, KNOTS)[held > 0] / held[held > 0]
-        falls, at = np.bincount(group, fall[at], KNOTS)[held > 0], middle.round().astype(int)
-    else:
-        falls = fall[at]
+        falls, at = np.bincount(group, falls, KNOTS)[held > 0], middle.round().astype(int)
     return _Schedule(warmup, total, total[at], falls, np.maximum(r[at], 1e-6))
 
 
@@ -283,10 +280,7 @@ def futures(
 
 
 def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
-    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars; 0 = whatever it costs.
-
-    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to.
-    """
+    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars (0 = whatever it costs), even at the best gain."""
     if isinstance(ahead, TooEarly):
         return Advice(TOO_EARLY, ahead.why)
     plan, decay, _ = ahead

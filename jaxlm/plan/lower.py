@@ -1,8 +1,7 @@
 """Compiles the real train step from shapes alone, for devices that may be absent, and says what memory it takes and there is.
 
-Of absent devices: if JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler
-compiles the step for H100s. Otherwise it is compiled for the same number of fake CPU devices. That shows how parameters are
-split and what is sent, but the memory is that of a CPU program in float32, which says little about a GPU.
+With JAX's CUDA plugin (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler compiles the step for H100s. Else
+it is compiled for fake CPU devices, whose memory, of a program in float32, says little about a GPU.
 """
 
 import contextlib
@@ -99,10 +98,7 @@ def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax
 
 
 def memory_of(compiled: jax.stages.Compiled) -> int:
-    """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
-
-    XLA's own `peak_memory_in_bytes` is too small: it leaves out gaps in the block of temporaries (GPU), or the block (CPU).
-    """
+    """Returns the bytes that a compiled step needs on each device: more than XLA's own `peak_memory_in_bytes` says."""
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
@@ -242,8 +238,8 @@ class Collective:
 
 def collectives(compiled_text: str) -> list[Collective]:
     """Returns the collectives of an optimised HLO module, in the order of the text, without those within one device."""
-    devices = _devices(compiled_text)
-    turns = _turns(compiled_text)
+    head, turns = compiled_text.partition("\n")[0], _turns(compiled_text)
+    devices = math.prod(map(int, re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)))
     sent, computation = [], ""
     for line in compiled_text.splitlines():
         if head := _COMPUTATION.match(line):
@@ -279,10 +275,6 @@ def _size(dtype: str, shape: str) -> float:
     bits = re.search(r"\d+", dtype)
     width = _BYTES.get(dtype) or (int(bits[0]) / 8 if bits else 0)
     return width * math.prod(int(n) for n in shape.split(",") if n)
-
-
-def _devices(text: str) -> int:
-    return math.prod(map(int, re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])))
 
 
 def _group(line: str, kind: str, devices: int) -> int:

@@ -39,12 +39,9 @@ _F32 = 4
 class Memory:
     """Bytes on each device at the peak of a step, by component.
 
-    Attributes:
-      optimizer: without the part that is offloaded to the host.
-      gradients: the float32 sums over microbatches. With only one: the gradients at the update, in the compute type.
-      copies: the parameters in the compute type.
-      activations: what all layers keep for the backward pass.
-      rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches.
+    `optimizer` is without what is offloaded, `gradients` are the float32 sums over microbatches (of one: in the compute type),
+    `copies` the parameters in that type, `activations` what all layers keep for the backward pass. `rollouts` is what draws
+    answers: the reference, and between two updates the weights laid out for it and its caches.
     """
 
     parameters: int

@@ -81,10 +81,9 @@ MARIN = "Marin's 1.2B, arXiv:2509.02046"
 
 
 def adamw_rates(run: Run) -> dict[str, float]:
-    """Returns what each published rule says of AdamW's rate, by its name.
+    """Returns what each published rule says of AdamW's rate; between batches by the root of their ratio (arXiv:2205.10287).
 
-    Between batches a rate goes with the square root of their ratio (arXiv:2205.10287). Marin's is one tuned point (2e-3 at 2^20
-    tokens a step) and no law: it says nothing of models of less than a half or more than twice the size.
+    Marin's is one tuned point (2e-3 at 2^20 tokens a step), which says nothing of models of other sizes.
     """
     rates = {name: rate(run) * math.sqrt(run.batch / batch(run)) for name, (rate, batch) in ADAMW_LAWS.items()}
     return rates | ({MARIN: 2e-3 * math.sqrt(run.batch / 2**20)} if 0.6e9 <= run.params <= 2.4e9 else {})
@@ -176,7 +175,9 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
     run = of(config)
     rules = {key: rule(run) for key, rule in left.items()}
     for key, rule in rules.items():
-        say(f"by rule: optim.{key} {rounded(key, rule.value):g} ({rule.source}{_span(key, rule)})")
+        best, low, high = (f"{rounded(key, number):g}" for number in (rule.value, rule.low, rule.high))
+        published = f"; published: {low} to {high}" if low != high else ""
+        say(f"by rule: optim.{key} {best} ({rule.source}{published})")
     if run.params < FITTED_FROM and any(key != "b2" and rule is not ONE_RATE for key, rule in rules.items()):
         say(
             f"by rule: rates were fitted from about {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} "
@@ -197,12 +198,6 @@ def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
         "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / adamw_rate(run).value),
         "b2": b2,
     } | of_own_lr
-
-
-def _span(key: str, rule: Rule) -> str:
-    """Returns between which values the published rules lie, to be written behind others; "" if they agree."""
-    low, high = (f"{rounded(key, value):g}" for value in (rule.low, rule.high))
-    return f"; published: {low} to {high}" if low != high else ""
 
 
 def rounded(key: str, value: float) -> float:

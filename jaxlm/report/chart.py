@@ -1,9 +1,7 @@
-"""Draws line charts as static SVG that is readable at any width: the curves stretch, the numbers beside them do not.
-
-A curve of many thousand points is drawn as the mean of each of a few hundred equal parts of its x axis.
-"""
+"""Draws line charts as static SVG that is readable at any width: the curves stretch, the numbers beside them do not."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -116,12 +114,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Markup]:
     """The pieces of a curve between its gaps."""
-    pieces: list[list[str]] = [[]]
-    for x, y in curve.points:
-        if math.isfinite(y):
-            pieces[-1].append(f"{at_x(x):.1f} {at_y(y):.1f}")
-        else:
-            pieces.append([])
+    runs = itertools.groupby(curve.points, key=lambda point: math.isfinite(point[1]))
+    pieces = [[f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in points] for finite, points in runs if finite]
     kind = f"line c{number % 6}{' dotted' * curve.dotted}"
     drawn = [tag("path", d="M" + "L".join(piece), class_=kind) for piece in pieces if len(piece) > 1]
     # A line without length and with round ends is a dot, however the drawing is stretched.

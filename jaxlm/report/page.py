@@ -222,18 +222,15 @@ def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple
     """Writes a page: title, lead, table of contents, sections. A crash leaves no half-written file."""
     sections = list(sections)
     links = [tag("a", name, href=f"#{anchor(name)}") for name, _ in sections]
-    head = join(
-        [
-            tag("meta", charset="utf-8"),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
-            tag("title", title),
-            tag("style", Markup(_CSS)),
-        ]
-    )
-    body = tag(
-        "body", tag("header", tag("h1", title), lead, tag("nav", *links)), tag("main", *(s for _, s in sections))
-    )
-    content = f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
+        tag("title", title),
+        tag("style", Markup(_CSS)),
+    ]
+    header = tag("header", tag("h1", title), lead, tag("nav", *links))
+    body = tag("body", header, tag("main", *(section for _, section in sections)))
+    content = f'<!doctype html>\n<html lang="en"><head>{join(head)}</head>{body}</html>\n'
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, content.encode())

@@ -52,13 +52,9 @@ def scores(summary: dict) -> Markup:
     rows = []
     for task, run, point in points:
         asked = "" if point.get("n") is None else count(int(point["n"]))
-        cells = (_cell(point, name) for name in shown)
-        rows.append((task.removeprefix(PREFIX), run, count(point["step"]), *cells, asked))
+        cells = {name: with_error(point, name) for name in shown}
+        if "longest_run" in point["metrics"]:
+            cells["longest_run"] = count(int(point["metrics"]["longest_run"]))
+        rows.append((task.removeprefix(PREFIX), run, count(point["step"]), *cells.values(), asked))
     lines = ["± is two standard errors.", *meanings({task: point["metrics"] for task, _, point in points})]
     return join([table(head, rows, "Red team"), *(tag("p", line, class_="dim") for line in lines)])
-
-
-def _cell(point: dict, name: str) -> str:
-    if name == "longest_run" and name in point["metrics"]:
-        return count(int(point["metrics"][name]))
-    return with_error(point, name)

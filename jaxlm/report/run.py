@@ -374,7 +374,7 @@ def _lines(texts: Texts) -> list[dict]:
 
 
 def _labels(text: str) -> list[str]:
-    """The labels of the known junk in a text (`corpus.audit_patterns`), sorted."""
+    """The labels of the known junk in a text, sorted."""
     sure = [group for group in GROUPS.values() if group.severity >= _SURE]
     labels = {group.label_of(match) for group in sure for match in group.matches(text)}
     return sorted(labels | ({"U+FFFD"} if "\ufffd" in text else set()))

@@ -79,7 +79,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
     """Returns what a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
 
-    That is when its first start asked for it; of a run that was begun before 28 November 2026, when that start began.
+    That is when its first start asked for it, or (of a run begun before 28 November 2026) when that start began.
     """
     book = read(folder)
     if files.is_moment(book.get("moment")):

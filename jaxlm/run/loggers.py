@@ -74,10 +74,9 @@ class _Guarded:
 
 
 class TensorBoard(_Guarded):
-    """Writes an event file for TensorBoard, one for each start.
+    """Writes an event file for TensorBoard, one for each start. tensorboardX makes the events.
 
-    tensorboardX makes the events. Its own writer is not used: once the disk was full for a moment, its thread is dead and
-    the eleventh scalar after that waits for ever.
+    Its own writer is not used: once the disk was full for a moment, its thread is dead, and the eleventh scalar hangs.
     """
 
     def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):
@@ -126,10 +125,9 @@ class TensorBoard(_Guarded):
 
 
 class WandB(_Guarded):
-    """Writes to Weights & Biases.
+    """Writes to Weights & Biases, which drops what is logged for a step before its latest one.
 
-    W&B drops what is logged for a step before its latest one. So `step` is a metric, over which the others are drawn, and
-    not W&B's own step: after a resume the steps that are done again are there twice.
+    So `step` is a metric, over which the others are drawn: after a resume the steps that are done again are there twice.
     """
 
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
@@ -168,8 +166,7 @@ class WandB(_Guarded):
 def _wandb_id(path: pathlib.Path) -> str:
     """Returns one id for all starts of a run, so that W&B shows one curve."""
     saved = path.read_text(errors="replace") if path.exists() else ""
-    if re.fullmatch(r"[0-9a-z]{8}", saved):
-        return saved
-    new = secrets.token_hex(4)
-    files.write_atomically(path, new.encode())
-    return new
+    if not re.fullmatch(r"[0-9a-z]{8}", saved):
+        saved = secrets.token_hex(4)
+        files.write_atomically(path, saved.encode())
+    return saved

@@ -28,9 +28,9 @@ _WORDS = {
 class StopSignal:
     """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored at the start (nohup) stays
-    ignored. If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So
-    this class turns its own requests into SIGTERM, and all processes stop at the same step.
+    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored (nohup) stays so. If
+    there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this class turns
+    its own requests into SIGTERM, and all processes stop at the same step.
     """
 
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
@@ -43,11 +43,8 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            numbers = [signal.SIGINT]
-            if jax.process_count() == 1:
-                numbers.append(signal.SIGTERM)
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                numbers.append(signal.SIGHUP)
+            numbers = [signal.SIGINT] + [signal.SIGTERM] * (jax.process_count() == 1)
+            numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
             self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 

@@ -36,9 +36,8 @@ _ALONE_S = 600.0  # for how long a run may go on saving when its supervisor is g
 def adopt() -> Config | None:
     """Ties this process to its supervisor, and returns the config as that one read it; None if it has none.
 
-    So editing a config file does not change a run that goes on. If the supervisor dies, this process gets SIGTERM: it
-    saves its state and ends. It never outlives the supervisor by more than ten minutes, so that a new start is not kept
-    out by a process that hangs.
+    If the supervisor dies, this process gets SIGTERM: it saves its state and ends. It never outlives the supervisor by more
+    than ten minutes, so that a new start is not kept out by a process that hangs.
     """
     parent = int(os.environ.get(PARENT) or 0)
     if not parent or parent != os.getppid():  # none, or it is the supervisor of a process above

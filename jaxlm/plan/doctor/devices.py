@@ -75,9 +75,9 @@ def device_memory(planned: Need, free: int) -> Finding:
     where = min(had, key=had.__getitem__)
     figures = {"need_bytes": planned.step, "allocatable_bytes": had[where], "by_device": had}
     text = f"{_planned(planned)}; {gigabytes(had[where])} GB could be allocated"
-    if had[where] < planned.step:
-        return Finding("memory", FAIL, f"{text} on {where}: {_mend(planned)}", figures)
-    return Finding("memory", OK, text, figures)
+    lacks = had[where] < planned.step
+    text += f" on {where}: {_mend(planned)}" * lacks
+    return Finding("memory", FAIL if lacks else OK, text, figures)
 
 
 def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
@@ -134,9 +134,9 @@ def host_memory(planned: Need, free: int) -> Finding:
     needed = share + planned.offloaded * jax.local_device_count()
     figures = {"need_bytes": needed, "free_bytes": free}
     text = f"a save holds {size(share)} of the host's memory for a while; {size(free)} are free"
-    if needed > free:
-        return Finding("host", FAIL, f"{text}: the first save would end the run; take a machine with more", figures)
-    return Finding("host", WARN if needed > 0.8 * free else OK, text, figures)
+    text += ": the first save would end the run; take a machine with more" * (needed > free)
+    verdict = FAIL if needed > free else WARN if needed > 0.8 * free else OK
+    return Finding("host", verdict, text, figures)
 
 
 CPU_PARAMS = 60_000_000  # of a model that a CPU runs whole in the time of a check
@@ -146,11 +146,7 @@ _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 
 
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
-    """Returns (the config of a forward pass that takes seconds, what it is in words).
-
-    The batch is one row for each part of the mesh. The model is whole if it is small, or if it fits `free_bytes` of an
-    accelerator; else it has fewer layers, and on a CPU a smaller vocabulary and shorter rows. Its width, so its kernels, stay.
-    """
+    """Returns (the config of a forward pass that takes seconds, what it is in words). Width and kernels stay."""
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
     params = count_params(m)
     whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes
@@ -233,6 +229,6 @@ def compared(figures: dict, before: machines.Known | None, peak_tflops: float | 
         return Finding("speed", OK, f"{text}; nothing is known of such a run on this device yet", figures)
     day = datetime.datetime.fromtimestamp(before.time).date()
     text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
-    if now < SLOW * before.tokens_per_second:
-        return Finding("speed", WARN, f"{text}: slower; something else runs here, or the card is throttled", figures)
-    return Finding("speed", OK, text, figures)
+    slow = now < SLOW * before.tokens_per_second
+    text += ": slower; something else runs here, or the card is throttled" * slow
+    return Finding("speed", WARN if slow else OK, text, figures)

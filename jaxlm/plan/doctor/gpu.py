@@ -1,7 +1,7 @@
 """Asks NVIDIA's driver whether the GPUs are in good health: memory errors, throttling, power, PCIe, leftovers of the dead.
 
-The functions take the module `pynvml` (package nvidia-ml-py) as an argument. What a card or driver does not know is left
-out. Sources: NVML's reference, and "XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
+`nvml` is the module pynvml (nvidia-ml-py). What a card or driver does not know is left out. Sources: NVML's reference, and
+"XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
 """
 
 import collections
@@ -153,10 +153,9 @@ def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, s
 
 def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
     """Returns True if a process has this number and is no zombie."""
-    try:
+    with contextlib.suppress(OSError, IndexError):
         return (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
+    return False
 
 
 def xids(kernel_log: str) -> list[Finding]:

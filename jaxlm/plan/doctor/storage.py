@@ -1,7 +1,6 @@
 """Measures storage by writing and reading, since quotas and statvfs lie, and some disks garble what they write.
 
-Storage that hangs can make a process unkillable. So what touches storage runs in a process of its own, which is left
-behind if it does not answer. This module imports neither JAX nor Grain.
+What touches storage runs in a process of its own, which is left behind if it hangs. This module imports neither JAX nor Grain.
 """
 
 import contextlib
@@ -146,11 +145,7 @@ def work(requests: Iterator[tuple[str, tuple]], tell: Callable[[dict], None]) ->
 
 
 def try_place(place: str, most_bytes: float, most_s: float) -> dict:
-    """Writes a file in a folder or at a URL that fsspec knows, reads it back past the page cache, and removes it.
-
-    Returns the `folder` that was tried (the nearest one that exists), its `free_bytes`, the bytes of checkpoints there, and
-    what `_trial` returns. Of a URL free bytes are unknown.
-    """
+    """Writes a file in a folder or at a URL, reads it back past the page cache, and removes it. Returns what it measured."""
     try:
         system, root = remote.file_system(place)
     except (ImportError, ValueError) as error:  # a package is missing, or the protocol is unknown
@@ -242,8 +237,7 @@ def _chunks(file: typing.IO[bytes]) -> Iterator[tuple[bytes, float]]:
 def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
     """Reads files of a data directory, in random order, and compares them with the manifest until time or bytes are spent.
 
-    Returns `there` (False without a manifest), `files`, how many were `checked`, `read` in bytes a second, and `damaged`:
-    None or (name of the first bad file, what is wrong).
+    `damaged` is None or (name of the first bad file, what is wrong).
     """
     root, end = pathlib.Path(folder), time.monotonic() + most_s
     trial = {"there": True, "files": 0, "checked": 0, "read": 0.0, "damaged": None}

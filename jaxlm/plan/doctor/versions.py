@@ -1,5 +1,6 @@
 """Checks Python and the installed packages: what jaxlm requires, and pairs that are known not to work together."""
 
+import contextlib
 import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,11 +31,9 @@ def installed() -> dict[str, str]:
 
 def required() -> list[str]:
     """Returns what jaxlm requires, as in pyproject.toml, extras left out; [] if jaxlm runs without being installed."""
-    try:
-        lines = importlib.metadata.requires("jaxlm") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    return [line for line in lines if "extra ==" not in line]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return [line for line in importlib.metadata.requires("jaxlm") or [] if "extra ==" not in line]
+    return []
 
 
 def check(

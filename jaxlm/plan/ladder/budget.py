@@ -1,9 +1,7 @@
-"""Finds the best model for so many dollars on each accelerator, from published scaling laws and our speed model.
+"""Finds the best model for so many dollars on each accelerator, from a scaling law and our speed model.
 
-The models are a config's, made narrower or wider in its own proportions. On an accelerator the money buys hours, and hours buy
-each size so many tokens; the size with the lowest loss by the law is the best one. The law is that of a ladder (`plan.ladder`)
-if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`recipe`): it ranks sizes, and is no
-forecast of a loss that one measures.
+The models are a config's, made narrower or wider in its own proportions. The money buys hours, and hours buy each size so many
+tokens. The law is that of a ladder (`plan.ladder`) or a published one: that ranks sizes, and is no forecast of a loss.
 """
 
 import bisect
@@ -73,10 +71,7 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
 
 
 def family(model: ModelConfig) -> list[ModelConfig]:
-    """Returns models in the proportions of `model`, narrow to wide, with whole heads of its size.
-
-    Numbers of heads with no divisor near the share of its key-value heads are left out.
-    """
+    """Returns models in the proportions of `model`, narrow to wide, with whole heads and key-value heads."""
     models = []
     step = max(model.head_dim, 64)
     for heads in range(1, WIDEST // step + 1):

@@ -58,9 +58,8 @@ class Asked:
 def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
 
-    Raises:
-      ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
-        this machine's speed is needed and not known.
+    Raises ConfigError if the folder holds the ladder of another config, if model, data or hours are too small for one, or this
+    machine's speed is needed and not known.
     """
     ladder = read(folder)
     if ladder:
@@ -127,7 +126,7 @@ def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
 
 
 def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
-    """Width -> `here.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
+    """Width -> `machines.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
     rows = {}
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config

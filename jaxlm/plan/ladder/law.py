@@ -47,10 +47,8 @@ class Point:
 class Fit:
     """A law with what is uncertain about it.
 
-    Attributes:
-      noise: sd of log L of a run around the law.
-      draws_Kx6: e, a, b, alpha, beta and noise of K laws that would fit as well.
-      params, tokens: the largest run of the ladder, where the drift begins.
+    `noise`: sd of log L of a run around the law. `draws_Kx6`: e, a, b, alpha, beta and noise of K laws that would fit as well.
+    `params`, `tokens`: the largest run of the ladder, where the drift begins.
     """
 
     law: Law
@@ -76,8 +74,7 @@ def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> 
     """Fits the law to finished runs of two sizes and two numbers of tokens at least. Takes about a second with all draws.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
-    own losses and its own medians of the priors, and the law is fitted to it again. `bytes_per_token` is of the held-out text:
-    E's prior is in nats a byte.
+    own losses and its own medians of the priors. `bytes_per_token` is of the held-out text: E's prior is in nats a byte.
     """
     if min(len({p.params for p in points}), len({p.tokens for p in points})) < 2:
         raise ValueError("a fit takes two sizes and two numbers of tokens")
@@ -166,8 +163,7 @@ def missed(points: Sequence[Point], bytes_per_token: float) -> float:
 def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]:
     """Returns (the best rate, True if it is the smallest or the largest that was tried).
 
-    Between others it is the lowest point of the parabola through the best loss and its neighbours, over the logarithm of the
-    rate. At an edge, or beside a run that diverged (its loss is None), it is the best rate itself.
+    Between others that did not diverge (a loss of None) it is the lowest point of a parabola over the logarithm of the rate.
     """
     losses = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
     index = min(range(len(losses)), key=lambda i: losses[i][1])

@@ -80,7 +80,7 @@ def sizes(model: ModelConfig) -> list[int]:
 def kv_heads(model: ModelConfig, heads: int) -> int:
     """Returns the key-value heads of so many heads: their share in `model`, as near as a divisor of the heads comes to it."""
     wanted = max(heads * model.n_kv_heads / model.n_heads, 1)
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    divisors = (n for n in range(1, heads + 1) if heads % n == 0)
     return min(divisors, key=lambda n: (max(n / wanted, wanted / n), n))
 
 
@@ -223,15 +223,11 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
         if enough(budget) > BUDGETS[0] * tokens(config):
             short = f"train.steps={config.train.steps} is too short for a ladder"
             raise ConfigError(f"{short}: {least}; name three by --tokens")
-        longer = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
+        needed = (fixed + enough(budget) / BUDGETS[0] * token) / 3600
+        digit = 10.0 ** (math.floor(math.log10(needed)) - 1)  # the second
+        longer = float(f"{(math.floor(needed / digit) + 1) * digit:.2g}")
         budget = smallest_budget(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
-
-
-def _up(value: float) -> float:
-    """The next number of two digits."""
-    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{(math.floor(value / digit) + 1) * digit:.2g}")
 
 
 def limit(config: Config, speeds: Mapping[int, float]) -> float:

@@ -76,8 +76,8 @@ def known(kind: str, count: int, setting: str) -> Known | None:
     rows = [row for row in rows if row["by"] != "plan"] or rows  # its few steps, only where nobody took more
     if not rows:
         return None
-    newest = rows[-1]
-    return Known(statistics.median(row["tokens_per_second"] for row in rows), len(rows), newest["by"], newest["time"])
+    speed = statistics.median(row["tokens_per_second"] for row in rows)
+    return Known(speed, len(rows), rows[-1]["by"], rows[-1]["time"])
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
@@ -247,9 +247,8 @@ def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
 def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     """Yields what this process's devices do with a config, the speed first.
 
-    A dict. setting: `key` as training would have it. memory: the bytes of a device that a step may take, now and
-    without `tune.memory_gb`. needed: those that this one takes; None as long as it is not known. tokens_per_second: None if
-    nothing that is small enough fits. what: what was timed; "" for the step itself. time: in Unix seconds.
+    `setting` is `key` as training would have it, `memory` the bytes of a device that a step may take without `tune.memory_gb`,
+    `needed` those that this one takes (None as long as it is not known), `what` was timed ("" for the step itself).
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]

@@ -1,8 +1,6 @@
 """Finds the settings that make a step fast on a device: candidates, the memory that each needs, a search for the fastest.
 
-These settings change how a step is computed, not its result (microbatched = full batch, remat = plain, scanned =
-unrolled, every attention backend is the same function). So the fastest candidate that fits is the best. The compiler
-says how much memory a candidate needs.
+These settings change how a step is computed, not its result. So the fastest candidate that fits is the best.
 """
 
 import dataclasses
@@ -81,11 +79,7 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 
 @dataclasses.dataclass
 class Compiler:
-    """Compiles candidates and remembers how much memory each needs.
-
-    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache. `options` are of XLA's
-    compiler (`lower.QUICK`).
-    """
+    """Compiles candidates and remembers how much memory each needs; JAX's compile cache has the programs."""
 
     config: Config
     mesh: Mesh
@@ -216,10 +210,9 @@ def search(
 ) -> list[Trial]:
     """Tries candidates and returns all trials, in the order in which they were made. The candidate `start` should fit.
 
-    By default it varies one setting after the other, starting each time from the fastest candidate so far. So the
-    number of trials is the number of values, not of combinations. Microbatch and remat are varied together. A policy
-    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less. `exhaustive` tries
-    every combination instead. After `max_seconds` no further trial begins.
+    By default it varies one setting after the other, starting each time from the fastest candidate so far; microbatch and remat
+    together. A policy that recomputes more is tried only for microbatches that do not fit with one that recomputes less.
+    `exhaustive` tries every combination instead. After `max_seconds` no further trial begins.
     """
     end = time.monotonic() + max_seconds
     done: dict[Candidate, Trial] = {}
@@ -339,11 +332,9 @@ def remedy(
     known: tuple[int | None, int],
     begun: bool,
 ) -> tuple[list[str], int] | None:
-    """Returns (the overrides that make a step fit, the bytes that it needs then); None if there are none.
+    """Returns (the overrides that make a step fit, the bytes that it needs then), the smallest change first; None without one.
 
-    The smallest change comes first: microbatch and remat, which change no result; then tiles of the loss; then 8-bit AdamW,
-    unless the run has `begun`. `known`: the bytes that the config as it stands needs (None if the compiler could not place it),
-    and those of its state.
+    `known`: the bytes that the config as it stands needs (None if the compiler could not place it), and those of its state.
     """
     size, remat = config.train.microbatch_size, config.model.remat
     sizes = [s for s in microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]

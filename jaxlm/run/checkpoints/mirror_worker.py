@@ -246,12 +246,11 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
 
 def _without_secrets(config: bytes) -> bytes:
     """Returns config.json with `***` in the place of secrets; nothing of a file that is damaged."""
-    try:
+    with contextlib.suppress(ValueError):
         plain = files.json_of(config, object)
-    except ValueError:
-        return b""
-    hidden = redact(plain)
-    return config if hidden == plain else (json.dumps(hidden, indent=1) + "\n").encode()
+        hidden = redact(plain)
+        return config if hidden == plain else (json.dumps(hidden, indent=1) + "\n").encode()
+    return b""
 
 
 def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, tell: Tell) -> None:
@@ -284,10 +283,9 @@ def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, 
 
 def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Path, tell: Tell) -> None:
     """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step."""
-    try:
+    newest: Sums = {}
+    with contextlib.suppress(FileNotFoundError):
         newest = (unseal(remote.read("logs.json")) or {}).get("files", {})
-    except FileNotFoundError:
-        newest = {}
     for name in sorted({*newest, *of_step}):
         path = workdir / name
         if not below(name) or (path.exists() and name != console.LOG):
@@ -318,11 +316,10 @@ def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[r
 
 def owner(remote: Remote) -> dict | None:
     """Returns the record of run_id.json; None if it is absent or damaged."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         record = unseal(remote.read("run_id.json"))
-    except FileNotFoundError:
-        return None
-    return record if record and {"id", "workdir", "start"} <= record.keys() else None
+        return record if record and {"id", "workdir", "start"} <= record.keys() else None
+    return None
 
 
 def own(remote: Remote, run_id: str, job: dict) -> None:

@@ -33,8 +33,8 @@ Sum = list  # of a file: [bytes, sha256]
 class Remote:
     """The files under one folder or fsspec URL. Names are relative to it, with `/`.
 
-    Each method tries again after an error that may pass (30% of the requests may fail), with pauses that double from
-    `pause_s` on, and then raises the last error. A file that is absent raises FileNotFoundError at once.
+    Each method tries again after an error that may pass, with pauses that double from `pause_s` on. A file that is absent
+    raises FileNotFoundError at once.
     """
 
     def __init__(self, url: str, pause_s: float = 0.25):

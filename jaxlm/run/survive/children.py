@@ -94,7 +94,10 @@ class Watch:
             self._not_before = now  # this process itself did not run: nobody knows what happened meanwhile
         self._looked = now
         if self._sign and sign.when > self._sign.when:
-            self._learn(self._sign, sign.when - max(self._sign.when, self._not_before))
+            seconds, kind = sign.when - max(self._sign.when, self._not_before), _kind(self._sign)
+            self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
+            if self._sign.activity in _STEPS:
+                self._steps.append(seconds)
         self._sign = sign
         self._used_s = min(self._used_s, processor_s)  # a worker that ended takes its time with it
         if processor_s - self._used_s > _BUSY * (now - self._busy_at) or sign.activity not in BY_PROCESSOR:
@@ -121,12 +124,6 @@ class Watch:
         known = longest and activity in (clock.ROLLOUT, clock.EVALUATE, clock.SAVE)
         rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # one that fails is tried three times
         return rewards + max(10 * MINUTE if known else _FIRST, 10 * longest)
-
-    def _learn(self, sign: Sign, seconds: float) -> None:
-        kind = _kind(sign)
-        self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
-        if sign.activity in _STEPS:
-            self._steps.append(seconds)
 
 
 def _kind(sign: Sign) -> str:

@@ -65,10 +65,9 @@ def say_farewell(config: Config, code: int, start: Start, signalled: int | None 
 def open_mirror(
     config: Config, folder: pathlib.Path, scores: Scores, alive: Callable[[], None] = lambda: None
 ) -> Mirror | None:
-    """Returns the mirror, from which the run has come back if its folder was lost; None without one.
+    """Returns the mirror, from which the run has come back if its folder was lost; None without one. Raises as `Mirror`.
 
-    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation. Raises as
-    `Mirror` and `Mirror.restore` do.
+    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation.
     """
     c = config.checkpoint
     if not c.mirror:

@@ -75,10 +75,7 @@ def _check_url(shown: str, url: str) -> None:
 
 
 def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike, step: int | None = None) -> None:
-    """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises.
-
-    `text` (Slack) and `content` (Discord) are the same message. A failure is tried again twice, and said in one line once.
-    """
+    """Sends a message to all of `notify.urls` if `notify.events` names the event. Returns at once and never raises."""
     if event not in notify.events or not notify.urls:
         return
     run, host = pathlib.Path(workdir).name or str(workdir), socket.gethostname()
@@ -97,10 +94,7 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
 
 
 class Heartbeat:
-    """Asks `notify.heartbeat_url` (GET, as healthchecks.io wants it) at most every `heartbeat_minutes` while steps go on.
-
-    A run that hangs, or whose machine is gone, no longer asks. The service that waits for the requests then alarms you.
-    """
+    """Asks `notify.heartbeat_url` (GET) at most every `heartbeat_minutes` while steps go on: its silence is the alarm."""
 
     def __init__(self, notify: NotifyConfig):
         self._url, self._every_s = notify.heartbeat_url, 60 * notify.heartbeat_minutes
@@ -213,10 +207,9 @@ def at_exit(
 
 def at_terminal(number: int | None) -> bool:
     """Returns True if signal `number` is SIGINT and a terminal is at standard input: a person pressed ctrl-C."""
-    try:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no standard input, or it is closed
         return number == signal.SIGINT and os.isatty(sys.__stdin__.fileno())
-    except (AttributeError, OSError, ValueError):  # there is no standard input, or it is closed
-        return False
+    return False
 
 
 def _shell(command: str, environment: dict[str, str], key: str) -> None:

@@ -1,8 +1,7 @@
 """Runs training as a child process, and starts it again after a crash or a hang. Imports no JAX.
 
-The supervisor judges by progress. Training that dies twice at the same step, with no newer checkpoint in between, would
-die there for ever. What ended by its own decision is never started again: done, bad input, stopped, or interrupted with
-its state saved (exit codes 0, 2, 3, 4).
+It judges by progress: training that dies twice at the same step, with no newer checkpoint in between, would die there for
+ever. What ended by its own decision (exit codes 0, 2, 3, 4) is never started again.
 """
 
 import contextlib
@@ -88,13 +87,11 @@ def _lock(config: Config) -> typing.IO[str] | None:
     """The lock on the run's folder, for all starts; None if another process of the run holds it, or none can."""
     distributed, folder = config.distributed, pathlib.Path(config.workdir)
     alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
-    if not config.workdir or not alone:
-        return None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return ledger.lock(folder)
-    except OSError:
-        return None  # the training says what is wrong
+    if config.workdir and alone:
+        with contextlib.suppress(OSError):  # the training says what is wrong
+            folder.mkdir(parents=True, exist_ok=True)
+            return ledger.lock(folder)
+    return None
 
 
 @contextlib.contextmanager
