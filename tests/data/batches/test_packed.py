@@ -99,7 +99,7 @@ def test_packed_is_one_by_one(files, tokenizer):
     want = sum(map(nll, alone))
     np.testing.assert_allclose(nll(whole), want, rtol=1e-5)
     crossed = whole | {"segment_ids": np.ones_like(whole["segment_ids"])}  # the mutation: texts see those before them
-    assert abs(nll(crossed) - want) > 1e-3 * want
+    assert abs(nll(crossed) - want) > 1e-4 * want  # ten times the tolerance above
 
 
 def take(made, count: int, **options):

@@ -161,7 +161,7 @@ def test_a_sweep_measures_what_it_did_not_train_on(texts, monkeypatch):
 
 
 def test_bad_sweeps_are_refused(texts):
-    with pytest.raises(ConfigError, match="at least two documents"):
+    with pytest.raises(ConfigError, match="needs two documents"):
         tokenizer_fit.sweep(texts[:1], [320], d_model=1, tied=True)
     with pytest.raises(ConfigError, match="too small for a vocabulary of 50000; the largest it supports"):
         tokenizer_fit.sweep(texts, [320, 50000], d_model=1, tied=True)
