@@ -13,7 +13,7 @@ import bench_recipe_stats as stats
 from bench_recipe_runs import Fields, Run
 
 from jaxlm.config import Config, ConfigError, config_files, resolve
-from jaxlm.plan import recipe
+from jaxlm.plan import rules
 
 Keys = dict[str, typing.Any]
 
@@ -105,7 +105,7 @@ def asked(run: Run) -> Fields:
     if run.arm not in ARMS or run.shape not in SHAPES:
         return {}
     try:
-        return _told(recipe.by_rule(_config(_keys(run)), lambda line: None))
+        return _told(rules.by_rule(_config(_keys(run)), lambda line: None))
     except ConfigError:
         return {}
 
@@ -146,14 +146,14 @@ def rates(arm: Arm, config: Config) -> tuple[float, float]:
     """Returns (optim.lr, optim.matrix_lr_ratio) of an arm for a config without them."""
     if not arm.rate:
         return config.optim.lr, 1.0
-    run = recipe.of(config)
+    run = rules.of(config)
     if arm.rate == "two":
-        adamw = recipe.rate("adamw", run).value
-        return adamw, recipe.rate("muon", run).value / adamw
-    own = recipe.rate(config.optim.name, run).value
+        adamw = rules.rate("adamw", run).value
+        return adamw, rules.rate("muon", run).value / adamw
+    own = rules.rate(config.optim.name, run).value
     if arm.rate == "reference":
         faithful = _resolved("gpuburnout_1b")
-        own *= faithful.optim.lr / recipe.rate("adamw", recipe.of(faithful)).value
+        own *= faithful.optim.lr / rules.rate("adamw", rules.of(faithful)).value
     return own, 1.0
 
 

@@ -21,7 +21,7 @@ from ml_collections import config_dict
 from jaxlm import config as config_lib
 from jaxlm.cli.verbs import TRAINING, VERBS, Verb
 from jaxlm.config import ConfigError, RunError, branch, config_files, shrink
-from jaxlm.config import help as config_help
+from jaxlm.config import key_help as config_help
 from jaxlm.host import console, files, interrupts
 
 

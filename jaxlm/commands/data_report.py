@@ -10,8 +10,7 @@ from jaxlm.corpus import documents, engine, prepare
 from jaxlm.corpus.audit import audit
 from jaxlm.data.shards import shards
 from jaxlm.host import console, files
-from jaxlm.report import data as report
-from jaxlm.report import page
+from jaxlm.report import data_page, markup
 
 FINDINGS = "findings.json"
 FIT = "tokenizer_fit.json"
@@ -73,7 +72,7 @@ def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> 
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
-    trained = config.workdir and (pathlib.Path(config.workdir) / page.NAME).is_file()
+    trained = config.workdir and (pathlib.Path(config.workdir) / markup.NAME).is_file()
     return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
 
 
@@ -86,8 +85,8 @@ def write_with(config: Config, done: prepare.Prepared, inspected: dict[str, typi
         summary["tokenizer_fit"] = files.json_there(root / FIT).get("sources")
     summary |= inspected
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
-    report.write(root / page.NAME, summary)
-    return root / page.NAME
+    data_page.write(root / markup.NAME, summary)
+    return root / markup.NAME
 
 
 def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:

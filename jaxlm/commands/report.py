@@ -6,8 +6,7 @@ import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.host.console import say, table
-from jaxlm.report import page
-from jaxlm.report import run as run_page
+from jaxlm.report import markup, run_page
 from jaxlm.run import lineage
 from jaxlm.train import outlook
 
@@ -25,5 +24,5 @@ def run(config: Config, args: argparse.Namespace) -> int:
     outlook.write(folder, summary)
     if took:
         print(table(run_page.command_cells(took), right=(1, 2)))
-    say(f"open {folder / page.NAME}")
+    say(f"open {folder / markup.NAME}")
     return 0

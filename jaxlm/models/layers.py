@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.devices.sharding import constrain
-from jaxlm.models.draws import normal, parameter
+from jaxlm.models.init import normal, parameter
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxlm.config import ModelConfig
 from jaxlm.devices import tree
 from jaxlm.devices.sharding import axis_size
-from jaxlm.models import draws
+from jaxlm.models import init
 from jaxlm.models.transformer import Transformer
 
 # The one table from a parameter's name (full match) to its logical axes (see sharding.RULES).
@@ -53,8 +53,8 @@ def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
 
 def each_param(model: Transformer, key: jax.Array, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
     """Yields (name, array) of the parameters of `create_params`, each made when it is asked for."""
-    for draw in draws.of(lambda: init_params(model, key)):
-        made = draws.make(draw, functools.reduce(operator.getitem, draw.path, shardings))
+    for draw in init.of(lambda: init_params(model, key)):
+        made = init.make(draw, functools.reduce(operator.getitem, draw.path, shardings))
         yield from tree.named_leaves(tree.nested([("/".join(draw.path), made)]))  # a draw may be a tree itself (`head`)
 
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxlm.config import AdapterConfig, ModelConfig
 from jaxlm.devices.sharding import constrain
 from jaxlm.devices.tree import layer_name, map_named
-from jaxlm.models.draws import parameter
+from jaxlm.models.init import parameter
 from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
 
 # What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of

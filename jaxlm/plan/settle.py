@@ -17,7 +17,7 @@ from jaxlm.devices.processes import from_first, say
 from jaxlm.host import files
 from jaxlm.host.console import Say
 from jaxlm.models import hardware
-from jaxlm.plan import recipe
+from jaxlm.plan import rules
 from jaxlm.run import workdir
 from jaxlm.step import optim as optimizer
 
@@ -41,7 +41,7 @@ class Settled:
         config = by_rule(config, say, rates)
         if not rates:
             optimizer.check_learns(config.optim, config.train.steps)
-            for line in recipe.too_high(config):
+            for line in rules.too_high(config):
                 say(line)
         asked = dataclasses.replace(self.asked, eval=config.eval, optim=config.optim)
         return Settled(asked, config)
@@ -74,7 +74,7 @@ def assuming(config: Config, *, remat: str, rows: int) -> Config:
 
 
 def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
-    return recipe.by_rule(config, say, begun)
+    return rules.by_rule(config, say, begun)
 
 
 def ruled(config: Config, **changes) -> OptimConfig:

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig, with_keys
-from jaxlm.plan import accelerators, fit, flops, recipe
+from jaxlm.plan import accelerators, fit, flops, rules
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import by_phase, cost, remat_factor, tokens
 from jaxlm.plan.flops import count_params, params_by_component
@@ -32,7 +32,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "model": _model(config),
         "training": _training(config),
         "run": _run(config),
-        "recipe": recipe.compare(config),
+        "recipe": rules.compare(config),
         "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
         "memory": {
             "microbatch": microbatch,
@@ -120,7 +120,7 @@ def _training(config: Config) -> dict[str, typing.Any]:
 
 def _run(config: Config) -> dict[str, typing.Any]:
     t, total, per_token = config.train, tokens(config), flops.of(config)._asdict()
-    law = recipe.stand(count_params(config.model), total, config.model.vocab_size)
+    law = rules.stand(count_params(config.model), total, config.model.vocab_size)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,

@@ -13,7 +13,7 @@ from jaxlm.config import config_files
 from jaxlm.host.console import count, human
 from jaxlm.report import chart, redteam
 from jaxlm.report.chart import Curve
-from jaxlm.report.page import Markup, details, join, table, tag, with_error
+from jaxlm.report.markup import Markup, details, join, table, tag, with_error
 
 SHIPPED = config_files.CONFIG_PACKAGE / "published.toml"
 TASKS = {

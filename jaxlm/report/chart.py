@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from jaxlm.host.console import human
-from jaxlm.report.page import Markup, tag
+from jaxlm.report.markup import Markup, tag
 
 _PARTS = 400  # points of a curve at most
 _DOTS = 30  # a curve of so many points at most shows each

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from jaxlm.host.console import count
-from jaxlm.report.page import Markup, join, table, tag, with_error
+from jaxlm.report.markup import Markup, join, table, tag, with_error
 
 PREFIX = "redteam_"  # of the task of each category
 RUN = 13  # tokens of the shortest run that counts as overlap

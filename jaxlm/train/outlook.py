@@ -15,8 +15,8 @@ from jaxlm.devices.processes import from_first
 from jaxlm.host.files import MANGLED, is_number, is_step, json_lines, json_of
 from jaxlm.plan import forecast
 from jaxlm.plan.flops import count_params
-from jaxlm.report import run as page
-from jaxlm.report.page import NAME
+from jaxlm.report import run_page
+from jaxlm.report.markup import NAME
 from jaxlm.run import clock, differences, ledger, lineage, metrics
 from jaxlm.step import optim
 from jaxlm.train.loop import STOPPED, Ending, Every, Hook, Moment
@@ -79,7 +79,7 @@ def of_run(folder: pathlib.Path, config: Config) -> Outlook:
 
 
 def write(folder: pathlib.Path, gathered: dict) -> None:
-    page.write(folder / NAME, gathered)
+    run_page.write(folder / NAME, gathered)
 
 
 # The metrics of the report's curves.

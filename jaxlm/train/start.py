@@ -19,7 +19,7 @@ from jaxlm.devices.processes import say, together
 from jaxlm.host.redact import redact
 from jaxlm.plan import flops, forecast
 from jaxlm.plan.settle import Settled
-from jaxlm.run import differences, held_out_texts, ledger, metrics, totals
+from jaxlm.run import differences, held_out_texts, ledger, metrics, spent
 from jaxlm.run.clock import Clock
 from jaxlm.run.loggers import Writer
 from jaxlm.run.metrics import JsonLines
@@ -41,14 +41,14 @@ class Log:
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
         self._folder, self._clock, self._usd_per_hour = folder, clock, hardware.usd_per_hour
         self._tokens = train.batch_size * train.seq_len
-        self._earlier = together(lambda: totals.carry_on(folder, clock), first_only=True) or totals.Earlier()
+        self._earlier = together(lambda: spent.carry_on(folder, clock), first_only=True) or spent.Earlier()
         together(self._note, first_only=True)
         self._closing = contextlib.ExitStack()
 
     def _note(self, refused: bool = False) -> None:
         meter = Meter(self._clock, self._earlier, tokens_per_step=self._tokens, usd_per_hour=self._usd_per_hour)
         lines = JsonLines(self._folder / "metrics.jsonl")
-        lines.write(totals.opening(meter.now(self._clock.redo), self._usd_per_hour, refused))
+        lines.write(spent.opening(meter.now(self._clock.redo), self._usd_per_hour, refused))
         lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:

@@ -9,7 +9,7 @@ import tiny_data
 from jaxlm import config
 from jaxlm.cli import cli
 from jaxlm.config import config_files
-from jaxlm.plan import recipe
+from jaxlm.plan import rules
 from jaxlm.run import metrics
 
 TINY = {
@@ -42,11 +42,11 @@ def test_muon_has_two_rates_by_rule_or_one():
     said, given = [], ["workdir=w", "optim.name=muon", "optim.lr=0.0"]
     for ratio in (0.0, 1.0, 2.0):
         c = config.resolve(config_files.load("quickstart", [*given, f"optim.matrix_lr_ratio={ratio}"]))
-        said.append(recipe.by_rule(c, lambda line: None).optim)
-    run = recipe.of(c)
+        said.append(rules.by_rule(c, lambda line: None).optim)
+    run = rules.of(c)
     matrices = [o.lr * o.matrix_lr_ratio for o in said]
-    assert matrices == pytest.approx([recipe.muon_rate(run).value] * 3, rel=0.01)
-    assert said[0].lr == pytest.approx(recipe.adamw_rate(run).value, rel=0.01)
+    assert matrices == pytest.approx([rules.muon_rate(run).value] * 3, rel=0.01)
+    assert said[0].lr == pytest.approx(rules.adamw_rate(run).value, rel=0.01)
     assert [o.matrix_lr_ratio for o in said[1:]] == [1.0, 2.0]
 
 

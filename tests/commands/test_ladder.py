@@ -15,7 +15,7 @@ from jaxlm.cli import cli
 from jaxlm.config import Config
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import ladder
-from jaxlm.plan.recipe import Law
+from jaxlm.plan.rules import Law
 from jaxlm.run import metrics
 from jaxlm.run.survive import train_in_child
 

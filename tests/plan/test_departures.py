@@ -8,12 +8,12 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
-from jaxlm.plan import recipe
+from jaxlm.plan import rules
 
 
 def found(name: str, *overrides: str) -> dict[str, dict]:
     c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
-    return {d["key"]: d for d in recipe.compare(recipe.by_rule(c, lambda line: None))["departures"]}
+    return {d["key"]: d for d in rules.compare(rules.by_rule(c, lambda line: None))["departures"]}
 
 
 LINEAR = ("optim.schedule=linear", "optim.final_lr_ratio=0")
@@ -32,7 +32,7 @@ def test_the_first_story_departs_in_three():
 
 
 def test_a_rate_three_times_too_low_costs_what_the_sweep_says():
-    rule = recipe.rate("adamw", recipe.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))).value
+    rule = rules.rate("adamw", rules.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))).value
     low, high = (found("gpuburnout_1b", f"optim.lr={rule * f}")["optim.lr"] for f in (1 / 3, 3))
     assert low["nats"] == high["nats"] == pytest.approx(0.026)
     assert low["tokens"][0] == pytest.approx(0.15, abs=0.01)
@@ -42,7 +42,7 @@ def test_a_rate_three_times_too_low_costs_what_the_sweep_says():
 
 @pytest.mark.parametrize(("factor", "departs"), [(1 / 1.6, True), (1 / 1.4, False), (1.4, False), (1.6, True)])
 def test_half_as_much_again_is_where_it_begins(factor, departs):
-    rule = recipe.rate("adamw", recipe.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))).value
+    rule = rules.rate("adamw", rules.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))).value
     assert ("optim.lr" in found("gpuburnout_1b", f"optim.lr={rule * factor}")) == departs
 
 
@@ -53,8 +53,8 @@ def test_by_rule_nothing_departs():
 
 def test_of_two_rates_each_has_its_rule():
     by_rule = ("optim.name=muon", "optim.b2=0", *LINEAR)
-    run = recipe.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))
-    lr, ratio = recipe.adamw_rate(run).value, recipe.muon_rate(run).value / recipe.adamw_rate(run).value
+    run = rules.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))
+    lr, ratio = rules.adamw_rate(run).value, rules.muon_rate(run).value / rules.adamw_rate(run).value
     assert not found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={ratio}")
     there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={2 * ratio}")
     assert set(there) == {"optim.matrix_lr_ratio"}
@@ -107,16 +107,16 @@ def test_wsd_with_a_long_decay_to_0_is_a_rule_too():
 
 def test_the_rules_are_for_new_weights_and_whole_schedules():
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"]))
-    assert recipe.compare(dataclasses.replace(c, origin="runs/other")) is None
-    assert recipe.compare(dataclasses.replace(c, program="sft")) is None
+    assert rules.compare(dataclasses.replace(c, origin="runs/other")) is None
+    assert rules.compare(dataclasses.replace(c, program="sft")) is None
     branch = dataclasses.replace(c, optim=dataclasses.replace(c.optim, decay_at_step=80_000))
-    assert recipe.compare(branch) is None
+    assert rules.compare(branch) is None
 
 
 def test_a_rate_far_above_its_rule_is_told_where_training_begins():
     def lines(*overrides: str) -> list[str]:
         c = config.resolve(config_files.load("quickstart", ["workdir=w", *overrides]))
-        return recipe.too_high(recipe.by_rule(c, lambda line: None))
+        return rules.too_high(rules.by_rule(c, lambda line: None))
 
     assert not lines()
     (line,) = lines("optim.name=adamw")

@@ -10,7 +10,7 @@ import pytest
 from jaxlm import config, models
 from jaxlm.config import MeshConfig, config_files
 from jaxlm.devices import sharding, tree
-from jaxlm.plan import flops, lower, recipe
+from jaxlm.plan import flops, lower, rules
 from jaxlm.step import parts, step
 from jaxlm.step.objectives import lm
 
@@ -21,7 +21,7 @@ def load(name: str, *overrides: str) -> config.Config:
     c = config.resolve(
         config_files.load(name, ["workdir=w", "model.attention=xla", "model.dtype=bfloat16", *overrides])
     )
-    return recipe.by_rule(c, lambda line: None)
+    return rules.by_rule(c, lambda line: None)
 
 
 PRETRAINED = [name for name in config_files.shipped_configs() if config_files.load(name).program == "pretrain"]

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from jaxlm.plan import recipe
+from jaxlm.plan import rules
 
-HOFFMANN, REFIT = recipe.LAWS
+HOFFMANN, REFIT = rules.LAWS
 
 
 def test_chinchilla_itself():
@@ -17,7 +17,7 @@ def test_chinchilla_itself():
     assert HOFFMANN.optimal_tokens(70e9) > 2 * REFIT.optimal_tokens(70e9)  # the paper's third approach wants more data
 
 
-@pytest.mark.parametrize("law", recipe.LAWS)
+@pytest.mark.parametrize("law", rules.LAWS)
 def test_the_optimum_is_one(law):
     """At the same 6ND no split of the budget gives less loss."""
     n = 1e9
@@ -30,14 +30,14 @@ def test_the_optimum_is_one(law):
 
 
 def test_where_a_plan_stands():
-    s = recipe.stand(1e9, 20e9, 32_000)
+    s = rules.stand(1e9, 20e9, 32_000)
     assert (s["tokens_per_param"], s["optimal_tokens"]) == (20, 20e9)
     assert s["low"] < min(s["loss_by_law"].values()) < s["loss"] < max(s["loss_by_law"].values()) < s["high"]
-    assert recipe.stand(1e9, 40e9, 32_000)["loss"] < s["loss"]
+    assert rules.stand(1e9, 40e9, 32_000)["loss"] < s["loss"]
 
 
 def test_no_loss_is_worse_than_guessing():
-    far = recipe.stand(3.3e6, 532e3, 4096)
+    far = rules.stand(3.3e6, 532e3, 4096)
     assert [far[key] for key in ("loss", "low", "high", "loss_by_law")] == [None, None, None, {}]
-    near = recipe.stand(34e6, 16e6, 4096)
+    near = rules.stand(34e6, 16e6, 4096)
     assert max(near["loss_by_law"].values()) < near["high"] == math.log(4096)

@@ -5,7 +5,7 @@ import json
 
 from tiny_pages import STAGES, rows
 
-from jaxlm.report import run
+from jaxlm.report import run_page
 from jaxlm.train import outlook
 
 CLEAN = {"repetition": 0.0, "degenerates_at": None}
@@ -15,7 +15,7 @@ BASE = {"Once": [{"step": 20, "text": " PersonX gave PersonY a hat"} | CLEAN, {"
 def page(after: str, prompt: str = "Once", **measures) -> str:
     own = {prompt: [{"step": 5, "temperature": 0.0, "text": after} | CLEAN | measures]}
     before = [{"name": "base", "benchmarks": {}, "samples": BASE}]
-    return html.unescape(run.before_and_after({"run": {"name": "chat"}, "samples": own, "before": before}))
+    return html.unescape(run_page.before_and_after({"run": {"name": "chat"}, "samples": own, "before": before}))
 
 
 def test_junk_of_the_base_that_is_still_there_is_told():
@@ -46,10 +46,10 @@ def test_other_prompts_are_beside_nothing_but_their_junk_counts():
 
 def test_a_first_run_has_no_section_of_stages():
     own, before = {"Once": [{"step": 5, "text": "x"}]}, [{"name": "base", "samples": BASE}]
-    assert run.before_and_after({"run": {"name": "chat"}, "samples": own}) == ""
-    assert run.before_and_after({"run": {"name": "chat"}, "before": before}) == ""
-    assert took(stages=[]) == run.took({"run": {"name": "chat"}}) == ""
-    assert run.commands({"commands": []}) == run.commands({}) == ""
+    assert run_page.before_and_after({"run": {"name": "chat"}, "samples": own}) == ""
+    assert run_page.before_and_after({"run": {"name": "chat"}, "before": before}) == ""
+    assert took(stages=[]) == run_page.took({"run": {"name": "chat"}}) == ""
+    assert run_page.commands({"commands": []}) == run_page.commands({}) == ""
 
 
 def test_the_samples_before_are_those_of_the_checkpoint_that_was_taken(tmp_path):
@@ -64,7 +64,7 @@ def test_the_samples_before_are_those_of_the_checkpoint_that_was_taken(tmp_path)
 
 
 def took(**keys) -> str:
-    return run.took({"run": {"name": "chat"}, "stages": STAGES} | keys)
+    return run_page.took({"run": {"name": "chat"}, "stages": STAGES} | keys)
 
 
 def test_every_stage_is_a_row_and_the_last_one_is_their_sum():
@@ -106,11 +106,11 @@ def test_data_that_a_run_prepared_itself_is_told_so():
 def test_the_commands_around_the_runs_have_a_table_with_their_sum():
     made = [("01-data", 90, 0.05), ("02-train", 3600, 2.0)]
     found = [{"name": name, "wall_s": seconds, "cost_usd": usd} for name, seconds, usd in made]
-    assert rows(run.commands({"commands": found})) == [
+    assert rows(run_page.commands({"commands": found})) == [
         ["command", "time", "cost"],
         ["01-data", "1m30s", "$0.05"],
         ["02-train", "1h00m", "$2.00"],
         ["all", "1h01m", "$2.05"],
     ]
-    unpaid = rows(run.commands({"commands": [row | {"cost_usd": 0.0} for row in found]}))
+    unpaid = rows(run_page.commands({"commands": [row | {"cost_usd": 0.0} for row in found]}))
     assert unpaid[0] == ["command", "time"]

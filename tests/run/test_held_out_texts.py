@@ -11,7 +11,7 @@ from jaxlm import config
 from jaxlm.commands import diff
 from jaxlm.config import Config, config_files
 from jaxlm.data.shards import manifest, shards
-from jaxlm.report.run import took
+from jaxlm.report.run_page import took
 from jaxlm.run import held_out_texts, lineage
 
 MIXTURE = {"a": 3.0, "b": 1.0}

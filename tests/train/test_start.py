@@ -11,7 +11,7 @@ from jaxlm import config
 from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
 from jaxlm.devices import sharding
 from jaxlm.plan import settle
-from jaxlm.run import clock, ledger, metrics, totals
+from jaxlm.run import clock, ledger, metrics, spent
 from jaxlm.run.scores import Scores
 from jaxlm.train import start
 from jaxlm.train.log import recorder
@@ -114,5 +114,5 @@ def test_the_time_after_a_refused_try_is_not_the_run_s(tmp_path, error, steps, c
     path = tmp_path / "metrics.jsonl"
     past = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(record | {"time": record["time"] - 1000.0}) + "\n" for record in past))
-    earlier = totals.carry_on(tmp_path, clock.Clock())
+    earlier = spent.carry_on(tmp_path, clock.Clock())
     assert (earlier.wall_s > 900) == counts

@@ -6,7 +6,7 @@ import pathlib
 from jaxlm.config import Config
 from jaxlm.corpus import recipes
 from jaxlm.host import console
-from jaxlm.report import page
+from jaxlm.report import markup
 from jaxlm.train import outlook
 
 _LEFT_OUT = "audit and mismatch report: jaxlm prepare, with the same config, adds them"
@@ -16,7 +16,7 @@ def of_data(config: Config) -> None:
     """Writes DATA/report.html if `data.dir` holds prepared documents without one, in a second. No error costs the run."""
     root = pathlib.Path(config.data.dir)
     try:
-        if (root / page.NAME).exists() or not (root / recipes.MANIFEST).is_file():
+        if (root / markup.NAME).exists() or not (root / recipes.MANIFEST).is_file():
             return
         from jaxlm.commands import data_report
         from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
@@ -26,7 +26,7 @@ def of_data(config: Config) -> None:
         )
         console.say(f"what the data is made of: {written}")
     except Exception as error:  # no page is worth losing a run
-        console.say(f"{root / page.NAME} is not written: {type(error).__name__}: {error}")
+        console.say(f"{root / markup.NAME} is not written: {type(error).__name__}: {error}")
 
 
 def of_run(config: Config, folder: pathlib.Path) -> None:
@@ -34,10 +34,10 @@ def of_run(config: Config, folder: pathlib.Path) -> None:
     try:
         outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
     except Exception as error:
-        console.say(f"{folder / page.NAME} is not written: {type(error).__name__}: {error}")
+        console.say(f"{folder / markup.NAME} is not written: {type(error).__name__}: {error}")
 
 
 def to_open(folder: pathlib.Path) -> list[str]:
     """Returns a line that tells where the run's page is; none if there is no page."""
-    path = folder / page.NAME
+    path = folder / markup.NAME
     return [f"open {path}"] if os.path.isfile(path) else []

@@ -9,7 +9,7 @@ import time
 
 import jax
 
-from jaxlm.commands.train import hooks as between
+from jaxlm.commands.train import assemble as between
 from jaxlm.commands.train import pages
 from jaxlm.commands.train.kind import Kind, Opened, Ready
 from jaxlm.config import Config, older
@@ -20,7 +20,7 @@ from jaxlm.eval import harness
 from jaxlm.host import console
 from jaxlm.plan import accelerators, settle
 from jaxlm.plan.tune import machines, tune
-from jaxlm.run import ledger, metrics, signals, supervised, totals, workdir
+from jaxlm.run import ledger, metrics, signals, spent, supervised, workdir
 from jaxlm.run.checkpoints import keep, restore
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import COMPILE, EVALUATE, MIRROR, RESTORE, SAVE, Clock, Pulse
@@ -38,7 +38,7 @@ def run(config: Config, kind: Kind) -> int:
     """Trains to `train.steps`; returns the exit code."""
     older.check_trains(config)
     pulse = Pulse.of_parent()
-    clock = Clock(pulse=pulse, since=totals.begun())
+    clock = Clock(pulse=pulse, since=spent.begun())
     with contextlib.ExitStack() as stack:
         opened, log = _open(config, kind, clock, stack)
         stop = signals.StopSignal(lambda: clock.activity)

@@ -11,13 +11,13 @@ import typing
 from collections.abc import Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig, milestones, with_keys
-from jaxlm.plan import accelerators, cost, fit, recipe, settle
+from jaxlm.plan import accelerators, cost, fit, rules, settle
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import Fit
 
-LAW = recipe.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
+LAW = rules.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
 UNEVEN = 1.5  # how far the key-value heads may be from their share
 LEAST_STEPS = 20  # of a run that is worth its warm-up
@@ -90,7 +90,7 @@ def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
     """Returns the config of a run of this model over so many tokens, batch near the rule; None if that is too few steps."""
     t = config.train
     rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
-    rule = recipe.batch(dataclasses.replace(recipe.of(rough), tokens=tokens)).value
+    rule = rules.batch(dataclasses.replace(rules.of(rough), tokens=tokens)).value
     rows = 2 ** max(round(math.log2(rule / t.seq_len)), 0)
     steps = int(tokens / (rows * t.seq_len))
     if steps < LEAST_STEPS:
@@ -163,7 +163,7 @@ def _row(
         "usd": usd,
         **_foretold(params, tokens, m.vocab_size, known),
         "lr": ruled.lr,
-        "matrix_lr": recipe.rounded("lr", ruled.lr * ruled.matrix_lr_ratio),
+        "matrix_lr": rules.rounded("lr", ruled.lr * ruled.matrix_lr_ratio),
         "b2": ruled.b2,
         "mfu_from": device.mfu_from,
         "epochs": None,
@@ -188,7 +188,7 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
     if known:
         loss, low, high = known.loss(params, tokens)
         return {"law_loss": loss, "loss": loss, "low": low, "high": high}
-    stand, loss = recipe.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
+    stand, loss = rules.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
     return {key: stand[key] for key in ("low", "high")} | {"law_loss": loss, "loss": stand["loss"] and loss}
 
 

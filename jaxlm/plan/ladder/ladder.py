@@ -37,7 +37,7 @@ from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import CONSTANTS, Fit, Point, best_rate, fit, missed
 from jaxlm.plan.ladder.rungs import Rung
-from jaxlm.plan.recipe import Law
+from jaxlm.plan.rules import Law
 from jaxlm.plan.tune import machines
 
 FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder

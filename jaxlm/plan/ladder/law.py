@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize
 
-from jaxlm.plan.recipe import Law
+from jaxlm.plan.rules import Law
 
 LEVEL = 0.8  # of the intervals
 WIDE = 0.1  # an interval wider than this share of the loss decides little
-# Priors: (median, sd of the logarithm). Exponents: the published fits have .28 to .37 (plan/recipe.py). E in nats a byte: the
+# Priors: (median, sd of the logarithm). Exponents: the published fits have .28 to .37 (plan/rules.py). E in nats a byte: the
 # same fits have 1.69 and 1.82 nats for tokens of about 4.3 bytes; other text has more or less of it.
 PRIORS = {"alpha": (0.34, 0.4), "beta": (0.34, 0.4), "e per byte": (0.4, 0.4)}
 # Scatter of log L around the law: what two seeds differ by at these sizes, and what the law itself is off. It counts as much as

@@ -3,7 +3,7 @@
 - Sizes: a quarter, three eighths and half of the width, in the config's proportions. The vocabulary stays.
 - Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
 - Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
-- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). So a config whose rate is
+- Rate: the config's own, times the published rule's ratio between the two runs (plan/rules.py). So a config whose rate is
   off by some factor has a ladder whose rates are off by the same. Warm-up and decay keep their share of the steps.
 - Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
 """

@@ -7,8 +7,12 @@ state and the counters, and `running` if the objective adapts scalars. Orbax res
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 
+from jaxlm.config import Config
+from jaxlm.data.batches.order import Order
 from jaxlm.host.files import json_of
+from jaxlm.host.redact import redact
 from jaxlm.run.checkpoints.damage import CorruptCheckpointError
 from jaxlm.run.checkpoints.verify import seal
 from jaxlm.step.state import TrainState
@@ -16,6 +20,18 @@ from jaxlm.step.state import TrainState
 _FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
 _SEAL = "sha256"
 _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
+
+
+def of_run(config: Config, data: Order, base: Mapping[str, str | int]) -> dict:
+    """What a run adds to each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets.
+
+    `base` identifies the origin of frozen variables, if there are any.
+    """
+    return {
+        "config": redact(dataclasses.asdict(config)),
+        "fingerprint": data.fingerprint(),
+        "passed_over": [list(window) for window in data.passed_over],
+    } | ({"base": base} if base else {})
 
 
 def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:

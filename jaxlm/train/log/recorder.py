@@ -18,7 +18,7 @@ from jaxlm.run import ledger
 from jaxlm.run.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
 from jaxlm.run.loggers import Writer
 from jaxlm.run.scores import Scores
-from jaxlm.run.totals import Earlier
+from jaxlm.run.spent import Earlier
 from jaxlm.train.log.progress import Progress
 
 _NONE = Earlier()

@@ -9,12 +9,12 @@ import pytest
 from jaxlm import config
 from jaxlm.config import ConfigError, config_files
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, cost, fit, recipe
+from jaxlm.plan import accelerators, cost, fit, rules
 from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import budget
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.law import Fit
-from jaxlm.plan.recipe import Law
+from jaxlm.plan.rules import Law
 
 
 def load(name: str, *overrides: str) -> config.Config:
@@ -185,7 +185,7 @@ def test_the_page_says_that_there_is_no_ladder():
 def test_both_rates_are_those_that_the_command_trains_with():
     row = on("H100", 50)
     c = load("speed_1b", *(f"{key}={value}" for key, value in row["overrides"].items()))
-    trained = recipe.by_rule(c, lambda line: None).optim
+    trained = rules.by_rule(c, lambda line: None).optim
     assert (row["lr"], row["b2"]) == (trained.lr, trained.b2)
     assert row["matrix_lr"] == pytest.approx(trained.lr * trained.matrix_lr_ratio, rel=0.01)
     assert row["matrix_lr"] != row["lr"]

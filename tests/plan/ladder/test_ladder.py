@@ -13,7 +13,7 @@ from jaxlm.data.batches.rows import Rows
 from jaxlm.plan.ladder import ladder, rungs
 from jaxlm.plan.ladder import text as ladder_text
 from jaxlm.plan.ladder.ladder import Asked
-from jaxlm.plan.recipe import Law
+from jaxlm.plan.rules import Law
 from jaxlm.plan.tune import machines
 
 TRUE = Law("known", 1.5, 60.0, 400.0, 0.3, 0.35)

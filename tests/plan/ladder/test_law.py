@@ -7,7 +7,7 @@ import pytest
 
 from jaxlm.plan.ladder import law as ladder_fit
 from jaxlm.plan.ladder.law import Point
-from jaxlm.plan.recipe import LAWS, Law
+from jaxlm.plan.rules import LAWS, Law
 
 TRUE = Law("known", 1.8, 480.0, 2000.0, 0.35, 0.37)
 SIZES, BUDGETS = (31e6, 76e6, 154e6), (0.2e9, 0.4e9, 0.8e9)  # of a model of 1.04B

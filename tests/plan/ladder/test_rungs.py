@@ -9,7 +9,7 @@ import pytest
 from jaxlm import config
 from jaxlm.config import ConfigError, checks, config_files
 from jaxlm.data.batches.rows import Rows
-from jaxlm.plan import recipe
+from jaxlm.plan import rules
 from jaxlm.plan.ladder import rungs
 
 LADDER = pathlib.Path("ladder")
@@ -100,30 +100,30 @@ def test_batches_shrink_with_the_budget():
 def test_the_rate_is_the_configs_own_times_the_rules_ratio(optimizer):
     c = resolve("gpuburnout_1b", f"optim.name={optimizer}", "optim.lr=1e-4")
     run = rungs.rung(c, 512, 4e8, LADDER)
-    ratio = recipe.rate(optimizer, recipe.of(run.config)).value / recipe.rate(optimizer, recipe.of(c)).value
+    ratio = rules.rate(optimizer, rules.of(run.config)).value / rules.rate(optimizer, rules.of(c)).value
     assert run.config.optim.lr == pytest.approx(1e-4 * ratio, rel=0.01)
     assert rungs.rung(c, 512, 4e8, LADDER, times=2).config.optim.lr == pytest.approx(2 * run.config.optim.lr, rel=0.01)
     by_rule = resolve("gpuburnout_1b", f"optim.name={optimizer}", "optim.lr=0")
     run = rungs.rung(by_rule, 512, 4e8, LADDER)
-    assert run.config.optim.lr == pytest.approx(recipe.rate(optimizer, recipe.of(run.config)).value, rel=0.01)
+    assert run.config.optim.lr == pytest.approx(rules.rate(optimizer, rules.of(run.config)).value, rel=0.01)
 
 
 @pytest.mark.parametrize("own", ["optim.lr=0", "optim.lr=1e-3"])
 def test_two_rates_by_rule_scale_each_by_its_own_and_vary_together(own):
     c = resolve("speed_1b", own)
     run, doubled = (rungs.rung(c, 512, 4e8, LADDER, times=times).config for times in (1, 2))
-    small, whole = recipe.of(run), recipe.of(c)
-    lr = recipe.adamw_rate(small).value
-    lr *= c.optim.lr / recipe.adamw_rate(whole).value if c.optim.lr else 1
+    small, whole = rules.of(run), rules.of(c)
+    lr = rules.adamw_rate(small).value
+    lr *= c.optim.lr / rules.adamw_rate(whole).value if c.optim.lr else 1
     assert run.optim.lr == pytest.approx(lr, rel=0.01)
-    assert run.optim.lr * run.optim.matrix_lr_ratio == pytest.approx(recipe.muon_rate(small).value, rel=0.02)
+    assert run.optim.lr * run.optim.matrix_lr_ratio == pytest.approx(rules.muon_rate(small).value, rel=0.02)
     assert doubled.optim.lr == pytest.approx(2 * run.optim.lr, rel=0.01)
     assert doubled.optim.matrix_lr_ratio == run.optim.matrix_lr_ratio
 
 
 def test_a_ratio_that_is_given_holds_the_matrices_to_the_rule_for_muon():
     run = rungs.rung(resolve("speed_1b", "optim.matrix_lr_ratio=4"), 512, 4e8, LADDER).config
-    assert 4 * run.optim.lr == pytest.approx(recipe.muon_rate(recipe.of(run)).value, rel=0.01)
+    assert 4 * run.optim.lr == pytest.approx(rules.muon_rate(rules.of(run)).value, rel=0.01)
 
 
 def test_what_is_planned_fits_into_the_hours():
@@ -221,7 +221,7 @@ def test_the_hours_that_are_named_are_enough(name, speed, hours):
 def test_the_rule_that_a_run_is_compared_with_is_not_its_own_rate(ratio):
     c = resolve("speed_1b", "optim.lr=3e-3", f"optim.matrix_lr_ratio={ratio}")
     run = rungs.rung(c, 512, 4e8, LADDER)
-    small = recipe.of(run.config)
-    rule = recipe.adamw_rate(small).value if ratio == "0" else recipe.muon_rate(small).value / float(ratio)
+    small = rules.of(run.config)
+    rule = rules.adamw_rate(small).value if ratio == "0" else rules.muon_rate(small).value / float(ratio)
     assert run.to_json()["rule"] == pytest.approx(rule, rel=0.01)
     assert run.config.optim.lr / rule == pytest.approx(3e-3 / rungs.by_rule(c).lr, rel=0.01)

@@ -7,7 +7,7 @@ from jaxlm import config
 from jaxlm.config import HardwareConfig, config_files
 from jaxlm.plan import flops
 from jaxlm.run import clock
-from jaxlm.run.totals import Earlier
+from jaxlm.run.spent import Earlier
 from jaxlm.train.log import recorder
 
 

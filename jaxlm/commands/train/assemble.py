@@ -1,7 +1,6 @@
 """The hooks and the watches of an attempt, in their order."""
 
 import contextlib
-import dataclasses
 import functools
 
 import jax
@@ -9,8 +8,8 @@ import jax
 from jaxlm.commands.train.kind import Opened, Ready
 from jaxlm.devices.processes import from_first, say, together
 from jaxlm.eval import harness, samples
-from jaxlm.host.redact import redact
 from jaxlm.run import ledger, metrics, signals
+from jaxlm.run.checkpoints import meta
 from jaxlm.run.checkpoints.store import Checkpointer
 from jaxlm.run.clock import SAVE, Clock
 from jaxlm.run.survive import notify
@@ -45,7 +44,15 @@ def make(
     # Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads.
     between = [
         trace,
-        hooks.Save(checkpointer, c.checkpoint, failures, _meta(ready), ends, scores.missing, alive),
+        hooks.Save(
+            checkpointer,
+            c.checkpoint,
+            failures,
+            meta.of_run(ready.config, ready.data, ready.base),
+            ends,
+            scores.missing,
+            alive,
+        ),
         hooks.HeldOut(held_out, Every(often, ends | at_start), scores.losses, overfit.evaluated, remark),
         hooks.Benchmarks(ask, Every(c.eval.tasks_every_steps, ends), measured),
         hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
@@ -67,12 +74,3 @@ def make(
         *beats,
         announcement.FirstRate(clock, between, c.train.steps, bill.spent, usd_per_hour, say),
     ]
-
-
-def _meta(ready: Ready) -> dict:
-    """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""
-    return {
-        "config": redact(dataclasses.asdict(ready.config)),
-        "fingerprint": ready.data.fingerprint(),
-        "passed_over": [list(window) for window in ready.data.passed_over],
-    } | ({"base": ready.base} if ready.base else {})

@@ -5,7 +5,7 @@ import re
 import pytest
 from tiny_pages import RUN, SUMMARY
 
-from jaxlm.report import run as page
+from jaxlm.report import run_page
 
 
 def titles(text: str) -> list[str]:
@@ -14,7 +14,7 @@ def titles(text: str) -> list[str]:
 
 def written(folder, **changed) -> str:
     """The page of a run whose summary is `SUMMARY` with changes."""
-    page.write(folder / "report.html", SUMMARY | changed)
+    run_page.write(folder / "report.html", SUMMARY | changed)
     return (folder / "report.html").read_text()
 
 
@@ -60,15 +60,15 @@ def test_the_page_links_to_that_of_its_data_if_there_is_one(tmp_path):
     data = tmp_path / "my data"
     data.mkdir()
     summary = {"run": RUN | {"data": str(data)}}
-    page.write(tmp_path / "run/report.html", summary)
+    run_page.write(tmp_path / "run/report.html", summary)
     assert "Trained on" not in (tmp_path / "run/report.html").read_text()
     (data / "report.html").write_text("")
-    page.write(tmp_path / "run/report.html", summary)
+    run_page.write(tmp_path / "run/report.html", summary)
     assert '<a href="../my%20data/report.html">' in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_run_that_has_just_begun_has_a_page_too(tmp_path):
-    page.write(tmp_path / "report.html", {"run": RUN | {"loss": None, "goodput": None}})
+    run_page.write(tmp_path / "report.html", {"run": RUN | {"loss": None, "goodput": None}})
     text = (tmp_path / "report.html").read_text()
     assert titles(text) == []
     assert "40 of 60" in text

@@ -7,15 +7,15 @@ import pytest
 from chromium import browser, needs_chromium
 from tiny_pages import DATA, SUMMARY
 
-from jaxlm.report import data, page, run
+from jaxlm.report import data_page, markup, run_page
 
 SMALLEST_PX = 11
 
 
 def write_pages(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes a page of a run and one of data, with every section, and returns their files."""
-    run.write(folder / "run/report.html", SUMMARY)
-    data.write(folder / "data/report.html", DATA)
+    run_page.write(folder / "run/report.html", SUMMARY)
+    data_page.write(folder / "data/report.html", DATA)
     return folder / "run/report.html", folder / "data/report.html"
 
 
@@ -31,9 +31,9 @@ def test_on_paper_nothing_is_folded_or_cut_and_no_heading_ends_a_page(tmp_path):
     hidden = "[...document.querySelectorAll('details > :not(summary)')].filter(e => !e.checkVisibility()).length"
     cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollHeight > e.clientHeight).length"
     loose = "[...document.querySelectorAll('h2')].filter(e => getComputedStyle(e).breakAfter != 'avoid').length"
-    long = page.tag("pre", "a line\n" * 100)
-    parts = [page.section("x", page.details("folded", page.tag("p", "on paper it is read"), long))]
-    page.write(tmp_path / "report.html", "A page", page.Markup(""), parts)
+    long = markup.tag("pre", "a line\n" * 100)
+    parts = [markup.section("x", markup.details("folded", markup.tag("p", "on paper it is read"), long))]
+    markup.write(tmp_path / "report.html", "A page", markup.Markup(""), parts)
     with browser(tmp_path / "profile") as shown:
         shown.show((tmp_path / "report.html").as_uri(), 1200)
         assert [shown.value(count) for count in (hidden, loose)] == [2, 1]  # on a screen
@@ -44,15 +44,17 @@ def test_on_paper_nothing_is_folded_or_cut_and_no_heading_ends_a_page(tmp_path):
 def test_options_of_a_command_in_a_sentence_are_marked_and_escaped():
     line = "a - b & c: jaxlm train x --config.a.b=1 --from='<r>', then"
     told = "a - b &amp; c: jaxlm train x OPTION--config.a.b=1</span> OPTION--from=&#x27;&lt;r&gt;&#x27;</span>, then"
-    assert page.sentence(line) == told.replace("OPTION", '<span class="option">')
-    assert page.sentence("no command") == "no command"
+    assert markup.sentence(line) == told.replace("OPTION", '<span class="option">')
+    assert markup.sentence("no command") == "no command"
 
 
 @pytest.mark.browser
 @needs_chromium
 def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
     line = "step 7: " + "".join(f"{'jaxlm ' * n}--config.train.microbatch_size=4 " for n in range(1, 8))
-    run.write(tmp_path / "run/report.html", SUMMARY | {"run": SUMMARY["run"] | {"ended": f"{line} --x={'y' * 200}"}})
+    run_page.write(
+        tmp_path / "run/report.html", SUMMARY | {"run": SUMMARY["run"] | {"ended": f"{line} --x={'y' * 200}"}}
+    )
     with browser(tmp_path / "profile") as shown:
         for width in (390, 1200):
             shown.show((tmp_path / "run/report.html").as_uri(), width)
@@ -67,10 +69,10 @@ def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
 @needs_chromium
 def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
     pages = write_pages(tmp_path)
-    hostile = page.section(
-        "x", page.Markup('<img src="https://example.com/x.png"><script>document.title = "run"</script>')
+    hostile = markup.section(
+        "x", markup.Markup('<img src="https://example.com/x.png"><script>document.title = "run"</script>')
     )
-    page.write(tmp_path / "hostile.html", "asks", page.Markup(""), [hostile])
+    markup.write(tmp_path / "hostile.html", "asks", markup.Markup(""), [hostile])
     (tmp_path / "wide.html").write_text(
         '<meta name="viewport" content="width=device-width"><pre style="width:900px">x</pre>'
     )

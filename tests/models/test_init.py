@@ -8,7 +8,7 @@ from tiny_steps import make_mesh
 
 from jaxlm import models
 from jaxlm.devices import sharding, tree
-from jaxlm.models import draws
+from jaxlm.models import init
 
 
 def shardings_on(mesh, model):
@@ -39,8 +39,8 @@ def test_each_parameter_is_that_of_one_program(overrides):
 def test_deeper_models_take_no_more_programs():
     def programs(n_layers: int) -> int:
         model = models.build(tiny.model_config(n_layers=n_layers), "xla")
-        draws._program.cache_clear()
+        init._program.cache_clear()
         models.create_params(model, jax.random.key(0), shardings_on(make_mesh(), model))
-        return draws._program.cache_info().currsize
+        return init._program.cache_info().currsize
 
     assert programs(6) == programs(3)

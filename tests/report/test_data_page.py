@@ -9,7 +9,7 @@ import pytest
 
 from jaxlm.corpus.audit import mismatch
 from jaxlm.corpus.audit.audit import Finding
-from jaxlm.report import data
+from jaxlm.report import data_page
 
 HOSTILE = (
     "</pre></td><script>alert(1)</script><img src=https://evil.example/x onerror='alert(2)'>\" onclick=x\u202e\x00 <!--"
@@ -50,7 +50,7 @@ class Page(html.parser.HTMLParser):
 
 def written(tmp_path, summary: dict) -> tuple[str, Page]:
     path = tmp_path / "data" / "report.html"
-    data.write(path, summary)
+    data_page.write(path, summary)
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
     text = path.read_text(encoding="utf-8")
     return text, Page(text)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxlm.run import clock, ledger, supervised, totals
+from jaxlm.run import clock, ledger, spent, supervised
 from jaxlm.run.clock import ACTIVITIES, Clock
 
 
@@ -31,13 +31,13 @@ def start(folder, age=200.0, price=36.0, **keys):
 def carry_on(folder, monkeypatch, began=0.0, process=0.0, **environment):
     """(seconds of the clock, what `carry_on` returns): it began, and so did the process, so many seconds ago."""
     now = time.monotonic()
-    monkeypatch.setattr(totals, "process_began", lambda: now - process)
+    monkeypatch.setattr(spent, "process_began", lambda: now - process)
     for name in (supervised.SINCE, supervised.LOST):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(f"JAXLM_{name}", value)
     counted = Clock(since=now - began)
-    earlier = totals.carry_on(folder, counted)
+    earlier = spent.carry_on(folder, counted)
     return counted, earlier
 
 
@@ -49,7 +49,7 @@ def about(found, **wanted):
 def test_a_first_start_carries_nothing(tmp_path, monkeypatch):
     counted, earlier = carry_on(tmp_path, monkeypatch, began=7.0, process=5.0)
     assert about(counted.seconds(), start=7.0)
-    assert earlier == totals.Earlier(0.0, 0.0)
+    assert earlier == spent.Earlier(0.0, 0.0)
     assert counted.redo == 0
 
 
@@ -104,7 +104,7 @@ def test_time_that_nobody_paid_for_is_left_out(tmp_path, monkeypatch, keys):
     record(tmp_path, {"step": 50}, cost=1.0)
     counted, earlier = carry_on(tmp_path, monkeypatch, began=3.0, process=3.0)
     assert about(counted.seconds(), start=3, step=50)
-    assert earlier == totals.Earlier(50, 1.0)
+    assert earlier == spent.Earlier(50, 1.0)
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, -9])
@@ -141,7 +141,7 @@ def test_a_damaged_last_line_leaves_what_was_counted_before(tmp_path, monkeypatc
         file.write(f"{last}\n{more}\n")
     counted, earlier = carry_on(tmp_path, monkeypatch)
     assert about(counted.seconds(), step=50, save=2)
-    assert earlier == totals.Earlier(52, 1.0)
+    assert earlier == spent.Earlier(52, 1.0)
 
 
 def test_damaged_seconds_of_one_activity_count_as_steps(tmp_path, monkeypatch):

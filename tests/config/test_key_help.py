@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxlm.config import ConfigError, config_files, help
+from jaxlm.config import ConfigError, config_files, key_help
 
 BASE = config_files.module(config_files.find_config("base"))
-KNOWN = help.read()
+KNOWN = key_help.read()
 
 
 def test_every_section_and_key_has_a_comment():
@@ -65,12 +65,12 @@ def test_types_and_limits_are_those_of_the_schema(name, type, limits):
 
 def test_a_page_has_values_defaults_types_limits_and_comments():
     config = config_files.load("local_35m", ["optim.lr=1"])
-    page = help.page(KNOWN, "optim", config)
+    page = key_help.page(KNOWN, "optim", config)
     assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n      peak learning rate; 0 = by rule" in page
     assert "  optim.b1 = 0.9  (default; float, at least 0 and below 1)\n" in page
     assert "optim: optimizer and learning rate\n" in page
     assert "model." not in page
-    assert max(map(len, page.splitlines())) <= help.WIDTH
+    assert max(map(len, page.splitlines())) <= key_help.WIDTH
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def test_a_page_has_values_defaults_types_limits_and_comments():
     ],
 )
 def test_a_page_of_one_key_of_a_section_inside_another_and_of_one_without_keys(wanted, line):
-    page = help.page(KNOWN, wanted, config_files.load("base"))
+    page = key_help.page(KNOWN, wanted, config_files.load("base"))
     assert line in page
     assert page.count("\n  train.") <= 1
 
 
 def test_the_page_of_everything_has_each_key_once():
-    page = help.page(KNOWN, "all", config_files.load("base")).splitlines()
+    page = key_help.page(KNOWN, "all", config_files.load("base")).splitlines()
     for key in KNOWN.keys:
         assert len([line for line in page if line.startswith(f"  {key.name} = ")]) == 1, key.name
 
 
 def test_sources_are_named_and_shown_with_their_own_values():
     config = config_files.load("quickstart")
-    assert "in this config: code, math, prose" in help.page(KNOWN, "prepare.sources", config)
-    page = help.page(KNOWN, "prepare.sources.math", config)
+    assert "in this config: code, math, prose" in key_help.page(KNOWN, "prepare.sources", config)
+    page = key_help.page(KNOWN, "prepare.sources.math", config)
     assert "prepare.sources.math.weight = 10.0  (default 1.0; float, at least 0)" in page
     assert "NAME" not in page.replace("tfds:NAME", "").replace("embedded:NAME", "")
 
@@ -115,7 +115,7 @@ def test_sources_are_named_and_shown_with_their_own_values():
 )
 def test_an_unknown_section_is_one_line_with_the_nearest(wanted, hint):
     with pytest.raises(ConfigError, match="no section or key") as error:
-        help.page(KNOWN, wanted, config_files.load("base"))
+        key_help.page(KNOWN, wanted, config_files.load("base"))
     assert hint in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -124,4 +124,4 @@ def test_the_overview_is_in_short_words():
     """Which names it has, and in what order: tests/cli/test_cli.py."""
     top = [name for name in KNOWN.sections if "." not in name]
     assert all(len(KNOWN.sections[name].partition(";")[0]) <= 34 for name in top)
-    assert max(map(len, help.overview(KNOWN, ("tune", "plan")))) <= help.WIDTH
+    assert max(map(len, key_help.overview(KNOWN, ("tune", "plan")))) <= key_help.WIDTH

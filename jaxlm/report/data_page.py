@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 from jaxlm.corpus.tally import stage_order
 from jaxlm.host.console import count, share, size
-from jaxlm.report import page
-from jaxlm.report.page import Markup, cell, details, join, table, tag
+from jaxlm.report import markup
+from jaxlm.report.markup import Markup, cell, details, join, table, tag
 
 _JUNK_ROWS = 40  # shown at once; the others on demand
 
@@ -39,14 +39,14 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Tokenizer fit", _tokenizer_fit, summary.get("tokenizer_fit")),
         ("Manifest", _manifest, summary.get("manifest")),
     ]
-    sections = [page.section(title, render(content)) for title, render, content in parts if content]
-    page.write(path, f"Data report: {'/'.join(path.resolve().parent.parts[-2:])}", _lead(path, summary), sections)
+    sections = [markup.section(title, render(content)) for title, render, content in parts if content]
+    markup.write(path, f"Data report: {'/'.join(path.resolve().parent.parts[-2:])}", _lead(path, summary), sections)
 
 
 def _lead(path: pathlib.Path, summary: dict) -> Markup:
     parts = []
     if run := summary.get("run"):
-        link = page.link(f"run {pathlib.Path(run).resolve().name}", pathlib.Path(run) / page.NAME, path)
+        link = markup.link(f"run {pathlib.Path(run).resolve().name}", pathlib.Path(run) / markup.NAME, path)
         parts.append(tag("p", "Made for the ", link, ", whose page is there once it has ended."))
     if summary.get("left_out"):
         parts.append(tag("p", "Left out: ", summary["left_out"], ".", class_="dim"))
@@ -65,7 +65,7 @@ def _tiles(sources: dict[str, dict]) -> Markup:
         (size(kept[1]), f"kept, {share(kept[1], read[1])} of the bytes"),
         *((count(n), f"removed by {name}") for name, n in removed.most_common(2) if n),
     ]
-    return page.tiles(tiles)
+    return markup.tiles(tiles)
 
 
 def _total(sources: dict[str, dict], key: str) -> tuple[int, int]:
@@ -78,7 +78,7 @@ def _stages(sources: dict[str, dict]) -> list[str]:
 
 def _funnel(sources: dict[str, dict]) -> Markup:
     """Three tables: all sources stage by stage; documents and bytes by source and stage; the reasons."""
-    keys = page.keys({"kept": "still there", "gone": "removed", "failed": "failed: unreadable"})
+    keys = markup.keys({"kept": "still there", "gone": "removed", "failed": "failed: unreadable"})
     parts = [
         tag("p", "Read = kept + removed by each stage + failed.", *keys),
         _all_stages(sources),
@@ -104,7 +104,7 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
     for name, gone, gone_bytes, kind in losses:
         documents, volume = documents - gone, volume - gone_bytes
         parts = [(documents / (whole or 1), "kept"), (gone / (whole or 1), kind)]
-        bar = cell(page.bar(parts, f"{name}: {count(gone)} removed"), kind="text")
+        bar = cell(markup.bar(parts, f"{name}: {count(gone)} removed"), kind="text")
         removed = (count(gone), share(gone, whole)) if rows else ("", "")
         rows.append((name, bar, *removed, count(documents), size(volume)))
     return table(("", "documents", "removed", "of all", "left", "bytes left"), rows, "All sources by stage")
@@ -210,7 +210,7 @@ def _clusters(clusters: dict) -> Markup:
     copies = count(sum((n - 1) * how_many for n, how_many in sizes))
     parts = [
         tag("p", f"{count(bins.total())} groups of like documents, {copies} copies. By size of the group:"),
-        page.columns([(name, n, count(n)) for name, n in bins.items()], "Groups by size"),
+        markup.columns([(name, n, count(n)) for name, n in bins.items()], "Groups by size"),
     ]
     for cluster in clusters.get("largest", ()):
         kept, named = cluster["kept"], cluster["members"]
@@ -243,7 +243,7 @@ def _junk_row(row: dict) -> tuple:
     texts = ((example["document"], example["text"]) for example in row["examples"])
     examples = [tag("div", _id(document), tag("pre", text), class_="example") for document, text in texts]
     pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim") if row["junk"] else ""
-    names = (tag("code", row["text"]), _words(row["why"]), _words(row["source"]), page.value(float(row["score"])))
+    names = (tag("code", row["text"]), _words(row["why"]), _words(row["source"]), markup.value(float(row["score"])))
     shares = (share(row[key], 1) for key in ("share_of_documents", "concentration"))
     shown = _words(details("examples", pattern, *examples))
     return (*names, count(row["count"]), count(row["documents"]), *shares, shown)
@@ -251,7 +251,7 @@ def _junk_row(row: dict) -> tuple:
 
 def _tokenizer_fit(rows: list[dict]) -> Markup:
     head = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [[page.value(row.get(key)) for key in head] for row in rows]
+    lines = [[markup.value(row.get(key)) for key in head] for row in rows]
     return table([key.replace("_", " ") for key in head], lines, "Tokenizer fit")
 
 
@@ -281,11 +281,11 @@ def _mixture(mixture: dict) -> Markup:
     for name, now in mixture["now"].items():
         nearest = mixture["nearest"][name]
         parts = ((now, "gone"), (nearest, "kept"))
-        bars = join(page.bar([(part / top, kind)], f"{name}: {share(part, 1)}") for part, kind in parts)
+        bars = join(markup.bar([(part / top, kind)], f"{name}: {share(part, 1)}") for part, kind in parts)
         rows.append((name, share(now, 1), share(nearest, 1), cell(bars)))
     about = "Shares of words now and in the mixture of these sources that is nearest to the target: "
     about += f"{mixture['js_now']:.3f} bits from it now, {mixture['js_nearest']:.3f} then."
-    keys = page.keys({"gone": "now", "kept": "nearest"})
+    keys = markup.keys({"gone": "now", "kept": "nearest"})
     rows_of_sources = table(("source", "now", "nearest", ""), rows, "Mixture")
     return join([tag("h3", "Nearest mixture"), tag("p", about, *keys), rows_of_sources])
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.host.console import count, duration, hours, human, spent
-from jaxlm.report import benchmarks, chart, page, redteam
+from jaxlm.report import benchmarks, chart, markup, redteam
 from jaxlm.report.chart import Curve
-from jaxlm.report.page import Markup, cell, details, join, table, tag
+from jaxlm.report.markup import Markup, cell, details, join, table, tag
 
 _BY_STEP = {"along": "steps"}
 
@@ -50,16 +50,16 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Starts", _starts),
     ]
     rendered = [(title, render(summary)) for title, render in parts]
-    sections = [page.section(title, content) for title, content in rendered if content]
+    sections = [markup.section(title, content) for title, content in rendered if content]
     lead = join([_about(path, summary["run"]), _tiles(summary)])
-    page.write(path, f"Run {summary['run']['name']}", lead, sections)
+    markup.write(path, f"Run {summary['run']['name']}", lead, sections)
 
 
 def _about(path: pathlib.Path, run: dict) -> Markup:
-    data = pathlib.Path(run["data"]) / page.NAME if run.get("data") else None
-    parts = [tag("p", run["model"], class_="dim"), tag("p", page.sentence(run.get("ended") or ""))]
+    data = pathlib.Path(run["data"]) / markup.NAME if run.get("data") else None
+    parts = [tag("p", run["model"], class_="dim"), tag("p", markup.sentence(run.get("ended") or ""))]
     if data and data.is_file():
-        parts.append(tag("p", "Trained on ", page.link("this data", data, path), "."))
+        parts.append(tag("p", "Trained on ", markup.link("this data", data, path), "."))
     return join(parts)
 
 
@@ -76,7 +76,7 @@ def _tiles(summary: dict) -> Markup:
         *_paid(summary, (spent(run["cost_usd"]), "spent")),
         ("" if goodput is None else f"{100 * goodput:.1f}%", "of the time in new steps"),
     ]
-    return page.tiles(tiles)
+    return markup.tiles(tiles)
 
 
 def _paid(summary: dict, *parts: typing.Any) -> tuple:
@@ -160,7 +160,7 @@ def _futures(summary: dict) -> Markup:
         cost = _paid(summary, spent(row["usd"]), _price(row.get("usd_per_centinat")))
         rows.append((row["name"], count(row["step"]), loss, hours(row["hours"]), *cost))
     head = ("future", "to step", "loss (80%)", "time", *_paid(summary, "cost", "cost of 0.01 nats"))
-    advice = tag("p", page.sentence(futures.get("advice", "")))
+    advice = tag("p", markup.sentence(futures.get("advice", "")))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
 
