@@ -84,7 +84,7 @@ def test_linen_is_imported_in_models_only():
     ("modules", "never"),
     [
         (
-            "cli.cli config.help host.console data.batches.which_data run.survive.supervisor",
+            "cli.cli config.key_help host.console data.batches.which_data run.survive.supervisor",
             "jax flax orbax datatrove pyarrow numpy",
         ),
         ("host.child", "jax numpy jaxlm.config"),

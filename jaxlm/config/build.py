@@ -117,7 +117,7 @@ def _join(key: str, name: str) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Returns a hint for a misspelt name: the most similar one of `names`, or all of them if none is similar."""
     near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names)) or 'none'}"
 
 
 def nearest_key(key: str, keys: Sequence[str]) -> str:

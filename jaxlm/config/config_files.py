@@ -190,7 +190,8 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
         raise ConfigError(f"--config.{key} needs a value: --config.{key}=VALUE")
     old = owner[name]
     if isinstance(old, config_dict.ConfigDict):
-        raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
+        keys = f"set one of its keys: {', '.join(f'{key}.{k}' for k in old)}" if old else "which has no keys"
+        raise ConfigError(f"config.{key} is a section, {keys}")
     # A config of this key alone: absl prints a flag's whole config for its help, which takes a third of a second.
     alone = config_dict.ConfigDict({name: old})
     values = flags.FlagValues()

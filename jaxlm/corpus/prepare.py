@@ -294,7 +294,9 @@ def open_prepared(root: pathlib.Path) -> Prepared:
     for entry in (entry for source in manifest["sources"].values() for entry in source["files"]):
         path = root / entry["file"]
         if not path.is_file() or path.stat().st_size != entry["size"]:
-            raise ConfigError(f"{path} is missing or differs in size; copy it again, or delete {root}")
+            raise ConfigError(
+                f"{path} is missing or differs in size; copy it again, or delete {root} and prepare again"
+            )
     return Prepared(root, manifest, hashlib.sha256(content).hexdigest())
 
 

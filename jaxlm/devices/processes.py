@@ -91,7 +91,8 @@ def join_cluster(config: DistributedConfig) -> None:
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
             raise ConfigError(
-                f"distributed.coordinator: set num_processes, and process_id (now {config.process_id}) to a number from 0 on"
+                f"distributed.coordinator: set process_id (now {config.process_id}) to a number from 0 to below num_processes "
+                f"(now {config.num_processes})"
             )
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
@@ -101,7 +102,9 @@ def join_cluster(config: DistributedConfig) -> None:
                 _reach(config)
             jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id, **_timeouts(config))
     elif config.num_processes > 1:
-        raise ConfigError(f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT")
+        raise ConfigError(
+            f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT of process 0"
+        )
     elif config.auto or _in_cluster():
         with _waiting(config, "this process waits for the others of its cluster"):
             jax.distributed.initialize(**_timeouts(config))
@@ -247,7 +250,9 @@ def apply_xla_flags(wanted: tuple[str, ...]) -> None:
 def _flag(text: str) -> str:
     name, equals, value = text.strip().lstrip("-").partition("=")
     if not name.startswith("xla_") or not equals or " " in text.strip():
-        raise ConfigError(f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE")
+        raise ConfigError(
+            f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4"
+        )
     return f"--{name}={value}"
 
 

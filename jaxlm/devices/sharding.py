@@ -203,11 +203,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def from_host(value: np.ndarray, dtype: jnp.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+def from_host(
+    value: np.ndarray, shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding
+) -> jax.Array:
     """Returns an array of the host in its shards, cast piece by piece: it is never copied as a whole."""
-    return jax.make_array_from_callback(
-        value.shape, sharding, lambda index: np.ascontiguousarray(value[index], dtype=dtype)
-    )
+    return jax.make_array_from_callback(shape, sharding, lambda index: np.ascontiguousarray(value[index], dtype=dtype))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:

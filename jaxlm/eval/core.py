@@ -79,7 +79,9 @@ def read(data_dir: str) -> list[Task]:
         return _bundle(root)
     tasks = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
     if not tasks:
-        raise ConfigError(f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows")
+        raise ConfigError(
+            f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows (query, choices, gold)"
+        )
     return tasks
 
 

@@ -172,7 +172,8 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             lacking = [key for key in _SPLITS if fields.get(key) == error.args[0] and key not in override]
             if shots or not lacking:
                 raise ConfigError(
-                    f"{name}: no {error.args[0]} in {path} of {where} for its {shots} worked examples: --fewshot=0"
+                    f"{name}: no {error.args[0]} in {path} of {where} for its {shots} worked examples: "
+                    "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
                 ) from None
             override |= dict.fromkeys(lacking)
         except ImportError as error:
@@ -219,7 +220,8 @@ def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
     if path and (root / path).is_dir():
         return root / path
     raise ConfigError(
-        f"{name} reads {path or 'no dataset'}, not in eval.data_dir={data_dir}: see scripts/hub_layout.py"
+        f"{name} reads {path or 'no dataset'}, not in eval.data_dir={data_dir}: lay its files there with "
+        "scripts/hub_layout.py, or set eval.data_dir= to fetch it from the hub"
     )
 
 

@@ -1,7 +1,7 @@
 """Takes from this process what it can do to the machine, and runs one program that a model wrote. See eval/humaneval.py.
 
 A script for `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and writes the
-token, or why the program failed, to a file descriptor. Processes that judge a policy's answers (train/rl/forks.py) give up the
+token, or why the program failed, to a file descriptor. Processes that judge a policy's answers (train/rl/judges.py) give up the
 same.
 """
 

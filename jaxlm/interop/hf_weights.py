@@ -131,7 +131,7 @@ class Files:
         with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
 
             def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
-                made = jax.block_until_ready(from_host(read(name), leaf.dtype, sharding))
+                made = jax.block_until_ready(from_host(read(name), leaf.shape, leaf.dtype, sharding))
                 tell(next(done))
                 return made
 
@@ -142,10 +142,11 @@ class Files:
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
         of_leaf = leaves.by_leaf(config, scores)
+        joined = functools.lru_cache(1)(self.tensor)  # GPT-2's q, k and v are one tensor
 
         def read(leaf: str) -> np.ndarray:
             tensor, place = of_leaf[leaf]
-            return tensor.to_leaf(self.tensor(theirs[tensor.name]), place)
+            return tensor.to_leaf(joined(theirs[tensor.name]), place)
 
         return read
 

@@ -169,7 +169,9 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
             f"{place}: {tokenizer.vocab_size:,} ids for {config.model.vocab_size:,} rows do not belong together"
         )
     if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
-        raise ConfigError(f"config.data.tokenizer={config.data.tokenizer} is not the model's own: leave it out")
+        raise ConfigError(
+            f"config.data.tokenizer={config.data.tokenizer} is not the model's own ({place}): leave it out"
+        )
     config.data.tokenizer = str(place.resolve())
     if "data.chat_tokens" not in typed:
         config.data.chat_tokens = _has(tokenizer, CHAT_TOKENS[0])

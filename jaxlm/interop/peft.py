@@ -267,7 +267,8 @@ def _row_differences(
     ids = tuple(sorted({i for own, _ in whole.values() for i in own}))
     if ids and not 0 <= ids[0] <= ids[-1] < config.vocab_size:
         raise ConfigError(
-            f"the adapter has a row of id {ids[-1]:,}, its base {config.vocab_size:,} ids: merge them by PEFT"
+            f"the adapter has a row of id {ids[-1]:,}, its base {config.vocab_size:,} ids: merge them by PEFT "
+            "(merge_and_unload)"
         )
     rows = {}
     for tensor in _tables(config) if ids else ():

@@ -92,7 +92,9 @@ def check(content: Mapping[str, typing.Any]) -> None:
         return
     for key, plain in _PLAIN.items():
         if (value := content.get(key, plain[0])) not in plain:
-            raise ConfigError(f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload)")
+            raise ConfigError(
+                f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
+            )
 
 
 def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:

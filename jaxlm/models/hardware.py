@@ -64,6 +64,8 @@ def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) ->
         return  # slow, but the same numbers: for tests
     if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):
         have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
-        raise ConfigError(f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}")
+        raise ConfigError(
+            f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}: set it to False"
+        )
     if dtype == "float32":
         raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")

@@ -71,8 +71,8 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
 
 def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
     """Yields (name, float32 array in its shards) for each parameter, which `read` returns on the host by its name."""
-    for (name, _), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
-        yield name, from_host(read(name), jnp.float32, sharding)
+    for (name, leaf), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
+        yield name, from_host(read(name), leaf.shape, jnp.float32, sharding)
 
 
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:

@@ -34,7 +34,8 @@ def resolve_backend(name: str, platform: str) -> str:
         return _AUTO.get(platform, "xla")
     if platform not in _PLATFORMS.get(name, (platform,)):
         raise ConfigError(
-            f"config.model.attention: {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}"
+            f"config.model.attention: {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}; "
+            f"'auto' would take {_AUTO.get(platform, 'xla')!r}"
         )
     return name
 

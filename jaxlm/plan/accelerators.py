@@ -70,7 +70,8 @@ def load(path: str = "") -> Prices:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     usable, assumed = (_number(file, prices, key, (0, 1)) for key in ("usable_memory", "assumed_mfu"))
-    if problem := files.problem(prices, {"accelerators": {str: {}}, "peak_tflops": {}}):
+    problem = files.problem(prices, {"accelerators": {str: {}}, "peak_tflops": {}})
+    if problem := problem or ("" if prices["accelerators"] else "it has no accelerator"):
         raise ConfigError(f"{file}: {problem}; copy {SHIPPED} and edit it")
     rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in prices["accelerators"].items())
     others = prices["peak_tflops"]

@@ -68,7 +68,7 @@ class Trace(Hook):
 
     def _show(self, moment: Moment) -> None:
         newest = max((self.folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
-        (path,) = newest.glob("*.pb")
+        (path,) = newest.glob("*.xplane.pb")
         profile = summarise(read(path), moment.step - self.first + 1)
         kind = jax.local_devices()[0].device_kind
         moment.say(f"steps {self.first} to {moment.step}: {1e3 * profile.seconds:.1f} ms a step on {kind}")

@@ -164,7 +164,7 @@ def test_steps_that_were_done_before_are_repeated():
 
 
 def test_a_start_begins_with_its_process_or_its_supervisor():
-    program = "import time; from jaxlm.run import totals as books; print(time.monotonic() - books.begun(), time.process_time())"
+    program = "import time; from jaxlm.run import spent as books; print(time.monotonic() - books.begun(), time.process_time())"
     begun = time.monotonic()
     clean = {name: value for name, value in os.environ.items() if name != supervised.SINCE}
     done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True)

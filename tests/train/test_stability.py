@@ -177,6 +177,11 @@ def test_a_rollback_is_one_write_and_undoes_what_was_found_in_its_steps(tmp_path
         f"{why}; nothing has changed since: set a key of optim or stability to try again",
     )
     assert stability.held_back(again, config.with_keys(now, optim={"lr": 1e-4})) is None
+    older = stability.settings(now).replace(
+        "spike_steps=20,", "spike_steps=20, window=256,"
+    )  # as until 28 November 2026
+    assert older != stability.settings(now)
+    assert stability.held_back([*again[:-1], again[-1] | {"stopped": older}], now) == held
 
 
 def test_the_checkpoint_before_a_series_is_held():

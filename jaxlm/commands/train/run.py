@@ -168,7 +168,7 @@ class Attempt:
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.opened.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
-            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
+            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             now = ready.data.fingerprint()
             check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
             check_base(meta.get("base", {}), base, self.opened.folder)

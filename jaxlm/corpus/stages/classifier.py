@@ -104,7 +104,9 @@ def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
             raise ValueError(f"n_features is {report['n_features']}, not {N_FEATURES}")
         chars = int(report["chars"])
     except (OSError, zipfile.BadZipFile, *files.MANGLED) as error:
-        raise ConfigError(f"no classifier in {folder} ({error}); name that of classifier.json") from error
+        raise ConfigError(
+            f"no classifier in {folder} ({error}); name the one with weights.npz and classifier.json"
+        ) from error
 
     def score(text: str) -> float:
         row = _vectorizer().transform([text[:chars]])

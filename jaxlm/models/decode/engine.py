@@ -45,7 +45,7 @@ def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[i
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
         if len(prompt) >= config.max_seq_len:
             raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of {config.max_seq_len}"
+                f"prompt {i} has {len(prompt)} tokens and leaves no room in model.max_seq_len={config.max_seq_len}: shorten it"
             )
         if min(prompt) < 0 or max(prompt) >= ids:
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {ids}")
@@ -213,7 +213,9 @@ class Engine:
         for length in self.lengths:
             if length >= tokens:
                 return length
-        raise ConfigError(f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}")
+        raise ConfigError(
+            f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}: send fewer"
+        )
 
     def resize(self, slots: int) -> None:
         """Changes the ring's length; requests go on. What rows that live hold, and what they write next, must fit."""

@@ -115,7 +115,10 @@ class Generator:
 def _check(model: Transformer, prompts: Prompts, s: SampleConfig) -> None:
     check_prompts(model, prompts)
     if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
-        raise ConfigError(f"sampling: {s.max_new_tokens=}, {s.temperature=}, {s.top_k=} or {s.top_p=} is out of range")
+        raise ConfigError(
+            f"max_new_tokens={s.max_new_tokens}, temperature={s.temperature} and top_k={s.top_k} must be at least 0, "
+            f"top_p={s.top_p} above 0 and at most 1"
+        )
 
 
 class _Request(typing.NamedTuple):

@@ -113,7 +113,7 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     for name in _each(put, [name for name in sums if job["copied"].get(name) != sums[name]]):
         tell({"copied": name, "sum": sums[name]})
     logs = _write_logs(remote, workdir, f"{folder}/workdir/")
-    manifest = seal({"step": step, "files": sums, "logs": logs})
+    manifest = seal({"step": step, "weights_only": False, "files": sums, "logs": logs})  # the key is for older readers
     remote.write(f"{folder}/manifest.json", manifest)
     for name in logs:
         if remote.measure(f"{folder}/workdir/{name}") != logs[name]:
@@ -145,15 +145,13 @@ def delete(remote: Remote, job: dict, tell: Tell) -> dict:
 
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
     """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there. Raises Refused."""
-    workdir, damaged = pathlib.Path(job["workdir"]), []
+    workdir, damaged, weights_only = pathlib.Path(job["workdir"]), [], []
     for step in reversed(steps(remote)):
         try:
             manifest = manifest_of(remote, step)
-            if manifest.get("weights_only"):  # of a run before 2026-11-28
-                raise Refused(
-                    f"the mirror's checkpoint {step} holds weights only, so no run can go on from it: give another "
-                    "config.checkpoint.mirror or config.workdir"
-                )
+            if manifest.get("weights_only"):
+                weights_only.append(step)
+                continue
             _download(remote, step, manifest["files"], workdir / "checkpoints", tell)
         except Damaged as error:
             damaged += [] if isinstance(error, Unfinished) else [step]
@@ -161,6 +159,11 @@ def restore(remote: Remote, job: dict, tell: Tell) -> dict:
         else:
             _restore_logs(remote, step, manifest["logs"], workdir, tell)
             return {"step": step}
+    if weights_only:
+        raise Refused(
+            f"the mirror's checkpoint {weights_only[0]} holds weights only, so no run can go on from it: give another "
+            "config.checkpoint.mirror or config.workdir"
+        )
     if damaged:
         raise Refused(
             f"none of the mirror's checkpoints {sorted(damaged)} is what was copied there; to train from the start "
@@ -218,7 +221,8 @@ def _check_source(folder: pathlib.Path, sums: Sums) -> None:
 def _has(remote: Remote, step: int, sums: Sums) -> bool:
     """True if the mirror holds exactly these files of the step already."""
     try:
-        return manifest_of(remote, step)["files"] == sums
+        manifest = manifest_of(remote, step)
+        return manifest["files"] == sums and not manifest.get("weights_only")
     except Damaged:
         return False
 
@@ -364,8 +368,8 @@ def held(remote: Remote) -> dict[str, list[int]]:
     of_kind = {"whole": [], "partial": []}
     for step in steps(remote):
         try:
-            manifest_of(remote, step)
-            of_kind["whole"].append(step)
+            if not manifest_of(remote, step).get("weights_only"):  # which a run before 28 November 2026 could ask for
+                of_kind["whole"].append(step)
         except Damaged:
             of_kind["partial"].append(step)
     return of_kind

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 import typing
+from collections.abc import Sequence
 
 import jax
 
@@ -327,16 +328,21 @@ class Checkpointer:
         with working(f"restoring checkpoint {step}"):
             return meta.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
-    def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
+    def restore_latest(
+        self, abstract: TrainState, shardings: TrainState, needs: Sequence[str] = ()
+    ) -> tuple[TrainState, dict]:
         """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
-        Moves newer ones, which are damaged, to `WORKDIR/damaged/` and says so. If all are damaged it moves none, so that a run
-        never starts from scratch by accident: NoWholeCheckpointError. RunError if one can't be read for another reason.
+        One whose meta lacks a key of `needs` counts as damaged. Moves newer ones, which are damaged, to `WORKDIR/damaged/` and
+        says so. If all are damaged it moves none, so that a run never starts from scratch by accident: NoWholeCheckpointError.
+        RunError if one can't be read for another reason.
         """
         damaged = []
         for step in reversed(self.steps()):
             try:
                 saved = together(lambda s=step: restore.read_meta(self.directory / str(s)), errors=_DAMAGE)
+                if lacking := [key for key in needs if not isinstance(saved.get(key), dict)]:
+                    raise CorruptCheckpointError(f"checkpoint {step} is damaged: its meta lacks {lacking[0]}")
                 state = self.restore(step, abstract, shardings)
             except CorruptCheckpointError as error:
                 say(f"{error}; going back to the checkpoint before it")

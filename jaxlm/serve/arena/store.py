@@ -233,7 +233,9 @@ def write_votes(path: pathlib.Path, votes: Sequence[Vote], names: Mapping[int, s
     A is the first of `names`. Raises ConfigError unless two contestants are named.
     """
     if len(names) != 2:
-        raise ConfigError(f"--export-votes is of two contestants, not of {len(names)}: name them")
+        raise ConfigError(
+            f"--export-votes is of two contestants, not of {len(names)}: jaxlm arena A B --export-votes=FILE"
+        )
     a = next(iter(names))
     lines = []
     for vote in votes:

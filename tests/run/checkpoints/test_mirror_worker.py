@@ -266,6 +266,8 @@ def test_no_run_goes_on_from_weights_alone_which_older_runs_could_mirror(run, ur
         copy(Remote(str(url)), run, 10)
     with pytest.raises(worker.Refused, match="holds weights only"):
         tiny_mirror.restore(url, tmp_path / "back" / "run")
+    assert worker.held(Remote(str(url))) == {"whole": [], "partial": []}  # so that its step is copied anew
+    assert copy(Remote(str(url)), run, 10)["whole"] == [10]
 
 
 def test_a_mirror_has_one_run_and_one_start_of_it(run, url, tmp_path):

@@ -239,6 +239,14 @@ def test_damaged_meta_is_found(saved):
     assert_same(restored, make_state(1, seed=1))
 
 
+def test_a_meta_without_what_a_run_needs_is_damage(saved):
+    """Such as that of an imported model, from whose weights alone no run goes on."""
+    checkpointer = Checkpointer(saved, KEEP)
+    with pytest.raises(ConfigError, match=r"none of the checkpoints \[1, 2\]"):
+        checkpointer.restore_latest(*shardings(), needs=("fingerprint",))
+    assert checkpointer.steps() == [1, 2]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(5, "Input/output error")])
 def test_what_is_not_damage_moves_nothing(saved, monkeypatch, error):
     """A busy GPU or a network hiccup must not cost a checkpoint."""
