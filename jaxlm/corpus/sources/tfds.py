@@ -23,7 +23,7 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document an example. Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError if the feature is not text."""
+    """Yields a document for each example. Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError if the feature is not text."""
     key = _parse(spec.path)[2]
     records, _, _ = _open(spec)
     for i in range(part.start, part.stop):

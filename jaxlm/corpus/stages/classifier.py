@@ -19,7 +19,7 @@ from jaxlm.host import files
 
 N_FEATURES = 1 << 18
 MIN_EXAMPLES = 10  # of each kind
-MIN_AUC = 0.6  # below this the two sets do not differ in what the classifier can see
+MIN_AUC = 0.6  # below this the classifier can't tell the two sets apart
 _MAX_BYTES = 1 << 28  # read of each set
 
 
@@ -79,7 +79,7 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
     if auc < MIN_AUC:
         raise ConfigError(
             f"prepare.stages.classifier: good and bad examples look alike (cross-validated AUC {auc:.2f}, chance is "
-            "0.50); give more examples, or such that differ in their words"
+            "0.50); give more examples, or sets that differ in their words"
         )
     model.fit(features, labels)
     weights = model.coef_[0].astype(np.float32)
@@ -104,7 +104,7 @@ def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
             raise ValueError(f"n_features is {report['n_features']}, not {N_FEATURES}")
         chars = int(report["chars"])
     except (OSError, zipfile.BadZipFile, *files.MANGLED) as error:
-        raise ConfigError(f"no classifier in {folder} ({error}); name that of classifier.json") from error
+        raise ConfigError(f"no classifier in {folder} ({error}); name the folder of classifier.json") from error
 
     def score(text: str) -> float:
         row = _vectorizer().transform([text[:chars]])

@@ -1,6 +1,6 @@
 """Keeps the documents that are written in certain languages, by py3langid or a local fastText model (arXiv:1607.01759).
 
-Both see a sample of a long text, since it may begin with a licence, and prose alone: code looks like other languages.
+Both get a sample of a long text, since it may begin with a licence, and prose only: code looks like other languages.
 """
 
 import collections.abc
@@ -93,7 +93,7 @@ def _py3langid():
             return np.log1p(counts.astype(np.float32)) @ self.nb_ptc[features] + self.nb_pc
 
         def _states(self, text: np.ndarray) -> np.ndarray:
-            """[bytes]: where the automaton stands after each byte: where the last _FEATURE_BYTES lead from its start."""
+            """Returns the automaton's state after each byte, int[bytes]: the last _FEATURE_BYTES bytes lead there from its start."""
             padded = np.concatenate([np.zeros(_FEATURE_BYTES - 1, np.uint8), text])
             states = np.zeros(len(text), np.intp)
             for i in range(_FEATURE_BYTES):
