@@ -131,9 +131,7 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, l
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     if not (folder / "documents").exists() and _owner(root) != key:
-        shutil.rmtree(
-            folder / "tasks" / "finish", ignore_errors=True
-        )  # another recipe's documents replaced what it wrote
+        shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # another recipe's documents replaced its own
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
     plan.save(folder)
@@ -188,9 +186,7 @@ def _stages(
         if spec.name in registry.DOCUMENT_STAGES:
             registry.typed_settings(spec)
         elif spec.name in registry.GLOBAL_STAGES and spec.settings != defaults[spec.name]:
-            raise ConfigError(
-                f"{config_key}: {spec.name} is shared by all sources; set config.prepare.stages.{spec.name}.KEY"
-            )
+            raise ConfigError(f"{config_key}: all sources share {spec.name}; set config.prepare.stages.{spec.name}.KEY")
     together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
         raise ConfigError(f"{config_key}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")

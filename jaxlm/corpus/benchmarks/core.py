@@ -77,7 +77,8 @@ def rows(path: str) -> list[Row]:
             raise ConfigError(f"{path}:{number} is no row of CORE: {error}") from None
         if type(checked[-1]) is not type(checked[0]):
             raise ConfigError(
-                f"{path}:{number} is {type(checked[-1]).__name__}, the first row {type(checked[0]).__name__}"
+                f"{path}:{number} is {type(checked[-1]).__name__}, the first row {type(checked[0]).__name__}: "
+                "all rows of a file must be of one type"
             )
     if not checked:
         raise ConfigError(f"{path} holds no row")

@@ -174,7 +174,7 @@ def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
 
 
 def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
-    """Returns a row as a document. Its format comes from the row's `format`, from `text_key` ("html") or from the row's path."""
+    """Returns a row as a document. Its format comes from the row, from `text_key` ("html") or from the row's path."""
     metadata = known_metadata(row)
     if "format" not in metadata:
         language = registry.language_of(metadata["path"]) if "path" in metadata else ""

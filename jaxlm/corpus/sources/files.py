@@ -86,9 +86,7 @@ def find(
     for name, info in infos.items():
         if exclude and excluded(name.removeprefix(base), exclude):
             continue
-        if info["type"] != "file" and not fs.isfile(
-            name
-        ):  # a link to a file counts as a file: the hub's cache consists of links
+        if info["type"] != "file" and not fs.isfile(name):  # a link to a file is a file: the hub's cache has links
             if others is not None and info["type"] == "link":
                 others["link to nothing"] += 1
             continue

@@ -12,9 +12,7 @@ from jaxlm.corpus.stage import Document
 
 GRAIN = 1
 _SHOWN_FIELDS = 10
-NUMBERED_BYTES = (
-    64 << 20
-)  # in files up to this size, ids have line numbers (a task in the middle counts the lines before)
+NUMBERED_BYTES = 64 << 20  # up to this size ids have line numbers (a task in the middle counts the lines before)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:

@@ -59,7 +59,7 @@ def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
         if these := {name: rest.pop(name) for name in suffixes if name in rest}:
             lines.append(f"{path}: {_counted(these)} not read: {how}")
     if rest:
-        lines.append(f"{path}: {_counted(rest)} of no format that is read")
+        lines.append(f"{path}: {_counted(rest)} in no supported format")
     return lines
 
 

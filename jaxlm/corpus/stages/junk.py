@@ -1,4 +1,4 @@
-"""Removes known junk and what the user's own patterns match, by match, by line or by document. `jaxlm audit` suggests patterns."""
+"""Removes known junk and what the user's patterns match, by match, by line or by document. `jaxlm audit` suggests patterns."""
 
 import difflib
 import pathlib

@@ -257,9 +257,7 @@ def _is_version(text: str, match: re.Match) -> bool:
         return False
     if _LABEL_VERSION.search(before) or re.search(r"\w/\Z|[=<>~^]=?\s?\Z", before):  # Opera/9.80.1.2, pkg>=1.2.3.4
         return True
-    return all(
-        int(part) < 32 for part in match[0].split(".")[:3]
-    )  # low numbers are a version's, unless the text before says "host"
+    return all(int(part) < 32 for part in match[0].split(".")[:3])  # low numbers are a version, unless it says "host"
 
 
 _CARD = re.compile(

@@ -47,8 +47,8 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
 def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, say: Say) -> None:
     """Makes `data.dir` (tokenizer, shards, manifest), or checks that the same recipe made it.
 
-    Of the `data.sources` with a path, or of the documents of `jaxlm prepare`, which are made first if they are missing.
-    Raises ConfigError if a source does not exist, or another recipe made the data.
+    Reads the `data.sources` with a path, or else the documents of `jaxlm prepare`, which it first makes if missing. Raises
+    ConfigError if a source does not exist, or another recipe made the data.
     """
     d = data
     if any(source.path for source in d.sources.values()):
@@ -74,7 +74,7 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
 ) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
-    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, more of the recipe); None without any."""
+    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, further recipe keys); None without any."""
     root = pathlib.Path(data.dir)
     if not prepare.sources and (root / MANIFEST).is_file():
         return None

@@ -12,7 +12,7 @@ import sentencepiece
 
 
 def train(messages: Iterator, tell: Callable[[dict], None]) -> None:
-    """Tells the `model` in base64, or the `error` of SentencePiece. Gets its settings, lists of lines, None."""
+    """Receives settings, lists of lines, then None. Sends the `model` in base64, or SentencePiece's `error`."""
     settings, model = next(messages), io.BytesIO()
     lines = (line for lines in iter(lambda: next(messages), None) for line in lines)
     try:
