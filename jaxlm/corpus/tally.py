@@ -75,7 +75,7 @@ class Tally:
         removed = sum(stage.removed.total() for stage in self.stages)
         if self.documents != self.kept + removed + self.failed.total():
             raise RunError(
-                f"the books of source {source} don't balance: read {self.documents} != kept {self.kept} + removed {removed} + "
+                f"the counts of source {source} don't add up: read {self.documents} != kept {self.kept} + removed {removed} + "
                 f"failed {self.failed.total()}; this is a defect of jaxlm"
             )
 

@@ -198,9 +198,7 @@ def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list
         try:
             texts = layout.texts(record)
         except (ValueError, SyntaxError, TypeError, KeyError, AttributeError):
-            raise ConfigError(
-                f"{path}:{number} has the fields of {layout.name}, but not what they hold there"
-            ) from None
+            raise ConfigError(f"{path}:{number} has the fields of {layout.name}, but in another form") from None
         of_record = next((str(record[key]) for key in _IDS if isinstance(record.get(key), str | int)), str(number - 1))
         for i, (questions, answers) in enumerate(texts):
             bare = tuple(text for text in map(_asked, questions) if text)
@@ -222,7 +220,7 @@ def _unknown(path: str, record: dict, own: Layout | None) -> str:
         return f"has no field {missing!r}, which {own.name} names; its fields: {has}"
     name = pathlib.PurePath(path).name
     return (
-        f"has a layout that is not known (fields: {has}); name them: "
+        f"has an unknown layout (fields: {has}); name its fields: "
         f"prepare.stages.decontaminate.fields=('{name}:QUESTION>ANSWER',)"
     )
 

@@ -50,7 +50,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         else:
             stats.skip(page.reason, doc_id)
     if not pages and not part.start:
-        stats.skip("no page of MediaWiki in it", part.name)
+        stats.skip("it holds no MediaWiki page", part.name)
 
 
 def _header(part: Part) -> _Wiki:

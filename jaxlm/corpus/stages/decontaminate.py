@@ -35,7 +35,7 @@ class Decontaminate(Stage):
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
-            raise ConfigError(f"{_KEY}: 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1, please")
+            raise ConfigError(f"{_KEY} needs 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1")
         fields, by_file = layouts.named(settings.fields, f"{_KEY}.fields"), {}
         for path in reading.files(settings.paths, f"{_KEY}.paths"):
             by_file[path] = layouts.items(path, fields)
@@ -45,7 +45,7 @@ class Decontaminate(Stage):
             first, count = first + len(items), int(indexed[first : first + len(items)].sum())
             if not count:
                 raise ConfigError(
-                    f"{path}: no item of its {len(items):,} has {settings.min_words} words that are its own "
+                    f"{path}: none of its {len(items):,} items has {settings.min_words} words of its own "
                     f"({_KEY}.min_words, max_items): leave the file out"
                 )
             lines.append(f"{path}: {len(items):,} items, {count:,} indexed ({'; '.join(of_layouts)})")

@@ -56,7 +56,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
         compiled = re.compile(pattern, re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(
-            f"prepare.stages.junk.patterns has {pattern!r}, no regular expression ({error}) and no group; groups are "
+            f"prepare.stages.junk.patterns has {pattern!r}, which is no regular expression ({error}) and no group; groups are "
             f"{', '.join(GROUPS)}"
         ) from None
     if compiled.match(""):

@@ -185,15 +185,15 @@ class Counts:
         """Returns a line for each count above 0; `what`: "chats" or "pairs"."""
         of_all, row = f"of {self.read:,} {what}", f"longer than train.seq_len={seq_len:,} tokens"
         whole = "both sides together are" if what.endswith("pairs") else "even the last turn is"
-        inside = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
-        otherwise = "the model's chat template writes them otherwise once more follows"
-        last = "examples.last_only=True trains the last of each chat alone"
+        inside = "an answer begins inside a token of this tokenizer, mostly with a space or a newline"
+        otherwise = "the model's chat template writes them differently when more messages follow"
+        last = "examples.last_only=True trains only the last answer of each chat"
         lines = (
             (self.cut, f"{of_all} lost their oldest turns, {self.turns_cut:,} in all: {row}"),
             (self.too_long, f"{of_all} are left out: {whole} {row}"),
             (self.inside, f"{of_all} are left out: {inside}"),
-            (self.alone, f"answers are rows of their own, so many rows more: {otherwise}; {last}"),
-            (self.untold, f"answers inside of pairs are given, not learnt: {otherwise}"),
+            (self.alone, f"answers get extra rows of their own: {otherwise}; {last}"),
+            (self.untold, f"answers inside pairs are given, not learnt: {otherwise}"),
             (self.same, f"{of_all} are left out: chosen and rejected are the same"),
         )
         return [f"{count:,} {line}" for count, line in lines if count]

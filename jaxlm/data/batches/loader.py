@@ -128,7 +128,7 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
             except ConfigError as e:
                 self._failed = e
             except queue.Empty:
-                waits = self.waits_for() or "no file is being read, so the machine does too much else"
+                waits = self.waits_for() or "no file is being read: the machine is busy with other work"
                 self._failed = self._failure(f"no batch within {self.stall_seconds:g} s (data.timeout_s): {waits}")
             except Exception as e:
                 self._failed = self._failure(str(e) or type(e).__name__, e)

@@ -339,8 +339,8 @@ def make(
         out_E = encoded.held_out(whole.keys_E, data.val_fraction)
         train, val = whole.take(~out_E), whole.take(out_E)
         if not len(val):
-            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"
-            say(f"none of the {what} is held out, since {why}: name others by examples.val_path to see what is learnt")
+            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} have the same prompt"
+            say(f"none of the {what} is held out, since {why}: set examples.val_path to measure what is learnt")
     for line in notes.lines():
         say(line)
     if pairs or not replay or coder.virtual_ids(tokenizer):  # prompt tuning does not change the model

@@ -65,7 +65,7 @@ def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float
         own = data.tokenizer()
         if tokenizer.piece_bytes()[: own.vocab_size] != own.piece_bytes() or tokenizer.separator_id != own.separator_id:
             raise ConfigError(
-                f"the data in {path} is of another tokenizer: set replay.path to its text, or replay.share=0 for none"
+                f"the data in {path} has another tokenizer: set replay.path to the text of this data, or replay.share=0"
             )
         return data
     return _of_files(path, tokenizer, text_key, val_fraction)

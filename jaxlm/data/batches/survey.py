@@ -88,7 +88,7 @@ class Survey:
     def _repeats(self, one: Example) -> None:
         content, place = encoded.content_key(one), str(one.place)
         if content in self._seen:
-            self._note("the same again", one, f"{place} = {self._seen[content]}")
+            self._note("repeated examples", one, f"{place} = {self._seen[content]}")
         self._seen.setdefault(content, place)
         self._asks[encoded.prompt_key(one)] += 1
 
@@ -100,7 +100,7 @@ class Survey:
             return
         turned = dataclasses.replace(one, chosen=one.rejected, rejected=one.chosen, margin=0.0)
         if other := self._seen.get(encoded.content_key(turned)):
-            self._note("pairs that stand elsewhere the other way round", one, f"{one.place} = {other}")
+            self._note("pairs that occur again with their sides swapped", one, f"{one.place} = {other}")
 
     def _note(self, what: str, one: Example, place: str = "") -> None:
         self._found.setdefault(what, Finding(what)).add(place or str(one.place))
@@ -122,7 +122,7 @@ class Survey:
         """Returns the figures for people, in a few lines."""
         figures = self.figures()
         what = f"{self._pairs:,} pairs" if self._pairs else f"{self._examples:,} chats, {self._answers:,} answers"
-        lines = [f"{what}; {figures['asked_alike']:,} are asked what another one is asked"]
+        lines = [f"{what}; {figures['asked_alike']:,} repeat another's prompt"]
         for name, key in (("asked", "prompt_tokens"), ("answered", "answer_tokens")):
             low, half, high, most = figures[key]
             lines.append(f"{name} in {half:,} tokens ({low:,} to {high:,} in 90% of them, {most:,} at most)")

@@ -102,7 +102,7 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
     key = f"config.examples.template={asked}"
     if ours(tokenizer):
         if asked:
-            raise ConfigError(f"{key}: this model speaks ChatML as jaxlm writes it: leave it out")
+            raise ConfigError(f"{key}: this model uses jaxlm's ChatML: leave this key out")
         return tokenizer if speaks(tokenizer) else Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
     if not asked:
         return tokenizer
@@ -313,8 +313,8 @@ class Writer:
         whole = text[:shared].endswith((*self._controls, ">", "\n"))
         if shared < len(asked) and not (whole and shared > _alike(asked, self.write(messages, False, tools))):
             raise ConfigError(
-                f"the model's chat template writes message {len(messages) + 1} in another way than the model is asked for "
-                f"it, by {asked[shared:][:40]!r}: give the model a template with {{% generation %}} around what "
+                f"the model's chat template writes message {len(messages) + 1} without {asked[shared:][:40]!r}, which ends "
+                "the prompt for this message: give the model a template with {% generation %} around what "
                 "the assistant says"
             )
         return shared
@@ -469,12 +469,12 @@ def told_ends(tokenizer: Coder) -> str:
             f"{probed.behind.strip()}, which is no token of this vocabulary," if probed.behind.strip() else "no token"
         )
         return (
-            f"the chat template writes {behind} behind an answer, so training teaches no end: answers run on until the model "
+            f"the chat template writes {behind} after an answer, so training teaches no end: answers run on until the model "
             f"says {' or '.join(every)}"
         )
     line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
     if probed.unsaid:
-        line += f"; the model is asked with {probed.unsaid!r}, which no answer of the examples begins with"
+        line += f"; prompts end with {probed.unsaid!r}, which the examples' answers lack"
     return line
 
 

@@ -23,7 +23,7 @@ TEMPLATED = (TOOL, "tool_calls", "tools", *THOUGHTS)
 _LINES = {
     "unfit": "left out, since nothing can be learnt from them",
     "emptied": "left out, since without the ignored keys an answer is empty",
-    "scores": "trained on as they stand, though their scores say that the rejected side is the better one",
+    "scores": "trained on unchanged, though their scores say that the rejected side is better",
     "answered": "asked without what the assistant says at the end",
 }
 WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
@@ -82,7 +82,7 @@ class Notes:
 
     def as_before(self) -> str:
         """Returns a line on how to read the rows as older versions did, without newer keys; "" if they have none."""
-        keys, but = sorted(self.of("read")), "but for rows whose answer is empty without it"
+        keys, but = sorted(self.of("read")), "except rows whose answer is empty without it"
         told = f"{', '.join(keys)} was not read: {self.flag(keys)} gives the run its batches back, {but}"
         return told if keys else ""
 

@@ -240,7 +240,7 @@ def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, 
     opening = tuple(stored["opening"])
     for i in (stored["eos_id"], *opening, stored["bos_id"] or 0):
         if type(i) is not int or not 0 <= i < vocab_size:
-            raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
+            raise ConfigError(f"it names the token id {i!r:.60}, but has {vocab_size:,} ids: copy its files again")
     if not all(isinstance(piece, str) for piece in stored.get("rows", [])):
         raise ConfigError(f"{IDS} is damaged (rows={stored['rows']!r:.60}): copy it again")
     ends = tuple(i for i in stored.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)

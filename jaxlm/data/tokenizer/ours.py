@@ -310,7 +310,7 @@ class VocabularyTooLarge(ConfigError):
             f"the text is too small for a vocabulary of {vocab_size}; the largest it supports is {largest}: set "
             "--config.model.vocab_size=0, which chooses by the amount of text, or a smaller number"
             if largest
-            else "the text is too small to train a tokenizer on: give more of it, or a tokenizer by --config.data.tokenizer"
+            else "the text is too small to train a tokenizer on: give more text, or a tokenizer by --config.data.tokenizer"
         )
         self.largest = largest
 
