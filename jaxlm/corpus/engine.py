@@ -127,7 +127,7 @@ class _LocalExecutor(PipelineExecutor):
     def run(self) -> None:
         ranks = self.get_incomplete_ranks()
         if min(self.workers, len(ranks)) <= 1:
-            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # the task's log has it
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # in the task's log too
                 for rank in ranks:
                     self._run_for_rank(rank, 1)
             return

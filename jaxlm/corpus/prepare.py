@@ -2,7 +2,7 @@
 
 DATA/documents/SOURCE/NNNNN.parquet   id, text, meta
 DATA/removed/STAGE.jsonl.gz           what each stage removed (and examples of what it changed), why, an excerpt
-DATA/examples.jsonl                   some of these, for the report
+DATA/examples.jsonl                   some of these records, for the report
 DATA/clusters.json  timings.json      groups of duplicates; seconds by source and stage
 DATA/prepared.json                    recipe, counts by source and stage, sha256 of every file
 DATA/work/                            while it runs

@@ -31,7 +31,7 @@ def with_newer_settings(
 ) -> dict[str, typing.Any]:
     """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
-    Finished data may be older than a setting; at its default, the setting means what was done before.
+    Finished data may be older than a setting, whose default keeps the old behaviour.
     """
 
     def filled(was: object, now: object, defaults: Mapping) -> object:

@@ -1,4 +1,4 @@
-"""Names the stages that removed much of a source, with examples, and the settings that would keep it."""
+"""Names the stages that removed much of a source, with examples, and the settings that would keep the removed text."""
 
 import collections
 import dataclasses

@@ -33,11 +33,11 @@ _MANY_A_DOCUMENT = 2  # placeholders come again and again
 _KNOWN_THERE = 0.1  # the contrast text has a string too, if its rate there is at least this share of the rate here
 _MENU_CHARS = 40  # of a line in a menu, at most
 _EACH_PAGE = 0.1  # of the documents: a line that ends at least this share of them is a footer
-_MANY_PAGES = 0.01  # of the documents: short lines in one order are a menu, from this share on
+_MANY_PAGES = 0.01  # of the documents: short lines that at least this share of them has in one order are a menu
 _PLACEHOLDER = re.compile(r"([A-Z][a-z]{2,})[A-Z]")  # PersonX
 _SLOT = re.compile(r"\[[A-Z]+(?:_[A-Z0-9]+)+\]")  # [CUSTOMER_NAME]
 _SENTENCE = re.compile(r"[.!?:;,]$|^[#|>*-]|^0|^```|[=(){}]")
-# The stage `pii` writes them.
+# Placeholders that the stage `pii` writes.
 _OURS = frozenset(("<EMAIL>", "<IP>", "<PHONE>", "<SECRET>"))
 _PUNCTUATION = ".,;:!?'\"-()\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
 _CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
@@ -250,7 +250,7 @@ def _finding(
     kind: str, text: str, pattern: str, why: str, counts: Counts, entry: Entry, concentration: float, severity: float
 ) -> Finding:
     share = entry.documents / counts.documents
-    evidence = entry.documents / (entry.documents + 2)  # one document of two is no habit yet
+    evidence = entry.documents / (entry.documents + 2)  # little for few documents: one document of two is no habit yet
     harm = math.sqrt(max(share * evidence, min(1.0, entry.chars / counts.bytes)))
     numbers = (entry.count, entry.documents, share, concentration, 100 * severity * harm)
     return Finding(kind, text, pattern, why, counts.source, *numbers, entry.examples)

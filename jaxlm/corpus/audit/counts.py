@@ -102,7 +102,7 @@ def _words_around(document: _Document, start: int, end: int) -> tuple[str, ...]:
     text = document.text
     before = text[max(0, start - _SURROUNDINGS) : start].rpartition("\n")[2]
     after = text[end : end + _SURROUNDINGS].partition("\n")[0]
-    if before.lstrip().startswith("#"):  # a heading: the words around it are a format
+    if before.lstrip().startswith("#"):  # in a heading the same words around a string are no sign
         return "", "", "", ""
     left = [_plain(run) for run in before.rpartition(" ")[0].split()[-2:]]
     right = [_plain(run) for run in after.partition(" ")[2].split()[:2]]
@@ -147,7 +147,7 @@ class Entry:
             self.keep_example(document, literal)
 
     def keep_example(self, document: _Document, literal: str = "") -> None:
-        """Keeps the text around the string as an example, unless this document gave one already, and notes its frame."""
+        """Keeps the text around the string as an example, unless this document gave one already, and notes the string's frame."""
         text, wanted, at = document.text, 1 if self.key.islower() else 3, -1
         if len(self.examples) < wanted and not (self.examples and self.examples[-1][0] == document.doc_id):
             at, size = text.find(literal or self.key), len(literal or self.key)
@@ -269,7 +269,7 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
         for table in counts.tables:
             if len(table) > 2 * max_entries:
                 table.prune()
-                splits.clear()  # it holds entries
+                splits.clear()  # `splits` holds entries that were pruned
         if len(splits) > 2 * max_entries:
             splits.clear()
     for table in counts.tables:

@@ -178,8 +178,8 @@ def readability(passages: Sequence[str]) -> dict[str, float]:
 def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
     """Returns two shares for each of list, table, heading and code: {"lines": share, "passages": share}.
 
-    A passage contains a format if two of its lines look like it, or one like a heading. Where over a fifth of the lines
-    are code, headings count as code (they are comments).
+    A passage contains a format if two of its lines (for headings, one) look like the format. Where over a fifth of the
+    lines are code, headings count as code (they are comments).
     """
     lines_of, passages_of = collections.Counter(), collections.Counter()
     n_lines = 0

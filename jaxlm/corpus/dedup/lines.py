@@ -1,7 +1,7 @@
 """Finds and removes lines that most documents of a site have, and paragraphs that several documents have.
 
 A paragraph stays in the best-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans).
-Paragraphs are single lines here, so text wrapped at 80 columns has none. Code and table rows stay.
+A paragraph is a single line here, so text wrapped at 80 columns has no paragraphs. Code and table rows stay.
 """
 
 import pathlib

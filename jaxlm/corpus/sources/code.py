@@ -133,7 +133,7 @@ class _Folder:
 
 
 def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[str] | None = None) -> list[files.Found]:
-    """Returns the source files under a folder, sorted; counts others by suffix. Raises ConfigError if there is none."""
+    """Returns the source files under a folder, sorted; counts other files by suffix. Raises ConfigError if there is none."""
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")

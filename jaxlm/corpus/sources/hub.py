@@ -37,7 +37,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     """Yields the rows of a shard of `datasets`. Ids: `REPO/CONFIG/SPLIT/SHARD-of-SHARDS:ROW` (rows count from 0)."""
     stream = _stream(spec)
     if part.name != _shard_name(spec, part.start, stream.num_shards):
-        raise ConfigError(f"source '{spec.path}' changed on the hub since the tasks were planned; run the command again")
+        raise ConfigError(f"source '{spec.path}' changed on the hub since tasks were planned; run the command again")
     for number, row in enumerate(stream.shard(stream.num_shards, part.start)):
         text, doc_id = row.get(spec.text_key), f"{part.name}:{number}"
         if isinstance(text, str):

@@ -94,7 +94,7 @@ def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | str
         else:
             closed = tag[0] == _END
             end = tag.end() if closed else tag.start()
-            del tag  # it holds the window
+            del tag  # it refers to the window, which could not be resized
             yield offset, bytes(cursor.window[:end]) if closed else streams.Damage("broken XML page")
             cursor.drop(end)
 

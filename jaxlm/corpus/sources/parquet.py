@@ -38,7 +38,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _raise_if_not_the_data(error: Exception) -> None:
-    """Raises the error again if it is the file system's: that has an errno, which Arrow's errors about damage lack."""
+    """Raises an error of the file system again: such errors have an errno, and Arrow's errors about damage have none."""
     if getattr(error, "errno", None):
         raise error
 

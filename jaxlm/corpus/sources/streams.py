@@ -37,7 +37,7 @@ class _Gzip:
 
 
 Decompressor = _Gzip | zstd.ZstdDecompressor | bz2.BZ2Decompressor | lzma.LZMADecompressor
-# Suffix -> name, a new decompressor of one member, what a member begins with.
+# Suffix -> name, what makes a decompressor of one member, how a member begins.
 COMPRESSIONS: dict[str, tuple[str, Callable[[], Decompressor], re.Pattern[bytes]]] = {
     ".gz": ("gzip", _Gzip, re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
     ".zst": ("zstd", zstd.ZstdDecompressor, re.compile(rb"\x28\xb5\x2f\xfd")),

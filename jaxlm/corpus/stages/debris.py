@@ -10,7 +10,7 @@ import re
 
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
-_MENTIONS = 1  # of HTML, CSS ...: a text with more is about them, and keeps its tags and entities
+_MENTIONS = 1  # of HTML, CSS ...: a text with more mentions is about HTML, and keeps its tags and entities
 _MENU_LINES = 3  # of menus' words, in a run of short lines
 _MENU_CHARS = 30  # of a short line
 _NOTICE_CHARS = 200  # a longer line is no notice

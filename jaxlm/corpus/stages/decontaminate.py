@@ -1,4 +1,4 @@
-"""Removes documents that hold items of benchmarks, so that scores on these mean something.
+"""Removes documents that hold items of benchmarks, so that benchmark scores mean something.
 
 By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but one shared n-gram is no leak: a document
 must hold a share of an item's question or answer.
@@ -90,7 +90,7 @@ def _squeezed(text: str) -> str:
     return re.sub(r"(?<=\w)(?:[^\w\s]|_)+(?=\w)", "", html.unescape(text))
 
 
-# Items to the index, and documents against it.
+# Puts items into the index, and looks documents up in it.
 _SIZES = (6, 8, 10)  # of n-grams, for texts too short for `ngram`; looked up one after the other, so few
 _HALF_QUESTION = 6  # least words of half a text for half to be a leak; a shorter text must be there as a whole
 _HALF_ANSWER = 8
@@ -119,14 +119,14 @@ def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> n
 
 
 def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
-    """Yields (the words of a text that identifies an item, the text's length from which on half of it is a leak)."""
+    """Yields (the words of a text that identifies an item, the least length at which half of such a text is a leak)."""
     for rewrite in (str, _squeezed):
         answers = [normalise(rewrite(answer)) for answer in item.answers]
         for question in (normalise(rewrite(question)) for question in item.questions):
             yield question, 2 * _HALF_QUESTION
             if len(question) >= 2 * settings.ngram:
                 continue
-            # Half of it is too short for a leak, unless an answer follows. One-word answers only help texts below min_words.
+            # Half of a short question is no leak, unless an answer follows; a one-word answer counts only for the shortest.
             least = 1 if len(question) < settings.min_words else 2
             yield from ((question + answer, 2 * _HALF_QUESTION) for answer in answers if len(answer) >= least)
         yield from ((answer, 2 * _HALF_ANSWER) for answer in answers if len(answer) >= _HALF_ANSWER)

@@ -99,7 +99,7 @@ GROUPS = {
             r"<(?:start|end)_of_turn>",
             r"<(?:bos|eos)>",
             "<\uff5c[^\uff5c\\n]{2,40}\uff5c>",
-            # Where HTML's end of struck text can't stand: before <s>, at the head of a line, at the end of the text.
+            # Where </s> can't be HTML's end of struck text: before <s>, at the beginning of a line, at the end of the text.
             r"</s>(?=\s*(?:<s>|\Z))|^[ \t]*</s>",
         ),
         ("<|", "INST]", "SYS>>", "_of_turn>", "<bos>", "<eos>", "<\uff5c", "</s>"),

@@ -26,7 +26,7 @@ _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in
 
 
 class Language(Stage):
-    """Writes the language to metadata["language_id"]; removes documents in other or uncertain ones. Code passes."""
+    """Writes the language to metadata["language_id"]; removes documents in other or uncertain languages. Code passes."""
 
     inputs = ("model",)
 

@@ -55,7 +55,7 @@ class Toxicity(Stage):
 
 
 def require(who: str, otherwise: str) -> None:
-    """Raises ConfigError unless alt-profanity-check is installed: `who` needs it, `otherwise` is how to do without."""
+    """Raises ConfigError unless alt-profanity-check is installed: `who` needs it, `otherwise` avoids the need."""
     try:
         _model()
     except ImportError:

@@ -16,7 +16,7 @@ from jaxlm.data.chats.records import ASSISTANT, TOOL, Message, Notes, Place
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import conversations
 
-GIVEN, SAID, ENDS = 0, 1, 2  # a token that is given; that the model is to say; that it is to say to end an answer
+GIVEN, SAID, ENDS = 0, 1, 2  # tokens: given; for the model to say; for the model to say, and the end of an answer
 UNWRITTEN = "the model's chat template does not write it"
 
 
@@ -36,8 +36,8 @@ class Unmasked(typing.NamedTuple):
     keys: tuple[str, ...] = ()  # what the conversation has and the template writes nowhere
 
 
-# An answer begins or ends inside a token, such as one token for the newline before it and its own first newline. A model that
-# is asked for the answer never sees these ids.
+# An answer begins or ends inside a token: a single token holds the newline before the answer and its first newline, say. A
+# model that is asked for the answer never sees these ids.
 INSIDE = Unmasked()
 Side = Masked | Unmasked
 
@@ -83,7 +83,7 @@ def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> t
 
 
 def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
-    """Returns a conversation as text; None if the template refuses it, "" if it fails on it."""
+    """Returns a conversation as text; None if the template refuses it, "" if the template crashes."""
     try:
         return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
     except ConfigError as error:
@@ -127,7 +127,7 @@ class Coded:
     kinds_N: np.ndarray  # `GIVEN`, SAID or ENDS of each, uint8
     starts_S1: np.ndarray  # where each segment begins, and the last one's end, int64[S + 1]
     margins_E: np.ndarray  # float32; zeros for chats
-    keys_E: np.ndarray  # a hash of what each is asked, uint64
+    keys_E: np.ndarray  # a hash of each example's prompt, uint64
     places: Sequence[Place]
     reference_Ex2: np.ndarray | None = None  # log p of both sides by a reference model, in nats, float32
 
@@ -208,7 +208,7 @@ def build(
     see: See = lambda one, sides: None,
     notes: Notes | None = None,
 ) -> tuple[Coded, Counts]:
-    """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
+    """Encodes examples of one kind. Returns (those that fit into a row, counts of what became of all).
 
     `closed` adds a token after each text, a target that does not count, so that a row has the text's last token. Raises
     ConfigError if the model has no template, or one that does not write some key of an example.

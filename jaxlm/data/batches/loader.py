@@ -70,7 +70,7 @@ class Ahead:
             lane.put(error)
 
     def get(self, timeout: float) -> typing.Any:
-        """Returns the next item. Raises what its lane raised, or queue.Empty after `timeout` seconds."""
+        """Returns the next item. Raises the error of its lane, or queue.Empty after `timeout` seconds."""
         item = self._lane.get(timeout=timeout)
         if isinstance(item, Exception):
             raise item

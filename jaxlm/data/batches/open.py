@@ -108,7 +108,7 @@ def _prepared(
     listed = prepare.sources or data.sources
     noted = {} if listed else documents.mixture(root)
     alone = [name for name in names if noted and done.manifest["sources"][name]["kept"]["documents"] < 2]
-    if alone and len(alone) < len(names):  # such as one README beside a thousand pages
+    if alone and len(alone) < len(names):  # such as one README next to a thousand pages
         say(f"left out: {', '.join(alone)}, of which one document is left; at least two are needed, to hold one out")
         names = [name for name in names if name not in alone]
     weights = {name: noted[name] for name in names} if noted.keys() >= set(names) else weights_of(listed, names)

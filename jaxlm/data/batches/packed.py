@@ -72,7 +72,7 @@ class Plan:
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
         self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
-        # Where a batch begins follows from all batches before it. The loader's threads ask for several at once.
+        # A batch's begin depends on all batches before it. The loader's threads ask for several batches at once.
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
 

@@ -32,7 +32,7 @@ from jaxlm.data.shards.mixture import (
 from jaxlm.data.shards.shards import SPLITS, DataDir, TokenStream
 from jaxlm.data.shards.verify import Entry
 
-# Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
+# Epochs of a source after which its tokens teach less than new tokens (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST_PASSES = 4
 _ROUNDS = 6
 _TOKENS_A_PAIR = 64

@@ -56,7 +56,7 @@ def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
             content = files.json_of(files.read_soon(folder / file))
             paths |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
         except (OSError, files.NoAnswer, *files.MANGLED):
-            continue  # who opens it says what is wrong
+            continue  # whoever opens the data says what is wrong
     return paths
 
 
@@ -73,7 +73,7 @@ def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], sh
 
 
 def check(config: Config, word: str | None, overrides: Sequence[str], say: Callable[[str], None]) -> None:
-    """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first."""
+    """Raises ConfigError if there is neither data nor a source for it, or if the source must be prepared first."""
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
             rl = config.program in ("ppo", "grpo")

@@ -209,7 +209,7 @@ class Probed(typing.NamedTuple):
 class Writer:
     """Writes whole conversations in a model's template, and says where the assistant speaks.
 
-    A template that names the day gets the day of `dated`, or else today. Raises ConfigError if it can't be read.
+    A template that names the day gets the day of `dated`, or else today. Raises ConfigError if no template can be read.
     """
 
     def __init__(self, tokenizer: Coder):
@@ -393,7 +393,7 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     """Returns a renderer of a template as in transformers (utils/chat_template_utils.py), with _BEGINS, _ENDS if `mark`."""
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` writes what is in it."""
+        """`{% generation %}` renders its content."""
 
         tags = frozenset({"generation"})
 

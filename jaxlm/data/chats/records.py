@@ -11,7 +11,7 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.host.files import json_of
 
-# "role" and "content"; perhaps tool_calls, one of THOUGHTS, "weight": 0 of an answer that is not learnt from.
+# "role" and "content"; perhaps tool_calls, one of THOUGHTS, "weight": 0 for an answer that is not learnt.
 Message = dict[str, typing.Any]
 Messages = tuple[Message, ...]
 T = typing.TypeVar("T")

@@ -94,7 +94,7 @@ class Shuffle:
                 yield from _in_order(held)
 
     def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
-        """Yields a bucket larger than the memory, in order, after splitting it by the next bits of the orders."""
+        """Yields a bucket larger than the memory, in order; first splits the bucket by the next bits of the orders."""
         inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
         try:
             with open(self._folder / f"{bucket:02d}", "rb") as file:

@@ -1,6 +1,6 @@
 """Decides which source each row comes from, and which batches a run skips. Pure functions.
 
-Grain's `MapDataset.mix` does not serve: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
+Grain's `MapDataset.mix` is not used: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
 weight of zero. Shapes: C slots of a cycle, K sources.
 """
 
@@ -168,7 +168,7 @@ class Final:
     """
 
     mixture: Mapping[str, float]  # source -> weight; absent: 0
-    share: float  # of `steps`; 0 if it begins with a branch alone
+    share: float  # of `steps`; 0 if it only begins with a branch
     steps: int  # that the learning rate's schedule is made for
     branch: int = 0  # the step after which it begins; 0: there is none
 

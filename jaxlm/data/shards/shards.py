@@ -119,7 +119,7 @@ class StreamWriter:
 
 
 def clear_leftovers(root: pathlib.Path) -> None:
-    """Removes the files that an interrupted build left, by their names. Call it only if there is no manifest."""
+    """Removes the files of an interrupted build, found by their names. For folders without a manifest only."""
     for split in SPLITS:
         for pattern in ("*.array_record", "*.array_record.tmp", DOCUMENTS, DOCUMENTS + ".tmp"):
             for path in (root / split).glob(f"*/{pattern}"):

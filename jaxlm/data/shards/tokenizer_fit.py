@@ -27,7 +27,7 @@ def fit(
 ) -> list[dict[str, typing.Any]]:
     """Returns one row for each source, a dict of JSON values:
 
-    - `bytes_per_token`, `tokens_per_word` (words by white space; each Chinese or Japanese character is one);
+    - `bytes_per_token`, `tokens_per_word` (words by white space; each Chinese or Japanese character counts as one);
     - `byte_fallback`: share of tokens that are single bytes of characters without a piece (white space does not count);
     - `single_letters`: share of tokens that are one letter; many mean another language or broken text;
     - `white_space`: share of tokens that are only white space;
@@ -144,7 +144,7 @@ def sweep(
     chat_tokens: bool = False,
     corpus_bytes: int | None = None,
 ) -> list[dict[str, typing.Any]]:
-    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others: a row for each.
+    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the rest. Returns a row for each.
 
     `parameters` are those of the embedding, and of the head unless `tied`. Raises ConfigError if there is too little
     text.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from jaxlm.config import ConfigError, RunError
 
 FIRST_READ_BYTES = 256 << 20  # a file above this is not hashed before its first record is given out
-FIRST_READ_SECONDS = 20.0  # all those hashes together delay the first batches by about this much; then records go first
+FIRST_READ_SECONDS = 20.0  # hashing delays the first batches by about this much in all; after that, records go first
 BACKGROUND_BYTES_PER_SECOND = 200e6
 RETRY_SECONDS = (0.5, 2.0)  # the pauses after the first and the second failure to read a file
 _CHUNK = 4 << 20

@@ -1,6 +1,6 @@
 """Trains a SentencePiece model, in a process of its own (`jaxlm.host.child`).
 
-SentencePiece neither hears signals while it trains nor tells an interrupted iterator from a bad one. A process can be ended.
+SentencePiece ignores signals while it trains, and can't tell an interrupted iterator from a bad one. A process can be ended.
 This file imports nothing of jaxlm, so that it starts at once.
 """
 

@@ -67,7 +67,7 @@ class Encoded(typing.Protocol):
 
 
 def ours(tokenizer: Coder) -> bool:
-    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
+    """True if jaxlm trained the tokenizer; False if it came with an imported model."""
     return IDS not in tokenizer.files
 
 

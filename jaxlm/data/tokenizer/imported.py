@@ -71,7 +71,7 @@ class HfTokenizer:
         ]
 
     def _behind_controls(self, text: str) -> dict[int, int]:
-        """Returns end of a control token -> how many end up to there. As these part the text, a cut there needs no encoding."""
+        """Returns each control token's end -> how many such tokens end by there. A cut at such an end needs no encoding."""
         if GUARD in text:
             return {}
         return {match.end(): number for number, match in enumerate(controls_of(self).finditer(text), 1)}
@@ -128,7 +128,7 @@ class HfTokenizer:
 
 
 class HfSentencePiece(Tokenizer):
-    """A tokenizer.model from elsewhere, as SentencePiece itself reads it."""
+    """An imported tokenizer.model, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files[MODEL])

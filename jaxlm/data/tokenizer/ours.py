@@ -1,7 +1,7 @@
 """SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
 
-Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. All are control pieces: a text that spells one
-is not encoded to it.
+Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. A text that spells such a token is not encoded
+to its id: it stays text.
 """
 
 import base64
@@ -248,7 +248,7 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer; equal arguments give equal ones. "unigram" (Kudo 2018) takes about seven times as long as "bpe".
+    """Trains a tokenizer, by its arguments alone. "unigram" (Kudo 2018) takes about seven times as long as "bpe".
 
     Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
