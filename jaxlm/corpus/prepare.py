@@ -182,7 +182,7 @@ def _stages(
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
-            raise ConfigError(f"{config_key}: {spec.name} is there twice")
+            raise ConfigError(f"{config_key}: {spec.name} is listed twice")
         if spec.name in registry.DOCUMENT_STAGES:
             registry.typed_settings(spec)
         elif spec.name in registry.GLOBAL_STAGES and spec.settings != defaults[spec.name]:

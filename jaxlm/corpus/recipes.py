@@ -57,7 +57,7 @@ def with_newer_settings(
 
 
 def _differing(was: object, now: object) -> tuple[object, object]:
-    """The parts of two values that differ: keys of settings, stages of a list."""
+    """Returns the parts of two values that differ: keys of settings, stages of a list."""
     if isinstance(was, dict) and isinstance(now, dict):
         was, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((was, now), (now, was)))
     elif isinstance(was, list) and isinstance(now, list):
@@ -74,7 +74,7 @@ def _differing(was: object, now: object) -> tuple[object, object]:
 
 
 def _words(value: object) -> str:
-    """A value of a recipe as a user would write it: "bands=7", "html, unicode, near"."""
+    """Returns a recipe's value as a user would write it: "bands=7", "html, unicode, near"."""
     if isinstance(value, dict):
         return ", ".join(f"{key}={_words(part)}" for key, part in value.items()) or "nothing"
     if isinstance(value, list):  # of stages: a name, or a name with its settings

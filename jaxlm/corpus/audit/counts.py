@@ -147,7 +147,7 @@ class Entry:
             self.keep_example(document, literal)
 
     def keep_example(self, document: _Document, literal: str = "") -> None:
-        """Keeps the text around the string as an example, unless this document gave one already, and notes the string's frame."""
+        """Keeps the text around the string as an example, unless this document gave one already; notes the string's frame."""
         text, wanted, at = document.text, 1 if self.key.islower() else 3, -1
         if len(self.examples) < wanted and not (self.examples and self.examples[-1][0] == document.doc_id):
             at, size = text.find(literal or self.key), len(literal or self.key)

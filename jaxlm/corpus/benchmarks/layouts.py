@@ -185,7 +185,7 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
 
 
 def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
-    """Returns (the items of a file, the names of their layouts). Raises ConfigError if a record fits no layout."""
+    """Returns (a file's items, the names of the layouts that fit them). Raises ConfigError if a record fits no layout."""
     own = next((fields[p] for p in fields if fnmatch.fnmatch(pathlib.PurePath(path).name, p)), None)
     items_of_file, layouts = [], {}
     for number, record in reading.records(path):

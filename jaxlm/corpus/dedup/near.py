@@ -82,7 +82,7 @@ _OPEN_FILES = 256
 
 
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Writes exact duplicates (but for spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
+    """Writes exact duplicates (apart from spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
 
     Reads `sign/*.parquet` sorted on disk, because grouping would hold every distinct hash in memory.
     """

@@ -1,4 +1,4 @@
-"""Connects to DuckDB, which joins and sorts tables on disk within a stated memory."""
+"""Connects to DuckDB, which joins and sorts tables on disk within a memory limit."""
 
 import contextlib
 import pathlib

@@ -192,7 +192,7 @@ class Cursor:
         self._unread = damage
 
     def drop(self, count: int) -> None:
-        """Moves the beginning of the window by `count` bytes, if that is positive."""
+        """Moves the beginning of the window forward by `count` bytes, if `count` is positive."""
         count = max(0, min(count, len(self.window)))
         del self.window[:count]
         self.offset += count

@@ -34,7 +34,7 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     if unknown := [name for name in data.sources if name not in opened.sources]:
         raise ConfigError(
             f"config.data.sources names {unknown[0]}, but the data in {data.dir} has {', '.join(opened.sources)}: "
-            "take it out, or name another config.data.dir"
+            "take this source out, or name another config.data.dir"
         )
     final_weights(dict.fromkeys(opened.sources, 1.0), data.final.weights)  # refuses names that nothing in the data has
     later = {name: 0.0 for name in data.final.weights}
@@ -91,7 +91,7 @@ def _prepared(
         say(f"prepared documents: {root / 'documents'}")
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
-        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
+        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stages removed them")
 
     def verified(name: str) -> Iterator[pathlib.Path]:
         for entry in done.manifest["sources"][name]["files"]:

@@ -46,7 +46,7 @@ class _At(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How much pretraining text is between the examples."""
+    """How much pretraining text comes between the examples."""
 
     share: float  # of all targets that count, below 1
     tokens: int  # of each piece; all its targets count

@@ -31,7 +31,7 @@ _QUANTILES = (0.05, 0.5, 0.95, 1.0)
 
 @dataclasses.dataclass
 class Finding:
-    """Something that is wrong with some examples. `places`: of the first few."""
+    """A problem that some examples have. `places`: where the first few of these are."""
 
     what: str
     examples: int = 0

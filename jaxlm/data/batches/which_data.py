@@ -142,7 +142,7 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
         raise ConfigError(
             f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {shlex.quote(path)} --out=DATA"
         )
-    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA takes them in")
+    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA reads them too")
 
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:

@@ -108,7 +108,7 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
         return tokenizer
     held, rows = dict(tokenizer.files), []
     if asked in TEMPLATES and _source(tokenizer):
-        raise ConfigError(f"{key}: the model has a chat template of its own: leave it out, or name a file")
+        raise ConfigError(f"{key}: the model has a chat template of its own: leave this key out, or name a file")
     if asked == "chatml":
         if JSON not in held:
             raise ConfigError(f"{key} adds tokens to a tokenizer.json, which this model lacks: take plain")

@@ -141,7 +141,7 @@ def _asked(row: Row) -> Messages:
     messages = _prompt(row[name], row) if name == "prompt" else messages_of(row[name], row)
     asks = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != ASSISTANT), 0)
     if not asks:
-        raise Unfit(f"all messages of {name} are the assistant's, so there is nothing to answer: leave it out")
+        raise Unfit(f"all messages of {name} are the assistant's, so there is nothing to answer: leave the record out")
     if asks < len(messages):
         row.note("answered")
     return messages[:asks]
@@ -168,7 +168,7 @@ def _ended(messages: Messages) -> Messages:
     """Returns the messages up to the assistant's last one: nothing is learnt from those after it."""
     last = max((i for i, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
     if last is None:
-        raise Unfit("the assistant says nothing here, so there is nothing to learn: leave it out")
+        raise Unfit("the assistant says nothing here, so there is nothing to learn: leave the record out")
     return messages[: last + 1]
 
 

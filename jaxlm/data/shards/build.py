@@ -58,7 +58,7 @@ class Shuffle:
         return self.documents
 
     def add(self, doc_id: str, text: str, content_hash: int) -> None:
-        """Adds a document to the shuffle. `content_hash` (uint64) comes out with the document later."""
+        """Adds a document to the shuffle. `content_hash` (uint64) is yielded with the document later."""
         raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
         order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
         self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)
@@ -387,7 +387,7 @@ def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Itera
     coder = coders.load(settings.tokenizer_path)
     if settings.vocab_size and coder.vocab_size != settings.vocab_size:
         raise ConfigError(
-            f"{settings.tokenizer_path} has {coder.vocab_size} ids, {settings.vocab_size} are asked for: set "
+            f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: set "
             f"--config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
         )
     if settings.chat_tokens:

@@ -44,7 +44,7 @@ def drawn_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[st
 
 
 def rounding(mixture: Mapping[str, float], names: Sequence[str]) -> str:
-    """Returns a line that names the source whose drawn share is off most, if that is more than 1% of its weight's; else ""."""
+    """Returns a line on the source whose drawn share differs most from its weight's share, if by over 1%; else ""."""
     shares, drawn = normalise_mixture(mixture, names), drawn_mixture(mixture, names)
     off = {name: abs(float(drawn[name] / share) - 1) for name, share in shares.items()}
     worst = max(off, key=off.get)

@@ -52,7 +52,7 @@ class HfTokenizer:
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_marked(self, text: str) -> list[int]:
-        """Uses the library, which knows if a part in the middle begins with a space; only texts with a guard are split here."""
+        """Leaves the splitting at control tokens to the library, which handles spaces there; splits texts with a guard here."""
         if GUARD in text:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
@@ -304,7 +304,7 @@ def _raw_bytes(spec: dict) -> list[bytes]:
         kind = spec["model"].get("type", "unknown")
         raise ConfigError(
             f"{JSON} is of a kind that is not supported ({kind} with the decoder {', '.join(sorted(decoder)) or 'none'}): "
-            "byte-level and byte-fallback vocabularies are"
+            "only byte-level and byte-fallback vocabularies are"
         )
     pieces = {i: raw_of(piece) for piece, i in _vocabulary(spec).items()}
     unknown = spec["model"].get("unk_token")

@@ -295,7 +295,7 @@ def _train_apart(lines: Iterator[str], settings: dict[str, object]) -> dict[str,
         if death.code is not None and death.code < 0:
             raise RunError(
                 f"the training of a tokenizer was killed by signal {-death.code}, perhaps for memory: it holds a sample of "
-                "the text; free some and run the same command again"
+                "the text; free some memory and run the same command again"
             ) from None
         return {"error": death.said}
     finally:
