@@ -117,9 +117,7 @@ def _fasttext(path: str) -> collections.abc.Callable[[str], tuple[str, float]]:
             "prepare.stages.language.model needs fastText: pip install fasttext-numpy2-wheel, or leave it empty"
         ) from error
     if not pathlib.Path(path).is_file():
-        raise ConfigError(
-            f"prepare.stages.language.model={path}: no such file; download lid.176.ftz, or leave it empty"
-        )
+        raise ConfigError(f"prepare.stages.language.model={path}: no such file; download lid.176.ftz or leave it empty")
     try:
         model = fasttext.load_model(path)
     except ValueError as error:

@@ -346,7 +346,7 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
 
 
 def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
-    """Returns which examples to hold out, bool[E]: about `fraction` of them, by a hash of the prompt: equal prompts stay together."""
+    """Returns which examples to hold out, bool[E]: about `fraction`, by a hash of the prompt: equal prompts stay together."""
     out_E = keys_E < np.uint64(int(fraction * 2**64))
     if len(keys_E) and (out_E.all() or not out_E.any()):
         out_E = keys_E == keys_E.min()

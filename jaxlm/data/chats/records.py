@@ -253,5 +253,5 @@ def message_of(role: str, content: str) -> Message:
 def text_of(value: typing.Any, key: str) -> str:
     """Returns the value of a key that must be a text. Raises Unfit if it is none."""
     if not isinstance(value, str):
-        raise Unfit(f"its {key} {str(value)[:40]!r} must be a text")
+        raise Unfit(f"its {key} {str(value)[:40]!r} is no text")
     return value
