@@ -148,7 +148,7 @@ def _why_junk(word: str, kind: str, entry: Entry, dominance: float, siblings: Ma
 
 
 def _stem(word: str) -> str:
-    """Returns Person of PersonX; "" if the word does not look like a placeholder."""
+    """Returns "Person" for "PersonX"; "" if the word does not look like a placeholder."""
     match = _PLACEHOLDER.fullmatch(word)
     return match[1] if match else ""
 
@@ -180,7 +180,7 @@ def shape(word: str) -> str:
 
 
 def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -> float:
-    """Returns the z-score of a word's log-odds ratio here against elsewhere (Monroe et al. 2008, equations 16 and 22)."""
+    """Returns the z-score of a word's log-odds ratio against the other sources (Monroe et al. 2008, equations 16 and 22)."""
     here, there = entry.count, _elsewhere([(o, o.words, word) for o in others])
     n_here, n_there = counts.total_words, sum(other.total_words for other in others)
     if not n_there:

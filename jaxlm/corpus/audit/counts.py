@@ -172,7 +172,7 @@ class Entry:
 
 
 class Table:
-    """Counts strings in bounded memory, by lossy counting (Manku and Motwani 2002): counts are low by at most `lost`."""
+    """Counts strings in bounded memory, by lossy counting (Manku and Motwani 2002): counts are too low by at most `lost`."""
 
     def __init__(self, limit: int, min_count: int, around: Surroundings | None = None):
         self.limit, self.min_count, self.lost = limit, min_count, 0

@@ -35,7 +35,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """uint8[2**16] by code point: 0 between words, 1 in a word, 2 a word of its own (scripts without spaces)."""
+    """Returns uint8[2**16] by code point: 0 between words, 1 in a word, 2 a word of its own (scripts without spaces)."""
     kinds = np.fromiter((chr(c).isalnum() for c in range(1 << 16)), np.uint8, 1 << 16)
     for first, last in ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)):
         kinds[first : last + 1] *= 2

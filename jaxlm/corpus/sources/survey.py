@@ -64,5 +64,5 @@ def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """Returns "312 .pdf, 4 .ps files are"."""
+    """Returns words such as "312 .pdf, 4 .ps files are"."""
     return f"{registry.in_words(counts)} {'file is' if sum(counts.values()) == 1 else 'files are'}"

@@ -256,7 +256,7 @@ def _without_markup_in(line: str, ended: set[str], entities: bool, edits: Edits)
 
 
 def _may_have_markup(text: str) -> bool:
-    """A quick test: False if the text surely holds no markup, as most texts do."""
+    """A quick test: False if the text surely holds no markup, which is true for most texts."""
     return (
         ("<" in text and ("<!" in text or _TAG.search(text) is not None))
         or ("&" in text and _ENTITY.search(text) is not None)

@@ -142,7 +142,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 def _texts(
     items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text))."""
+    """Returns (a text's words -> (its first item, the least length at which half is a leak), all (item, a text's words))."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):

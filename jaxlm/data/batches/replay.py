@@ -95,7 +95,7 @@ def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -
 
 
 class Pieces:
-    """Pieces of a text, ordered by the seed, by each source's share. Raises ConfigError if a source has too few tokens."""
+    """Pieces of a text in an order by the seed; each source has its share. Raises ConfigError if one has too few tokens."""
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens

@@ -170,7 +170,7 @@ def _is_plain(suffix: str) -> bool:
 
 
 def training(word: str, overrides: Sequence[str]) -> str:
-    """Returns the command that trains on a config's data; a mere recipe of data gets the first config that fits."""
+    """Returns the command that trains on a config's data; if it only makes data, with the first config that fits."""
     place = config_files.find(word)
     recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
     if place.path.resolve() in recipes:

@@ -191,7 +191,7 @@ def messages_of(value: typing.Any, row: Row) -> Messages:
 
 
 def _normal(message: typing.Any, row: Row) -> Message:
-    """A message of any format: {role, content} or {from, value}."""
+    """Returns a message in one form, from {role, content} or {from, value}."""
     if not isinstance(message, Mapping):
         raise Unfit(f"{str(message)[:40]!r} is no message: it needs role and content")
     has = {key: value for key, value in message.items() if value not in (None, []) and key not in row.ignore}

@@ -92,7 +92,7 @@ def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
 
 
 def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]:
-    """Rounds shares to integers that sum to `total` (largest remainder), to at least 1 but for a share of 0."""
+    """Rounds shares to integers that sum to `total` (largest remainder), each at least 1 unless its share is 0."""
     counts = [max(1, math.floor(share * total)) if share else 0 for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k] * total, k))
     for k in by_remainder[: max(0, total - sum(counts))]:

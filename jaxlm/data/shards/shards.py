@@ -241,7 +241,7 @@ class DataDir:
         return coders.read({name: self._content(name) for name in names}, self.path)
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the raw bytes of each id, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
+        """Returns each id's number of raw bytes, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
         lengths = np.load(io.BytesIO(self._content(TOKEN_BYTES)))
         if lengths.shape != (self.vocab_size,):
             raise ConfigError(
