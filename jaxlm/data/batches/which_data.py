@@ -114,7 +114,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
 
 
 def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
-    """True if the command line names a folder of data, no text, and a shipped config, whose texts are then not meant."""
+    """True if the command line names a data folder and a shipped config, but no texts: the config's own are not meant."""
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
         return False

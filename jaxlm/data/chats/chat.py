@@ -340,7 +340,7 @@ class Writer:
         return pieces
 
     def _said(self, said: str) -> int:
-        """Returns the answer's length in what it adds to a text: up to the control token that ends it, if there is one."""
+        """Returns where the answer ends in `said`, the text that it adds: after its closing control token, if it has one."""
         pieces = self._closing(said)
         return next(
             (at for piece, at in pieces if piece == self.probed.end), pieces[-1][1] if pieces else len(said.rstrip())
