@@ -91,7 +91,7 @@ class Taken:
 
 
 def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
-    """Returns the stages that removed over `MUCH` of a source's documents or text. `stages`: source -> its stage lines."""
+    """Returns the stages that removed over `MUCH` of a source's documents or text. `stages`: source -> its lines of stages."""
     shown = collections.defaultdict(list)
     for example in prepare.examples(root):
         shown[example["source"], example["stage"], example["reason"]].append(example)

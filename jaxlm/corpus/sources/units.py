@@ -111,7 +111,7 @@ def iterate_documents(
     max_bytes: int | None = None,
     stats: SourceStats | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of a source (see `jaxlm.corpus.sources`); fills `stats`. Raises ConfigError if it has none."""
+    """Yields (doc_id, text) of a source (see `jaxlm.corpus.sources`); fills `stats`. Raises ConfigError if there are none."""
     stats = SourceStats() if stats is None else stats
     wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, tfds_dir=tfds_dir or "")
     whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)

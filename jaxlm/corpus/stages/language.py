@@ -93,7 +93,7 @@ def _py3langid():
             return np.log1p(counts.astype(np.float32)) @ self.nb_ptc[features] + self.nb_pc
 
         def _states(self, text: np.ndarray) -> np.ndarray:
-            """Returns the automaton's state after each byte, int[bytes]: where the last _FEATURE_BYTES lead from its start."""
+            """Returns the automaton's state after each byte, int[bytes]; only the last _FEATURE_BYTES bytes decide it."""
             padded = np.concatenate([np.zeros(_FEATURE_BYTES - 1, np.uint8), text])
             states = np.zeros(len(text), np.intp)
             for i in range(_FEATURE_BYTES):

@@ -166,6 +166,6 @@ class Text:
         return text[: len(text) - held]
 
     def _unsure(self, text: str) -> int:
-        """Returns the length of the longest end of a text that is the beginning of a stop string."""
+        """Returns the length of a text's longest suffix that is a proper prefix of a stop string."""
         ends = (text[-n:] for n in range(min(len(text), self._longest - 1), 0, -1))
         return next((len(end) for end in ends if any(len(end) < len(s) and s.startswith(end) for s in self._stops)), 0)
