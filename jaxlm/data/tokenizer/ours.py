@@ -248,7 +248,7 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes seven times as long as "bpe".
+    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes about 7 times as long as "bpe".
 
     Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
