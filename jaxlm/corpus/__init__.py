@@ -1,1 +1,1 @@
-"""Turns raw documents into documents that one can trust: reads, cleans, deduplicates, decontaminates and audits them."""
+"""Turns raw documents into documents fit for training: reads, cleans, deduplicates, decontaminates and audits them."""

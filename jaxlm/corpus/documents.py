@@ -20,7 +20,7 @@ MIXTURE = "mixture.json"
 
 
 class TableWriter:
-    """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds one group."""
+    """Writes a parquet file row by row, in groups of `most` rows, so that a reader holds only one group in memory."""
 
     def __init__(self, path: pathlib.Path, schema: pa.Schema, most: int, **options: int):
         self._schema, self._most, self._rows = schema, most, []
@@ -61,7 +61,7 @@ class DocumentWriter:
             self._bytes = 0
 
     def close(self) -> None:
-        """Finishes the file and gives it its name."""
+        """Finishes the file and moves it to its path."""
         self._table.close()
         files.settle(self._part, self._path)
 
@@ -77,7 +77,7 @@ def read_documents(path: pathlib.Path) -> Iterator[Document]:
                 for doc_id, text, meta in zip(*columns, strict=True):
                     yield Document(text, doc_id, files.json_of(meta), next(row))
     except (pa.ArrowException, OSError, ValueError) as error:
-        if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
+        if getattr(error, "errno", None):  # from the file system: Arrow's errors about damage have no errno
             raise
         raise _damaged(path, str(error).splitlines()[0]) from None
 
@@ -108,12 +108,12 @@ def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[s
 
 
 def write_mixture(root: pathlib.Path, weights: Mapping[str, float]) -> None:
-    """Notes the weights of a data directory's sources, for configs that name no sources of their own."""
+    """Saves the weights of a data directory's sources, for configs that name no sources."""
     files.write_atomically(root / MIXTURE, (json.dumps(dict(weights), indent=1) + "\n").encode())
 
 
 def mixture(root: pathlib.Path) -> dict[str, float]:
-    """Returns the weights that `write_mixture` noted; {} if there are none."""
+    """Returns the weights that `write_mixture` saved; {} if there are none."""
     path = root / MIXTURE
     try:
         weights = files.json_of(path.read_bytes()) if path.is_file() else {}

@@ -26,7 +26,7 @@ from jaxlm.host import console, files
 
 
 class Task(PipelineStep):
-    """A datatrove step that calls `module.function(folder, task)`, and leaves a note if that raises an error."""
+    """A datatrove step that calls `module.function(folder, task)`, and writes a note if that raises an error."""
 
     type, name = "jaxlm", "task"
 
@@ -46,9 +46,9 @@ class Task(PipelineStep):
         yield from ()
 
 
-_WORKER_GB = 1  # beside prepare.memory_gb
+_WORKER_GB = 1  # in addition to prepare.memory_gb
 _LOOK_S = 0.5
-_FEW_TASKS = 100  # to look at more costs a shared disk too much, and changes little in a moment
+_FEW_TASKS = 100  # more tasks are looked at less often, to spare a shared disk
 _LOOK_AT_MANY_S = 10.0
 _KILLED = "a worker was killed, perhaps for memory: then lower prepare.workers or prepare.task_mb"
 
@@ -61,7 +61,7 @@ def run(engine: str, settings: PrepareConfig, folder: pathlib.Path, phase: str, 
     """Runs `function` ("package.module.name") for the tasks 0 .. tasks-1 that are not done. Raises RunError if some failed."""
     place = folder / "tasks" / phase
     place.mkdir(parents=True, exist_ok=True)
-    logger.remove()  # datatrove talks to stderr; its files in tasks/PHASE/logs have it all
+    logger.remove()  # datatrove logs to stderr; its files in tasks/PHASE/logs have the same
     step = Task(function, str(folder.resolve()), phase)
     executor = _EXECUTORS[engine](settings, [step], tasks, str(place.resolve()))
     problem = ""
@@ -70,24 +70,24 @@ def run(engine: str, settings: PrepareConfig, folder: pathlib.Path, phase: str, 
             executor.run()
     except (ConfigError, RunError, KeyboardInterrupt):
         raise
-    except Exception as error:  # whatever it was: what counts is which tasks are not done
+    except Exception as error:  # of any kind: the tasks that are not done decide
         problem = _KILLED if isinstance(error, concurrent.futures.BrokenExecutor) else _in_short(error)
     left = executor.get_incomplete_ranks(skip_completed=True)
     if left:
         notes = [note for task in left if (note := place / f"failed-{task:05d}").exists()]
         failed = [int(note.name.removeprefix("failed-")) for note in notes] or left
         # A note is empty where the disk was too full to write it.
-        why = (notes and notes[0].read_text(encoding="utf-8")) or problem or "it ended without a word"
+        why = (notes and notes[0].read_text(encoding="utf-8")) or problem or "it ended without a message"
         names = ", ".join(map(str, failed[:5])) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
         raise RunError(
             f"{phase}: task {names} of {tasks} failed ({why}); its log is {place / 'logs' / f'task_{failed[0]:05d}.log'}; "
-            "mend it and run the same command again: what is done stays done"
+            "fix this and run the same command again: finished tasks are kept"
         )
 
 
 @contextlib.contextmanager
 def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]:
-    """Shows how many tasks are done, and the documents in them, by what the tasks write into the phase's folder."""
+    """Shows how many tasks are done and how many documents were read, by the files in the phase's folder."""
     ended, pause = threading.Event(), _LOOK_S if tasks <= _FEW_TASKS else _LOOK_AT_MANY_S
     with console.working(phase, tasks, "tasks", end=False) as tell:
 
@@ -127,7 +127,7 @@ class _LocalExecutor(PipelineExecutor):
     def run(self) -> None:
         ranks = self.get_incomplete_ranks()
         if min(self.workers, len(ranks)) <= 1:
-            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # the task's log has it
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # in the task's log too
                 for rank in ranks:
                     self._run_for_rank(rank, 1)
             return
@@ -174,11 +174,11 @@ def close() -> None:
 
 def _begin(parent: int) -> None:
     """Silences datatrove in a worker, leaves ctrl-C to the parent, and ends the worker if its parent dies."""
-    sys.stderr = open(os.devnull, "w")  # its task logger would print there what the task's log has
+    sys.stderr = open(os.devnull, "w")  # datatrove's logger would repeat the task's log there
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before this took hold
+    if os.getppid() != parent:  # the parent died before this took effect
         os._exit(1)
 
 
@@ -220,7 +220,7 @@ def _slurm(settings: PrepareConfig, pipeline: list, tasks: int, logging_dir: str
         sbatch_args={"wait": "", **options},  # sbatch returns when the job has ended
         requeue=False,
     )
-    executor.launch_merge_stats = _nothing  # our own books are merged when all tasks are done
+    executor.launch_merge_stats = _nothing  # our own counts are merged when all tasks are done
     return executor
 
 

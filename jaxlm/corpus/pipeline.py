@@ -1,6 +1,6 @@
 """The two tasks that touch text: `clean` reads a unit and applies its source's stages, `finish` removes duplicates.
 
-The files that a task writes depend only on the plan and the task. One that was killed is done again from its beginning.
+The files that a task writes depend only on the plan and the task. A killed task starts again from its beginning.
 """
 
 import collections
@@ -27,7 +27,7 @@ from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 from jaxlm.corpus.stages import registry
 from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
-_CHANGES = 2  # changed documents shown, a stage and task
+_CHANGES = 2  # changed documents shown, for each stage and task
 _CONTEXT = 60  # characters shown on either side of a change
 SHOWN = 20  # removed documents that are shown, for each source, stage and reason
 _EXCERPT = 500  # characters of a removed document that are recorded
@@ -102,11 +102,11 @@ class Books:
         self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
     def changed(self, stage: str, document: Document, before: str) -> None:
-        """Records a changed document, if there are few records of changes yet."""
+        """Records a changed document, unless `_CHANGES` of its stage are recorded already."""
         if self._changes[stage] < _CHANGES:
             self._changes[stage] += 1
             after = document.text
-            # Before anything is cut and quoted: half a number is none to it, nor is one behind "\\n".
+            # Before cutting and quoting: the stage finds neither half a number nor one after a quoted "\\n".
             if stage != "pii":
                 before, after = self._hidden(before), self._hidden(after)
             different = (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
@@ -214,7 +214,7 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
 
 def _warn(line: str) -> None:
     """Writes a line into the task's log, which is datatrove's."""
-    from loguru import logger  # here, because it comes with datatrove, and whoever reads finished data needs neither
+    from loguru import logger  # here, because it comes with datatrove, which reading finished data does not need
 
     logger.warning(line)
 
@@ -242,7 +242,7 @@ def finish(folder: pathlib.Path, task: int) -> None:
 
 
 class _Copies(Stage):
-    """Removes a task's documents that are a copy of one that stays (`exact`), or much like one (`near`)."""
+    """Removes a task's documents that copy a document that stays (`exact`), or are similar to one (`near`)."""
 
     def __init__(self, name: str, plan: Plan, folder: pathlib.Path, task: int):
         self.name, self._reason = name, "duplicate" if name == "exact" else "near duplicate"
@@ -255,7 +255,7 @@ class _Copies(Stage):
 
 
 class _Lines(Stage):
-    """Removes lines and paragraphs that come back in many documents, from a task's documents."""
+    """Removes from a task's documents the lines and paragraphs that many documents repeat."""
 
     name = "lines"
 

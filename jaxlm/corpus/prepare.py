@@ -2,7 +2,7 @@
 
 DATA/documents/SOURCE/NNNNN.parquet   id, text, meta
 DATA/removed/STAGE.jsonl.gz           what each stage removed (and examples of what it changed), why, an excerpt
-DATA/examples.jsonl                   some of these, for the report
+DATA/examples.jsonl                   some of these records, for the report
 DATA/clusters.json  timings.json      groups of duplicates; seconds by source and stage
 DATA/prepared.json                    recipe, counts by source and stage, sha256 of every file
 DATA/work/                            while it runs
@@ -89,7 +89,7 @@ def _check_owner(root: pathlib.Path) -> None:
 
 
 def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log: Say) -> Prepared | None:
-    """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it."""
+    """Returns the finished result, None if there is none. Raises ConfigError if another recipe made it."""
     if not (root / MANIFEST).is_file():
         return None
     done = open_prepared(root)
@@ -110,28 +110,28 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
     if any(was[package] != now[package] for package in was.keys() & now.keys()):
         log(f"{root} was prepared with other versions of libraries: {was}")
     wanted["packages"] = built.get("packages")
-    wanted["code"] = built.get("code")  # finished data stays what it is
+    wanted["code"] = built.get("code")  # newer code does not outdate finished data
     built = recipes.with_newer_settings(built, wanted, **_defaults())
     recipes.check_same(built, wanted, made=f"{root} was prepared", manifest=root / MANIFEST, again="prepare it again")
-    shutil.rmtree(root / "work", ignore_errors=True)  # left where the end was cut short
+    shutil.rmtree(root / "work", ignore_errors=True)  # left if the end was cut short
     log(f"{root} is prepared already")
     return done
 
 
 def _defaults() -> dict[str, typing.Any]:
-    """Returns the defaults of a source's keys and of each stage's, as they stand in a recipe."""
+    """Returns the defaults of a source's and each stage's settings, in the form of a recipe."""
     source = config_files.module(config_files.find_config("base")).source()
     stages = config_files.load("base").prepare.stages.to_dict()
     return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
 def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, log: Say) -> Prepared:
-    """Runs all phases and returns the result. Tasks that an earlier call of the same recipe did are not done again."""
+    """Runs all phases and returns the result. Skips tasks that an earlier call with the same recipe finished."""
     recipe = make_recipe(settings, plan.sources, plan.units)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     if not (folder / "documents").exists() and _owner(root) != key:
-        shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # what it wrote was replaced by another recipe's
+        shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # another recipe's documents replaced its own
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
     plan.save(folder)
@@ -182,11 +182,11 @@ def _stages(
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
-            raise ConfigError(f"{config_key}: {spec.name} is there twice")
+            raise ConfigError(f"{config_key}: {spec.name} is listed twice")
         if spec.name in registry.DOCUMENT_STAGES:
             registry.typed_settings(spec)
         elif spec.name in registry.GLOBAL_STAGES and spec.settings != defaults[spec.name]:
-            raise ConfigError(f"{config_key}: {spec.name} is of all sources; set config.prepare.stages.{spec.name}.KEY")
+            raise ConfigError(f"{config_key}: all sources share {spec.name}; set config.prepare.stages.{spec.name}.KEY")
     together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
         raise ConfigError(f"{config_key}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
@@ -204,7 +204,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
             units += [(name, unit) for unit in split_source(source.spec, task_bytes, others)]
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
-        path = source.spec.path  # of one folder, one source may read the pages and another the code
+        path = source.spec.path  # two sources may share a folder: one reads its pages, the other its code
         unread[path] = unread.get(path, others) & others
     for path, others in unread.items():
         for line in survey.unread_lines(path, others):
@@ -306,7 +306,7 @@ def _owner(root: pathlib.Path) -> str:
 
 
 def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
-    """Runs `Stage.build` of each stage, once for all tasks. A folder that is there is complete."""
+    """Runs `Stage.build` of each stage, once for all tasks. An existing folder is complete."""
     for spec in {spec.key: spec for source in plan.sources.values() for spec in source.stages}.values():
         place = folder / "stages" / spec.key
         if place.is_dir():
@@ -353,7 +353,7 @@ def find_joins(folder: pathlib.Path, task: int) -> None:
 
 EXAMPLES = "examples.jsonl"
 FORMAT = 1
-OWNER = ".recipe"  # in documents/: the key of the recipe that they were made by
+OWNER = ".recipe"  # in documents/: the key of the recipe that made them
 _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
 
 

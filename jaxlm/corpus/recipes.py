@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
 
-MANIFEST = "prepared.json"  # here, where it costs the command line no library
+MANIFEST = "prepared.json"  # here, so that the command line imports no library for it
 
 
 def check_same(
     built: Mapping[str, object], wanted: Mapping[str, object], *, made: str, manifest: pathlib.Path, again: str
 ) -> None:
-    """Raises ConfigError if two recipes differ: names the first key that does, and the file to delete.
+    """Raises ConfigError if two recipes differ: its message names the first key that differs and the file to delete.
 
     `made` and `again` are words of the message: "DATA was prepared", "prepare it again".
     """
@@ -29,9 +29,9 @@ def check_same(
 def with_newer_settings(
     built: Mapping[str, typing.Any], wanted: Mapping[str, typing.Any], *, source: Mapping, stages: Mapping[str, Mapping]
 ) -> dict[str, typing.Any]:
-    """Returns the recipe `built` with the settings that it lacks and that `wanted` has at their defaults.
+    """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
-    A setting may be newer than finished data, and at its default it asks for what there was before it.
+    Finished data may be older than a setting, whose default keeps the old behaviour.
     """
 
     def filled(was: object, now: object, defaults: Mapping) -> object:
@@ -57,24 +57,24 @@ def with_newer_settings(
 
 
 def _differing(was: object, now: object) -> tuple[object, object]:
-    """The parts of two values that differ: keys of settings, stages of a list."""
+    """Returns the parts of two values that differ: keys of settings, stages of a list."""
     if isinstance(was, dict) and isinstance(now, dict):
         was, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((was, now), (now, was)))
     elif isinstance(was, list) and isinstance(now, list):
         alone = [p for p in was if p not in now], [p for p in now if p not in was]
-        was, now = alone if any(alone) else (was, now)  # else it is the order
+        was, now = alone if any(alone) else (was, now)  # else only the order differs
         if len(was) == len(now) == 1 and isinstance(was[0], list) and isinstance(now[0], list):
             (name, before), (other, after) = was[0], now[0]
             if name == other:
                 before, after = _differing(before, after)
             was, now = [[name, before]], [[other, after]]
-    elif isinstance(was or now, dict):  # one of them is not there: what is set in the other
+    elif isinstance(was or now, dict):  # one is missing: shows what is set in the other
         was, now = ({k: v for k, v in part.items() if v} if isinstance(part, dict) else part for part in (was, now))
     return was, now
 
 
 def _words(value: object) -> str:
-    """A value of a recipe as a user would write it: "bands=7", "html, unicode, near"."""
+    """Returns a recipe's value as a user would write it: "bands=7", "html, unicode, near"."""
     if isinstance(value, dict):
         return ", ".join(f"{key}={_words(part)}" for key, part in value.items()) or "nothing"
     if isinstance(value, list):  # of stages: a name, or a name with its settings

@@ -1,4 +1,4 @@
-"""Names the stages that took much of a source, with examples, and the settings that would keep what they took."""
+"""Names the stages that removed much of a source, with examples, and the settings that would keep the removed text."""
 
 import collections
 import dataclasses
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from jaxlm.corpus import prepare
 
 MUCH = 0.1  # of a source's documents, or of a stage's text
-_MAIN = 0.2  # of what a stage took: a reason from here on is worth a setting
+_MAIN = 0.2  # of a stage's removals: settings are shown for reasons of at least this share
 _EXAMPLES = 3
-_FEW_BYTES = 10_000  # of text: less is not worth a word, whatever share it is
+_FEW_BYTES = 10_000  # of text: less is not reported, whatever its share
 _DETAIL_CHARS = 60
 _LINES = ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
-# Stage -> reason -> what switches the limits behind it off, those too that would take the same documents next.
+# Stage -> reason -> settings that turn off its limit, and the limits that would remove the same documents next.
 _OFF = {
     "html": {"no main text": "min_chars=0"},
     "unicode": {"undecodable": "max_undecodable=1"},
@@ -64,17 +64,17 @@ _LANGUAGE = re.compile(r"\w+")
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What a stage took of a source."""
+    """What a stage removed from a source."""
 
     source: str
     stage: str
-    documents: int  # that it removed
-    of: int  # that were read of the source
-    text: float  # the share of its text that did not leave it; 0 if that is little, and for `html`
-    reason: str  # that removed most documents; "" if it only changed some
-    count: int
+    documents: int  # that the stage removed
+    of: int  # all documents that were read from the source
+    text: float  # the share of the stage's input text that it removed; 0 if little, and for `html`
+    reason: str  # of most removals; "" if the stage only changed documents
+    count: int  # documents removed for this reason
     examples: tuple[str, ...]
-    keep: tuple[str, ...]  # flags that would keep most of them
+    keep: tuple[str, ...]  # flags that would keep most of the documents
 
     def lines(self) -> list[str]:
         """Returns the lines for users."""
@@ -91,7 +91,7 @@ class Taken:
 
 
 def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
-    """Returns what took more than `MUCH` of a source's documents or of its text. `stages` are those of each source."""
+    """Returns the stages that removed over `MUCH` of a source's documents or text. `stages`: source -> its lines of stages."""
     shown = collections.defaultdict(list)
     for example in prepare.examples(root):
         shown[example["source"], example["stage"], example["reason"]].append(example)
@@ -126,9 +126,9 @@ def _keep(
     manifest: Mapping[str, typing.Any],
     stages: Sequence[str],
 ) -> tuple[str, ...]:
-    """Returns flags that switch off the limits behind the main reasons; without such, those that leave the stage out."""
+    """Returns flags that turn off the limits of the main reasons; if one has none, flags that leave the stage out."""
     if stage == "exact":
-        return ()  # of copies one stays
+        return ()  # one copy of each document stays
     main = [reason for reason, count in removed.most_common() if count >= _MAIN * removed.total()]
     if stage == "language" and main[:1] == ["other language"]:
         lines = manifest["recipe"][f"stages of {source}"]

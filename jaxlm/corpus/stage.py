@@ -34,17 +34,17 @@ class Stage:
     documents.
     """
 
-    inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
+    inputs: tuple[str, ...] = ()  # settings that name files, whose content changes the outcome too
     name: str  # as in the config; set by `stages.registry.make`
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
-        """`folder` is the one that `build` was given; it is empty unless `build` wrote there."""
+        """`folder` holds the files that `build` wrote, if it wrote any."""
         self.settings = settings
         self.folder = folder
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str] | None:
-        """Makes files that all workers read, such as an index, once; they must be deterministic. Returns lines to show.
+        """Writes files that all workers read, such as an index, once; they must be deterministic. Returns lines to show.
 
         Raises ConfigError if a setting is wrong, such as a missing file or an empty folder.
         """

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxlm.config import RunError
 
 Counts = collections.Counter
-FAILURES = 20  # told by name, a source
-_EVERY_S = 1.0  # a task tells its count
+FAILURES = 20  # listed by id, for each source
+_EVERY_S = 1.0  # between two updates of a task's count
 
 T = typing.TypeVar("T")
 
@@ -75,7 +75,7 @@ class Tally:
         removed = sum(stage.removed.total() for stage in self.stages)
         if self.documents != self.kept + removed + self.failed.total():
             raise RunError(
-                f"the books of source {source} don't balance: read {self.documents} != kept {self.kept} + removed {removed} + "
+                f"the counts of source {source} don't add up: read {self.documents} != kept {self.kept} + removed {removed} + "
                 f"failed {self.failed.total()}; this is a defect of jaxlm"
             )
 
@@ -112,7 +112,7 @@ def counted(documents: Iterable[T], folder: pathlib.Path, phase: str, task: int)
     path, number, due = folder / "tasks" / phase / f"count-{task:05d}", 0, 0.0
 
     def note() -> None:
-        with contextlib.suppress(OSError):  # a count is not worth a task
+        with contextlib.suppress(OSError):  # a lost count must not fail the task
             path.write_text(str(number))
 
     for document in documents:

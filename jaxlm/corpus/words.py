@@ -1,7 +1,7 @@
 """Splits text into words and sentences by regular expressions, for our stages and (by `stages.heuristics`) datatrove's.
 
-They follow spaCy's rules where verdicts depend on them, at 100 times its speed. A Chinese or Japanese character is a
-word.
+The expressions follow spaCy's rules where a stage's verdict depends on them, at 100 times spaCy's speed. A Chinese or
+Japanese character is a word.
 """
 
 import functools
@@ -19,7 +19,7 @@ def split(text: str) -> list[str]:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Returns the positions at which sentences end; the last is the end without trailing white space."""
+    """Returns the positions at which sentences end; the last is the end of the text without trailing white space."""
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())
     return ends if ends and ends[-1] >= end else [*ends, end]

@@ -88,7 +88,7 @@ def test_a_mixed_folder_in_one_command(here, capsys):
     assert "1 source file (" in err[0]
     assert err[1] == "preset docs (--preset=web|code|books), into data/my docs (--out=DATA)"
     assert "my docs: 2 .pdf files are not read: convert with pdftotext or docling" in err
-    assert "my docs: 1 .png file is of no format that is read" in err
+    assert "my docs: 1 .png file is in no supported format" in err
     assert any("1 .xml file is not read: make a .jsonl" in line for line in err)
     data = here / "data/my docs"
     assert left(data) == {

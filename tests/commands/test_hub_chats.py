@@ -66,7 +66,7 @@ def test_reinforcement_of_answers_that_never_end_is_refused(tmp_path, capsys, mo
     reward = {"reward__function": "scores:flat"}
     assert cli.main(command("grpo", tmp_path, tmp_path / "base", PROMPTS, **RL, **reward)) == 2
     said = capsys.readouterr().err
-    assert "the chat template writes no token behind an answer" in said
+    assert "the chat template writes no token after an answer" in said
     assert "grpo would learn from answers that are cut: take a template that ends an answer" in said
 
 

@@ -320,7 +320,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
     [
         ("prepare.sources.web.stages=('exact','pii')", "exact, near, lines come last"),
         ("prepare.sources.web.stages=('pi',)", "no stage 'pi'; did you mean 'pii'"),
-        ("prepare.sources.web.stages=('pii','pii')", "pii is there twice"),
+        ("prepare.sources.web.stages=('pii','pii')", "pii is listed twice"),
         ("prepare.sources.web.stages=('pii kind=2',)", "no setting 'kind=2'; did you mean 'kinds'"),
         ("prepare.sources.web.stages=('near bands=2',)", "set config.prepare.stages.near.KEY"),
         ("prepare.sources.web.path='nowhere'", "nowhere"),

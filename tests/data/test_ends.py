@@ -70,7 +70,7 @@ def test_what_ends_an_answer_is_told_and_written(kind, end, others, ours, tmp_pa
         assert ends[0] == end
         assert chat.told_ends(tokenizer).startswith(f"an answer ends with {end} or ")
     else:
-        assert chat.told_ends(tokenizer).startswith("the chat template writes no token behind an answer, so training")
+        assert chat.told_ends(tokenizer).startswith("the chat template writes no token after an answer, so training")
     assert hf_folder.generation(tokenizer)["eos_token_id"] == [*chat.ends(tokenizer)]
     assert chat.ends(chat.settled(tokenizer)) == chat.ends(tokenizer)
     assert chat.settled(tokenizer).sha256 == tokenizer.sha256  # which decides ids alone
@@ -136,9 +136,7 @@ def test_a_base_gets_a_template(asked, end, known, tmp_path):
 
 def test_an_end_that_is_no_token_is_told(tmp_path):
     said = chat.told_ends(theirs(tmp_path, QWEN, ("<|endoftext|>",)))
-    assert said.startswith(
-        "the chat template writes <|im_end|>, which is no token of this vocabulary, behind an answer"
-    )
+    assert said.startswith("the chat template writes <|im_end|>, which is no token of this vocabulary, after an answer")
 
 
 def test_what_a_text_begins_with_is_in_the_template(tmp_path):
@@ -157,7 +155,7 @@ def test_templates_that_do_not_suit(ours, tmp_path):
         (speaks, "chatml", "the model has a chat template of its own"),
         (base, "chatlm", r"can't be read .*: chatml, plain, or a file"),
         (base, f"{tmp_path}/empty.jinja", "is empty: write a Jinja template"),
-        (ours, "chatml", "this model speaks ChatML as jaxlm writes it"),
+        (ours, "chatml", "this model uses jaxlm's ChatML"),
     ):
         with pytest.raises(ConfigError, match=f"^config.examples.template={asked}:? {why}"):
             chat.grown(tokenizer, asked)

@@ -1,9 +1,9 @@
 """Finds repeated strings that no person would write, before a tokenizer or a model sees them.
 
 `scan` counts known junk, words, lines and clauses of each source; `rank` compares the sources by log-odds ratios with
-an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). What is conspicuous may be the
-subject, so only known junk, words of unnatural shape in a fixed frame, and lines of menus are called junk, unless the
-target has them.
+an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). A conspicuous string may belong to
+the subject, so only known junk, words of unnatural shape in a fixed frame, and lines of menus are called junk, unless
+the target has them too.
 """
 
 import collections
@@ -22,7 +22,7 @@ from jaxlm.corpus.stages.junk_patterns import FURNITURE, GROUPS
 
 _PRIOR_WORDS = 10_000.0  # the weight of the Dirichlet prior
 _MIN_Z = 3.0
-_FEW_WORDS = 20  # of a shape dominate nothing
+_FEW_WORDS = 20  # added to the words of a shape, so that few words dominate nothing
 _OWN = 0.8  # concentration from which on a string is a source's own
 _MIN_DOCUMENTS = 3  # of a line or clause, where the source has that many
 _LONG_LINE, _LONG_CLAUSE = 40, 60  # characters from which on a repetition can't be chance
@@ -30,14 +30,14 @@ _PER_KIND = 20  # findings of a kind and source
 _DOMINANT = 0.2  # share of a source's words of a shape, from which on a word in a fixed frame is junk
 _FRAME_WORDS = 2
 _MANY_A_DOCUMENT = 2  # placeholders come again and again
-_KNOWN_THERE = 0.1  # a rate, as a share of the rate here, from which on the text to compare with has a string too
+_KNOWN_THERE = 0.1  # the contrast text has a string too, if its rate there is at least this share of the rate here
 _MENU_CHARS = 40  # of a line in a menu, at most
-_EACH_PAGE = 0.1  # of the documents: what they end with is a footer, from this share on
-_MANY_PAGES = 0.01  # of the documents: short lines in one order are a menu, from this share on
+_EACH_PAGE = 0.1  # of the documents: a line that ends at least this share of them is a footer
+_MANY_PAGES = 0.01  # of the documents: short lines that at least this share of them has in one order are a menu
 _PLACEHOLDER = re.compile(r"([A-Z][a-z]{2,})[A-Z]")  # PersonX
 _SLOT = re.compile(r"\[[A-Z]+(?:_[A-Z0-9]+)+\]")  # [CUSTOMER_NAME]
 _SENTENCE = re.compile(r"[.!?:;,]$|^[#|>*-]|^0|^```|[=(){}]")
-# The stage `pii` writes them.
+# Placeholders that the stage `pii` writes.
 _OURS = frozenset(("<EMAIL>", "<IP>", "<PHONE>", "<SECRET>"))
 _PUNCTUATION = ".,;:!?'\"-()\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
 _CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
@@ -70,7 +70,7 @@ class Finding:
 
 
 def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Finding]:
-    """Returns all findings, junk first, the worst first, at most 20 of a kind and source. What `contrast` has is wanted."""
+    """Returns all findings, junk first, the worst first, at most 20 of a kind and source. Strings of `contrast` are no junk."""
     findings = []
     for counts in sources:
         others = [other for other in (*sources, contrast) if other is not None and other is not counts]
@@ -88,7 +88,7 @@ def _worst_first(finding: Finding) -> tuple:
 
 
 def _is_habit(table: str, key: str, entry: Entry, counts: Counts, contrast: Counts | None) -> bool:
-    """True if the string is in several documents, and seldom in the text to compare with."""
+    """True if the string is in several documents, and seldom in the contrast text."""
     if entry.documents < min(_MIN_DOCUMENTS, counts.documents):
         return False
     there = getattr(contrast, table).entries.get(key) if contrast else None
@@ -106,7 +106,7 @@ def _known_junk(counts: Counts, others: list[Counts], contrast: Counts | None) -
 
 
 def _words(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
-    """Yields the words that belong to the source, scored by how much they dominate its own words of their shape."""
+    """Yields the source's own words, scored by how much each dominates the source's own words of its shape."""
     own: dict[str, dict[str, float]] = collections.defaultdict(dict)  # shape -> word -> concentration
     for word, entry in counts.words.entries.items():
         kind = shape(word)
@@ -148,12 +148,12 @@ def _why_junk(word: str, kind: str, entry: Entry, dominance: float, siblings: Ma
 
 
 def _stem(word: str) -> str:
-    """Returns Person of PersonX; "" if the word does not look like a placeholder."""
+    """Returns "Person" for "PersonX"; "" if the word does not look like a placeholder."""
     match = _PLACEHOLDER.fullmatch(word)
     return match[1] if match else ""
 
 
-# How surely a word of this shape is junk when all the source's own words of the shape are this one.
+# How surely a word of this shape is junk if it makes up all the source's own words of the shape.
 _SHAPES = {"bracketed": 1.0, "camel": 1.0, "underscored": 0.8, "capitals": 0.5, "marks": 0.3, "mixed": 0.2}
 _SHAPES |= {"acronym": 0.2, "plain": 0.2}
 _SURE_SHAPE = 0.3  # acronyms and words with digits are never removed
@@ -180,7 +180,7 @@ def shape(word: str) -> str:
 
 
 def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -> float:
-    """Returns the z-score of a word's log-odds ratio here against elsewhere (Monroe et al. 2008, equations 16 and 22)."""
+    """Returns the z-score of a word's log-odds ratio against the other sources (Monroe et al. 2008, equations 16 and 22)."""
     here, there = entry.count, _elsewhere([(o, o.words, word) for o in others])
     n_here, n_there = counts.total_words, sum(other.total_words for other in others)
     if not n_there:
@@ -192,7 +192,7 @@ def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -
 
 
 def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> Iterator[Finding]:
-    """Yields lines, and clauses that belong to the source, that occur in many documents."""
+    """Yields the lines that many documents share, and the source's own clauses that many documents share."""
     shown: list[tuple[str, int]] = []
     for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
@@ -213,7 +213,7 @@ def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> 
 
 
 def _furniture(text: str, entry: Entry, counts: Counts) -> str:
-    """Says what a repeated line does on a page, if it surely is no part of the text; "" otherwise."""
+    """Returns a repeated line's role on a page (menu, footer) if it surely is no part of the text; else ""."""
     if FURNITURE.search(text):
         return "a menu, notice or footer"
     if entry.frame is None or entry.frame.is_shown:
@@ -236,7 +236,7 @@ def _escape(text: str) -> str:
 
 
 def _elsewhere(places: list[tuple[Counts, Table, str]]) -> int:
-    """Counts occurrences in other sources. What memory may have dropped there counts as there."""
+    """Counts a string's occurrences in other sources, with those that may have been dropped to save memory."""
     return sum(table.entries[key].count if key in table.entries else table.lost for _, table, key in places)
 
 
@@ -250,7 +250,7 @@ def _finding(
     kind: str, text: str, pattern: str, why: str, counts: Counts, entry: Entry, concentration: float, severity: float
 ) -> Finding:
     share = entry.documents / counts.documents
-    evidence = entry.documents / (entry.documents + 2)  # one document of two is no habit yet
+    evidence = entry.documents / (entry.documents + 2)  # little for few documents: one document of two is no habit yet
     harm = math.sqrt(max(share * evidence, min(1.0, entry.chars / counts.bytes)))
     numbers = (entry.count, entry.documents, share, concentration, 100 * severity * harm)
     return Finding(kind, text, pattern, why, counts.source, *numbers, entry.examples)
@@ -262,7 +262,7 @@ _FEW_BYTES = 100_000  # of a source tell nothing about its words
 
 
 def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None:
-    """Returns the counts of the target, or of general prose for a single source; None if the sources have each other."""
+    """Returns the counts of the target, or of general prose for a single source; None for several, or for little text."""
     if target:
         return scan("target", target_texts(target, _TARGET_BYTES, html))
     if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:

@@ -25,7 +25,7 @@ _MARKS = '.,;:!?()"\u201c\u201d|'  # where a clause ends
 _DIGITS = re.compile(r"\d+")
 _EDGES = "\"'`()[]{}<>.,;:!?*_\u2018\u2019\u201c\u201d"
 _POSSESSIVES = ("'s", "\u2019s")
-_FIXED = 0.6  # of the votes: one word in four places of five
+_FIXED = 0.6  # of the votes: one word at four places of five
 _MIN_SEEN = 3
 _LATER = 1.5  # a frame is looked at again when the count has grown by this factor
 _SURROUNDINGS = 80  # characters of a frame
@@ -51,7 +51,7 @@ class _Document:
         )
 
     def shows(self, start: int, end: int) -> bool:
-        """True if text[start:end] is shown rather than said: in a block of code, an indented line, a table or quotes."""
+        """True if text[start:end] stands in a code block, an indented line, a table or quotes."""
         if bisect.bisect(self._fences, start) % 2 or {self.text[start - 1 : start], self.text[end : end + 1]} & _QUOTES:
             return True
         line = self.text.rfind("\n", 0, start) + 1
@@ -59,12 +59,12 @@ class _Document:
 
 
 class Frame:
-    """The word that a majority of a string's places has at each position around it, by votes (Boyer and Moore 1991)."""
+    """The majority word at each position around a string, by voting (Boyer and Moore 1991)."""
 
     __slots__ = ("_votes", "_words", "seen", "shown")
 
     def __init__(self) -> None:
-        self.seen = self.shown = 0  # places; those in code, in quotes
+        self.seen = self.shown = 0  # places of the string; places in code or quotes
         self._words: list[str] = []
         self._votes: list[int] = []
 
@@ -80,11 +80,11 @@ class Frame:
 
     @property
     def is_shown(self) -> bool:
-        """True if the string stands in code or in quotes at least every other time."""
+        """True if at least half of the string's places are in code or quotes."""
         return 2 * self.shown >= max(1, self.seen)
 
     def fixed(self, position: int) -> str:
-        """Returns the word that stands at a position nearly always; "" if there is none."""
+        """Returns the word that is nearly always at a position; "" if there is none."""
         if self.seen < _MIN_SEEN or self._votes[position] < _FIXED * self.seen:
             return ""
         return self._words[position]
@@ -98,11 +98,11 @@ Surroundings = Callable[[_Document, int, int], tuple[str, ...]]
 
 
 def _words_around(document: _Document, start: int, end: int) -> tuple[str, ...]:
-    """Two words before and two after, in the same line, without the string's own run; "" where there is no word."""
+    """Returns two words before and two after on the same line, outside the run that holds the string; "" for no word."""
     text = document.text
     before = text[max(0, start - _SURROUNDINGS) : start].rpartition("\n")[2]
     after = text[end : end + _SURROUNDINGS].partition("\n")[0]
-    if before.lstrip().startswith("#"):  # a heading: the words around it are a format
+    if before.lstrip().startswith("#"):  # in a heading the same words around a string are no sign
         return "", "", "", ""
     left = [_plain(run) for run in before.rpartition(" ")[0].split()[-2:]]
     right = [_plain(run) for run in after.partition(" ")[2].split()[:2]]
@@ -115,7 +115,7 @@ def _plain(run: str) -> str:
 
 
 def _lines_around(document: _Document, start: int, end: int) -> tuple[str, ...]:
-    """The line before and the line after; "^" and "$" at the ends of a document."""
+    """Returns the line before and the line after; "^" and "$" at the ends of a document."""
     text = document.text
     before = text[max(0, start - 4 * _SURROUNDINGS) : start].rstrip().rpartition("\n")[2].strip()
     after = text[end : end + 4 * _SURROUNDINGS].lstrip().partition("\n")[0].strip()
@@ -124,7 +124,7 @@ def _lines_around(document: _Document, start: int, end: int) -> tuple[str, ...]:
 
 
 class Entry:
-    """How often a string occurs, in how many documents and characters, its frame, and examples as (document id, context)."""
+    """A string's number of occurrences, documents and characters, its frame, and examples as (document id, context)."""
 
     __slots__ = ("_around", "chars", "count", "documents", "example_at", "examples", "frame", "key", "last")
 
@@ -147,7 +147,7 @@ class Entry:
             self.keep_example(document, literal)
 
     def keep_example(self, document: _Document, literal: str = "") -> None:
-        """Keeps the text around the string as an example, unless this document gave one already, and notes its frame."""
+        """Keeps the text around the string as an example, unless this document gave one already; notes the string's frame."""
         text, wanted, at = document.text, 1 if self.key.islower() else 3, -1
         if len(self.examples) < wanted and not (self.examples and self.examples[-1][0] == document.doc_id):
             at, size = text.find(literal or self.key), len(literal or self.key)
@@ -172,13 +172,13 @@ class Entry:
 
 
 class Table:
-    """Counts strings in bounded memory, after the lossy counting of Manku and Motwani (2002): too low by `lost` at most."""
+    """Counts strings in bounded memory, by lossy counting (Manku and Motwani 2002): counts are too low by at most `lost`."""
 
     def __init__(self, limit: int, min_count: int, around: Surroundings | None = None):
         self.limit, self.min_count, self.lost = limit, min_count, 0
         self._around = around
         self.entries: dict[str, Entry] = {}
-        self._once: set[str] = set()  # most lines never come back: an entry is for those that do
+        self._once: set[str] = set()  # strings seen once: most never recur, so they get no entry yet
 
     def entry(self, key: str) -> Entry:
         """Returns the entry of a string; makes a new one if there is none."""
@@ -205,7 +205,7 @@ class Table:
         return len(self.entries) + len(self._once)
 
     def prune(self) -> None:
-        """Keeps the `limit` most frequent strings; none of those that tie at the limit, so that their order does not matter."""
+        """Keeps the `limit` most frequent strings, without those that tie at the limit, so that their order does not matter."""
         cut = 0
         if len(self) > self.limit:
             cut = 1
@@ -269,7 +269,7 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
         for table in counts.tables:
             if len(table) > 2 * max_entries:
                 table.prune()
-                splits.clear()  # it holds entries
+                splits.clear()  # `splits` holds entries that were pruned
         if len(splits) > 2 * max_entries:
             splits.clear()
     for table in counts.tables:
@@ -298,7 +298,7 @@ def _count_words(
 
 
 def _split(run: str) -> list[str]:
-    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b. Marks alone (`====`) are a word of at most four."""
+    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b. Marks alone (`====`) are a word of 4 characters at most."""
     words = [part[:-2] if part.endswith(_POSSESSIVES) else part for part in _PARTS.findall(run)]
     if not words and len(run) > 1:
         words = [run[:4]]

@@ -1,8 +1,8 @@
-"""Measures how far sources are from one another, and from a sample of the style that is wanted.
+"""Measures how much sources differ from one another, and from a sample of the wanted style.
 
-All on samples of a few megabytes: words do not show truth or quality, so try the advice in a pilot. Divergence is told
-with its floor, that of two halves of one source; the nearest mixture is the unigram mixture of Jelinek and Mercer
-(1980).
+Compares samples of a few megabytes. Words show neither truth nor quality, so try the advice in a pilot run. A divergence
+comes with its floor, the divergence of two halves of one source; the nearest mixture is a unigram mixture (Jelinek and
+Mercer 1980).
 """
 
 import array
@@ -55,7 +55,7 @@ class Sample:
     """Passages of a source, sorted by their hashes."""
 
     passages: list[str]
-    groups: np.ndarray  # int[passages]: the number of the passage's document; of few documents each has its own
+    groups: np.ndarray  # int[passages]: the passage's document; with few documents, each passage is its own group
     lengths: np.ndarray  # int[documents], in characters, of all that were read
     n_bytes: int
 
@@ -87,7 +87,7 @@ def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
 
 
 class Vocabulary:
-    """Numbers lower-case words, for all the samples that are compared."""
+    """Numbers lower-case words, alike for all samples that are compared."""
 
     def __init__(self) -> None:
         self._ids: collections.defaultdict[str, int] = collections.defaultdict()
@@ -133,7 +133,7 @@ def js_of_shares(p: np.ndarray, q: np.ndarray) -> float:
 def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 1000) -> np.ndarray:
     """Returns the weights float[S] of the mixture of `components` float[S, V] nearest to `target` float[V].
 
-    Least KL(target || mixture), by EM; convex, so that the start does not matter.
+    Minimises KL(target || mixture) by EM; the problem is convex, so the start does not matter.
     """
     some = target > 0
     components, target = components[:, some], target[some]
@@ -159,7 +159,7 @@ def quantiles(lengths: np.ndarray) -> dict[str, int]:
 
 
 def readability(passages: Sequence[str]) -> dict[str, float]:
-    """Returns words a sentence, characters a word, and Flesch's reading ease of English (1948: 60 = plain, 30 = papers)."""
+    """Returns words per sentence, characters per word, and Flesch's reading ease (1948, English: 60 = plain, 30 = papers)."""
     n_words = n_chars = n_sentences = n_syllables = 0
     for text in passages:
         plain = [word for word in words_lib.split(text) if word[0].isalpha()]
@@ -178,8 +178,8 @@ def readability(passages: Sequence[str]) -> dict[str, float]:
 def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
     """Returns two shares for each of list, table, heading and code: {"lines": share, "passages": share}.
 
-    A passage contains a format if two of its lines look like it, or one like a heading. Where over a fifth of the lines
-    are code, headings count as code (they are comments).
+    A passage contains a format if two of its lines (for headings, one) look like the format. Where over a fifth of the
+    lines are code, headings count as code (they are comments).
     """
     lines_of, passages_of = collections.Counter(), collections.Counter()
     n_lines = 0
@@ -221,11 +221,11 @@ _SMOOTHING = 0.02  # of each source's words, drawn from all sources: no word is 
 _ALIKE_AUC = 0.65  # below this, passages can hardly be told apart
 _FAR_AUC = 0.9
 _FAR_BITS = 0.05  # of divergence of words beyond chance
-_GAIN = 0.005  # bits nearer to the target, below which another mixture is not worth it
-_DROP = 0.02  # share in the nearest mixture
+_GAIN = 0.005  # bits nearer to the target; for a smaller gain the mixture is kept
+_DROP = 0.02  # a smaller share in the nearest mixture means: drop the source
 _APART = 1.5  # times the distance that is usual among the sources
 _CHANGE = 1.5  # times more or less than now
-_MANY = 2.0  # a share of format, a length: this many times the other's is worth a word
+_MANY = 2.0  # a ratio of two sources' sentence lengths that is worth naming
 _NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "code"}
 
 
@@ -263,7 +263,7 @@ class Mixture:
 class Advice:
     """What to do with a source in a pilot."""
 
-    action: str  # keep, raise, lower or drop; try if there is no target
+    action: str  # keep, raise, lower or drop; without a target keep or try
     sentence: str
 
 
@@ -322,7 +322,7 @@ class _Profile:
         self.passages = [vocabulary.ids(passage) for passage in sample.passages]
         self.words = np.concatenate(self.passages)
         self.bigrams = [bigrams(ids) for ids in self.passages]
-        # By turns in the order of the hashes of each document's first passage here.
+        # Documents take turns, in the order in which their first passages stand in the sample.
         turn = {group: i % 2 for i, group in enumerate(dict.fromkeys(sample.groups.tolist()))}
         side = [turn[group] for group in sample.groups.tolist()]
         self.halves = [self._half(side, half) for half in (0, 1)]
@@ -366,7 +366,7 @@ class _Features:
 
 
 def _features(profiles: Mapping[str, _Profile]) -> _Features:
-    """Takes the most frequent words and bigrams of all passages; two thirds are words."""
+    """Returns the TF-IDF of the most frequent words (two thirds) and bigrams of all passages."""
     keys, passages_of = [], {name: len(p.passages) for name, p in profiles.items()}
     for kind, limit in ((0, _FEATURES * 2 // 3), (1, _FEATURES // 3)):
         everything = [ids for p in profiles.values() for ids in (p.passages, p.bigrams)[kind]]
@@ -420,7 +420,7 @@ def _classifier() -> LogisticRegression:
 
 
 def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float | None:
-    """Returns the mean over folds that share no document; None if a side has fewer documents than folds."""
+    """Returns the mean AUC over folds that share no document; None if a side has fewer documents than folds."""
     if min(len(np.unique(groups[y == side])) for side in (0, 1)) < _FOLDS:
         return None
     fold = np.empty(len(y), np.int64)
@@ -514,7 +514,7 @@ def _percent(share: float) -> str:
 
 
 def _why(a: dict, b: dict, telling: Sequence[str]) -> str:
-    """Names the largest difference of format, sentences or length, and the words that tell the source."""
+    """Returns words on the largest difference of format, sentences or length, and on the source's typical words."""
     differences = []
     for kind, shares in a["formats"].items():
         x, y = shares["lines"], b["formats"][kind]["lines"]

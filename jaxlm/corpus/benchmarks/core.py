@@ -1,4 +1,4 @@
-"""Rows of the CORE bundle in their three types (DCLM, Li et al. 2024, arXiv:2406.11794; nanochat evaluates them so too).
+"""Rows of the CORE bundle in their three types (DCLM, Li et al. 2024, arXiv:2406.11794), as in nanochat.
 
 {"query": ..., "choices": [...], "gold": 1}                      MultipleChoice: which choice follows the query
 {"context_options": [...], "continuation": ..., "gold": 0}       Schema: after which context the continuation follows
@@ -13,7 +13,7 @@ from jaxlm.corpus.benchmarks import reading
 
 @dataclasses.dataclass(frozen=True)
 class MultipleChoice:
-    """A query, its choices, and the number of the right one from 0."""
+    """A query, its choices, and the index of the right choice, from 0."""
 
     query: str
     choices: tuple[str, ...]
@@ -22,7 +22,7 @@ class MultipleChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """Contexts, the number from 0 of the right one, and what follows it."""
+    """Contexts, their continuation, and the index of the right context, from 0."""
 
     context_options: tuple[str, ...]
     continuation: str
@@ -31,7 +31,7 @@ class Schema:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling:
-    """A context and what follows it."""
+    """A context and its continuation."""
 
     context: str
     continuation: str
@@ -43,13 +43,13 @@ TYPES = {"multiple_choice": MultipleChoice, "schema": Schema, "language_modeling
 
 
 def kind(record: dict) -> type[Row] | None:
-    """Returns the type of which a record has all fields; None if it is no row of CORE. Other fields may be there."""
+    """Returns the row type whose fields a record has, perhaps among others; None if it is no row of CORE."""
     fields = {each: [field.name for field in dataclasses.fields(each)] for each in TYPES.values()}
     return next((each for each, names in fields.items() if all(name in record for name in names)), None)
 
 
 def row(record: dict) -> Row:
-    """Returns a record as a row. Raises ValueError if a field is missing or has another type, in words."""
+    """Converts a record to a row. Raises ValueError if a field is missing or of a wrong type."""
     row_type = kind(record)
     if row_type is None:
         raise ValueError(f"it has the fields {', '.join(record)}, which are no row of CORE")
@@ -68,7 +68,7 @@ def row(record: dict) -> Row:
 
 
 def rows(path: str) -> list[Row]:
-    """Returns a file's rows, all of one type. Raises ConfigError if it can't be read, or holds none or other rows."""
+    """Returns a file's rows. Raises ConfigError if it can't be read, has no rows, or its rows are not all of one type."""
     checked: list[Row] = []
     for number, record in reading.records(path):
         try:
@@ -77,7 +77,8 @@ def rows(path: str) -> list[Row]:
             raise ConfigError(f"{path}:{number} is no row of CORE: {error}") from None
         if type(checked[-1]) is not type(checked[0]):
             raise ConfigError(
-                f"{path}:{number} is {type(checked[-1]).__name__}, the first row {type(checked[0]).__name__}"
+                f"{path}:{number} is {type(checked[-1]).__name__}, the first row {type(checked[0]).__name__}: "
+                "all rows of a file must be of one type"
             )
     if not checked:
         raise ConfigError(f"{path} holds no row")

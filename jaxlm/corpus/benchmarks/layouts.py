@@ -1,8 +1,8 @@
 """The registry of layouts: which fields of a benchmark's records hold the question, and which the answers.
 
 Field names are those of the hub, of the authors' own files, and of the CORE bundle. A passage that a question is about
-(BoolQ, SQuAD, CoQA, RACE, ...) is mostly of Wikipedia and found in clean text too, so no layout takes it. A record that
-fits no layout is refused: `prepare.stages.decontaminate.fields` names its fields.
+(BoolQ, SQuAD, CoQA, RACE, ...) is mostly from Wikipedia and found in clean text too, so no layout takes it. A record
+that fits no layout is refused, unless `prepare.stages.decontaminate.fields` names its fields.
 """
 
 import ast
@@ -21,11 +21,11 @@ Texts = tuple[tuple[str, ...], tuple[str, ...]]  # (the ways to write the questi
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One task of a benchmark. A document that holds the question, or a long answer, has leaked it."""
+    """One question of a benchmark. A document leaks it if it holds the question or a long answer."""
 
     benchmark: str
     id: str
-    questions: tuple[str, ...]  # the ways in which it may be written; mostly one
+    questions: tuple[str, ...]  # the ways to write the question; mostly one
     answers: tuple[str, ...]  # right and wrong
 
 
@@ -35,7 +35,7 @@ class Layout:
 
     name: str
     needs: tuple[str, ...]  # fields that a record of the layout has
-    question: tuple[str, ...] = ()  # fields that make it, one after the other
+    question: tuple[str, ...] = ()  # fields that are joined to the question
     answers: tuple[str, ...] = ()  # fields, each of which may be missing
     several: collections.abc.Callable[[dict], collections.abc.Iterable[Texts]] | None = None
 
@@ -51,7 +51,7 @@ _LABELS = ("label", "labels", "key")  # of choices: "A", "B", ...
 
 
 def _strings(value: typing.Any, field: str) -> list[str]:
-    """Returns the texts of a field, in order. Of a list, those of all its members; of a dict, those of all its values."""
+    """Returns the texts of a field, in order: of a list, all members' texts; of a dict, all values' texts."""
     for name in filter(None, field.split(".")):
         if isinstance(value, list):
             return [text for each in value for text in _strings(each, field[field.index(name) :])]
@@ -75,13 +75,13 @@ def _schema(record: dict) -> collections.abc.Iterator[Texts]:
 
 
 def _blank(record: dict) -> collections.abc.Iterator[Texts]:
-    """Of a sentence with a blank `_`: as it stands, and with each option in it."""
+    """Yields one item for a sentence with a blank `_`: the sentence, and the sentence with each option filled in."""
     sentence = record["sentence"]
     yield (sentence, *(sentence.replace("_", record[option]) for option in ("option1", "option2"))), ()
 
 
 def _dialogue(record: dict) -> collections.abc.Iterator[Texts]:
-    """Of a story with questions: each is an item with its answer."""
+    """Yields an item for each question about a story, with its answer."""
     answers = _strings(record, "answers.input_text") or _strings(record, "answers")
     for i, question in enumerate(_strings(record, "questions.input_text") or _strings(record, "questions")):
         yield (question,), tuple(answers[i : i + 1])
@@ -93,7 +93,7 @@ def _exam(record: dict) -> collections.abc.Iterator[Texts]:
 
 
 def _problems(record: dict) -> collections.abc.Iterator[Texts]:
-    """Of an article with problems, which EleutherAI/race has as a Python literal."""
+    """Yields an item for each problem of an article; EleutherAI/race has the problems as a Python literal."""
     problems = record["problems"]
     for problem in ast.literal_eval(problems) if isinstance(problems, str) else problems:
         yield (problem["question"],), tuple(_strings(problem, "options"))
@@ -110,7 +110,7 @@ _STORY = tuple(f"input_sentence_{i}" for i in range(1, 5))
 _WRONG = tuple(f"Incorrect Answer {i}" for i in range(1, 4))
 _OPTIONS = ("choices", "options", "answer", "answers", "answers_spans.spans", "correct_answer", "solution", "rationale")
 
-# The first that fits is a record's, so those with more fields of their own come first.
+# A record gets the first layout that fits, so those with more fields of their own come first.
 LAYOUTS = (
     Layout("CORE multiple_choice, AGIEval", ("query", "choices", "gold"), ("query",), ("choices",)),
     Layout("CORE schema", ("context_options", "continuation"), several=_schema),
@@ -171,7 +171,7 @@ LAYOUTS = (
 
 
 def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
-    """Returns pattern of file names -> layout, of lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Raises ConfigError."""
+    """Returns file-name pattern -> layout, from lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Raises ConfigError."""
     layouts = {}
     for line in lines:
         form = re.fullmatch(r"([^:>]+):([^:>]+)(?:>([^:>]+))?", line)
@@ -185,7 +185,7 @@ def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
 
 
 def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list[Item], list[str]]:
-    """Returns (the items of a file, the names of their layouts). Raises ConfigError if a record fits no layout."""
+    """Returns (a file's items, the names of the layouts that fit them). Raises ConfigError if a record fits no layout."""
     own = next((fields[p] for p in fields if fnmatch.fnmatch(pathlib.PurePath(path).name, p)), None)
     items_of_file, layouts = [], {}
     for number, record in reading.records(path):
@@ -198,9 +198,7 @@ def items(path: str, fields: collections.abc.Mapping[str, Layout]) -> tuple[list
         try:
             texts = layout.texts(record)
         except (ValueError, SyntaxError, TypeError, KeyError, AttributeError):
-            raise ConfigError(
-                f"{path}:{number} has the fields of {layout.name}, but not what they hold there"
-            ) from None
+            raise ConfigError(f"{path}:{number} has the fields of {layout.name}, but in another form") from None
         of_record = next((str(record[key]) for key in _IDS if isinstance(record.get(key), str | int)), str(number - 1))
         for i, (questions, answers) in enumerate(texts):
             bare = tuple(text for text in map(_asked, questions) if text)
@@ -222,7 +220,7 @@ def _unknown(path: str, record: dict, own: Layout | None) -> str:
         return f"has no field {missing!r}, which {own.name} names; its fields: {has}"
     name = pathlib.PurePath(path).name
     return (
-        f"has a layout that is not known (fields: {has}); name them: "
+        f"has an unknown layout (fields: {has}); name its fields: "
         f"prepare.stages.decontaminate.fields=('{name}:QUESTION>ANSWER',)"
     )
 
@@ -233,7 +231,7 @@ _LAST_QUESTION = re.compile(r".*^\s*(?:final )?(?:question|q|query)\s*:", re.IGN
 
 
 def _asked(text: str) -> str:
-    """Returns a question without the labels of its prompt ("Question:", "Answer:") and without a passage in front of it."""
+    """Returns a question without the labels of its prompt ("Question:", "Answer:") and without a passage before it."""
     question = _LAST_QUESTION.match(text)
     if question and _PASSAGE.search(text, 0, question.end()):
         text = text[question.end() :]

@@ -1,4 +1,4 @@
-"""Reads the records of benchmark files: jsonl, json, parquet; compressed or not, here or at a URL."""
+"""Reads the records of benchmark files: jsonl, json, parquet; compressed or not, local or at a URL."""
 
 import codecs
 import collections.abc
@@ -16,7 +16,7 @@ from jaxlm.corpus.sources.base import Part
 from jaxlm.host import files as files_lib
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
-# What the hub's tools leave beside the data.
+# Files that the hub's tools write next to the data.
 _NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(?:train|test|val|valid|validation|dev)(?:-\d+-of-\d+)?")
 
@@ -46,10 +46,10 @@ def name(path: str) -> str:
 def records(
     path: str, unfit: collections.abc.Callable[[int], object] | None = None
 ) -> collections.abc.Iterator[tuple[int, dict]]:
-    """Yields (number from 1: the line of a jsonl, record).
+    """Yields (a record's number from 1, in a jsonl its line; the record).
 
-    A json file holds a list of records, or an object whose `data` is that list, or one record a line. `unfit` gets the
-    number of what is no JSON object; without it that raises ConfigError, as what can't be read does.
+    A json file holds a list of records, an object whose `data` is a list of records, or one record a line. `unfit` gets
+    the numbers of records that are no JSON object. Raises ConfigError for these without `unfit`, and for unreadable files.
     """
     try:
         if path.endswith(".parquet"):
@@ -74,7 +74,7 @@ def records(
 
 
 def _whole(text: bytes) -> list | None:
-    """Returns the records of a json file that is one value; None if it is one record a line."""
+    """Returns the records of a json file that is one value; None if it holds one record a line."""
     if text.lstrip().startswith(b"["):
         return files_lib.json_of(text, list)
     try:

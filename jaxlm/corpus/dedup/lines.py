@@ -1,7 +1,7 @@
 """Finds and removes lines that most documents of a site have, and paragraphs that several documents have.
 
-A paragraph stays in the best-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). It
-is one line here, so that text wrapped at 80 columns has none. Code and table rows stay.
+A paragraph stays in the best-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans).
+A paragraph is a single line here, so text wrapped at 80 columns has no paragraphs. Code and table rows stay.
 """
 
 import pathlib
@@ -21,9 +21,9 @@ def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[in
 
 
 def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] | None:
-    """(hash, is a paragraph) of a line; None where it is too short."""
+    """Returns (hash, True if a paragraph) of a line; None if it is too short."""
     if line.isascii() and len(line) < min(settings["min_chars"], settings["min_paragraph_chars"]):
-        return None  # without the trouble: only beyond ASCII may folding case make it longer
+        return None  # a shortcut: folding the case of ASCII text does not lengthen it
     words = " ".join(line.split()).casefold()
     if len(words) >= settings["min_paragraph_chars"]:
         return signatures.hash64(words), True
@@ -33,7 +33,7 @@ def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] 
 
 
 def _marked(text: str) -> Iterator[tuple[str, bool]]:
-    """(line with its end, whether it is prose)."""
+    """Yields (line with its end, True if it is prose)."""
     fence = ""
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line) if "```" in line or "~~~" in line else None
@@ -73,9 +73,9 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
 
 
 def remove(text: str, source: str, site: str, settings: dict, going: set[int], *, headings: bool) -> tuple[str, int]:
-    """Removes what is in `going`, and if `headings` those with no text left under them. Returns (text, how many went)."""
+    """Removes lines with keys in `going`; if `headings`, also headings left without text. Returns (text, lines removed)."""
     kept: list[str] = []
-    count, cut = 0, False  # cut: something has gone since the last line that stayed
+    count, cut = 0, False  # cut: a line was removed since the last line that stayed
     for line, prose in _marked(text):
         key = _key(line, source, site, settings) if prose else None
         if key and key[0] in going:
@@ -103,7 +103,7 @@ def _level(line: str) -> int:
 
 
 def _drop_empty_sections(kept: list[str], next_level: int) -> int:
-    """Takes headings off the end that what comes next, of `next_level`, leaves without a text; returns how many."""
+    """Drops headings at the end that have no text before the next line, of `next_level`; returns how many."""
     count = 0
     for last in reversed(range(len(kept))):
         if not kept[last].strip():

@@ -1,8 +1,8 @@
-"""Finds exact duplicates, and near ones: MinHash-LSH finds candidate pairs, sketches decide, the best-ranked stays.
+"""Finds exact and near duplicates: MinHash-LSH finds candidate pairs, sketches decide, the best-ranked document stays.
 
-Only documents similar to one that stays go: if A ~ B ~ C but not A ~ C, B is removed (a maximal independent set of the
-graph). `doc` is a document's place: task << 32 | row. Its rank depends on itself alone, so the order of shards does not
-matter.
+Removes only documents that are similar to one that stays: if A ~ B ~ C but not A ~ C, only B goes (what stays is a
+maximal independent set of the graph). `doc` is a document's place: task << 32 | row. A document's rank depends on this
+document alone, so the order of shards does not matter.
 """
 
 import collections
@@ -30,7 +30,7 @@ _SORTED_ROWS = 1 << 16  # read at a time
 class Signer:
     """Writes a task's tables for deduplication: `sign/TASK.parquet`, `sketch/TASK.u32` and `lines/TASK.parquet`.
 
-    `stages`: those of `exact`, `near` and `lines` that the source takes part in -> their settings.
+    `stages`: the source's stages among `exact`, `near` and `lines` -> their settings.
     """
 
     def __init__(self, folder: pathlib.Path, task: int, priority: int, stages: Mapping[str, Mapping[str, typing.Any]]):
@@ -49,7 +49,7 @@ class Signer:
         self._row = self._place = 0
 
     def add(self, document: Document) -> None:
-        """Takes the next document; rows count from 0. No line of source code counts as boilerplate."""
+        """Adds the next document; rows count from 0. Lines of source code never count as boilerplate."""
         text, source, site = document.text, document.metadata["source"], document.metadata.get("site", "")
         doc = self._task << ROW_BITS | self._row
         self._row += 1
@@ -76,20 +76,20 @@ class Signer:
 
 
 ALL_PAIRS = 32  # a bucket up to this size has all its pairs compared
-LEADERS = 32  # of a larger one, documents unlike those before them that all others are compared with,
-NEIGHBOURS = 4  # and so many next in rank
+LEADERS = 32  # in a larger bucket, a document is compared with up to this many leaders, which were unlike all before,
+NEIGHBOURS = 4  # and with this many documents just before it in rank
 _OPEN_FILES = 256
 
 
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Writes exact duplicates (but for spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
+    """Writes exact duplicates (apart from spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
 
-    Reads `sign/*.parquet` sorted on disk, because grouping would hold every distinct text in memory.
+    Reads `sign/*.parquet` sorted on disk, because grouping would hold every distinct hash in memory.
     """
     sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")
     schema = pa.schema([("doc", pa.uint64()), ("keeper", pa.uint64())])
-    last = np.zeros(3, np.uint64)  # hash and keeper of the group that the batch before ended in
+    last = np.zeros(3, np.uint64)  # hash and keeper of the previous batch's last group
     began = False
     with pq.ParquetWriter(folder / "copies.parquet", schema) as writer:
         for batch in rows.to_arrow_reader(_SORTED_ROWS):
@@ -112,7 +112,7 @@ def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> 
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
-    """Writes the pairs of equal hash of `band`, and of Jaccard similarity from `threshold` on, to `pairs/BAND.parquet`."""
+    """Writes to `pairs/BAND.parquet` the pairs with equal hashes of `band` and Jaccard similarity >= `threshold`."""
     documents = f"""
         SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
         ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
@@ -177,7 +177,7 @@ class Sketches:
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Decides from `pairs/*.parquet` which near duplicates go: (doc, keeper, keeper_id) in `near.parquet`."""
+    """Writes to `near.parquet` which near duplicates in `pairs/*.parquet` to remove: (doc, keeper, keeper_id)."""
     connection.execute(f"""
         CREATE TEMP TABLE pairs AS SELECT DISTINCT better, worse FROM read_parquet({quoted(folder / "pairs/*.parquet")});
         CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);

@@ -8,13 +8,13 @@ import hashlib
 
 import numpy as np
 
-SKETCH = 512  # smallest shingle hashes kept for the similarity check: exact up to so many shingles, +-2% beyond
+SKETCH = 512  # smallest shingle hashes kept for the similarity check: exact up to this many shingles, +-2% beyond
 _P = np.uint64(0x9E3779B97F4A7C15)
 _CHUNK = 1 << 14  # shingles hashed at a time, so that the table of permutations stays in cache
 
 
 def normalised_hash(text: str) -> tuple[int, int]:
-    """Returns 128 bits as two uint64, which are equal for texts that differ only in spacing and case."""
+    """Returns a 128-bit hash as two uint64, equal for texts that differ only in spacing and case."""
     digest = hashlib.blake2b(" ".join(text.casefold().split()).encode("utf-8", "replace"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
@@ -35,7 +35,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """uint8[2**16] by code point: 0 between words, 1 in a word, 2 a word of its own (scripts without spaces)."""
+    """Returns uint8[2**16] by code point: 0 between words, 1 in a word, 2 a word of its own (scripts without spaces)."""
     kinds = np.fromiter((chr(c).isalnum() for c in range(1 << 16)), np.uint8, 1 << 16)
     for first, last in ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)):
         kinds[first : last + 1] *= 2
@@ -65,8 +65,7 @@ def word_hashes(text: str) -> np.ndarray:
     starts = np.flatnonzero(inside & ((before != 1) | (kinds == 2)))
     if not len(starts):
         return np.empty(0, np.uint64)
-    # Sum of c_k P^(n-k) over a word, as the difference of running sums: a polynomial hash of every word at once. Each word
-    # is summed with powers that begin anew at its start.
+    # A polynomial hash of every word at once: the sum of mix(c_k) P^k over its characters, k from 0 at the word's start.
     owner = np.cumsum(np.bincount(starts, minlength=len(points)).astype(np.int64)) - 1
     place = np.arange(len(points)) - starts[np.maximum(owner, 0)]
     longest = int(place[inside].max()) + 1
@@ -99,7 +98,7 @@ _POWERS = {k: np.uint64(pow(int(_P), k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64
 
 
 def ngram_hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Returns for each size n the hashes of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
+    """Returns for each size n the hash of the n words at each place: sum of x[i+k] r^k modulo 2^64, by doubling."""
     doubled = {1: x_W}
     while 2 * max(doubled) <= min(max(sizes), len(x_W)):
         k = max(doubled)
@@ -126,7 +125,7 @@ def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
 def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Returns a hash for each band, uint64[B]: equal with probability J**rows for documents of similarity J.
 
-    Of multiply-shift hashes (Dietzfelbinger et al. 1997) over the shingles.
+    MinHash with multiply-shift hashes (Dietzfelbinger et al. 1997).
     """
     a, b = _permutations(bands * rows)
     lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)

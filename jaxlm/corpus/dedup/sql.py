@@ -1,4 +1,4 @@
-"""Connects to DuckDB, which joins and sorts tables on disk within a stated memory."""
+"""Connects to DuckDB, which joins and sorts tables on disk within a memory limit."""
 
 import contextlib
 import pathlib
@@ -14,7 +14,7 @@ _INTERRUPTED = "Query interrupted"
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yields a connection that spills to `folder` beyond `memory_gb`. Raises KeyboardInterrupt for ctrl-C in a query."""
     (folder / "spill").mkdir(parents=True, exist_ok=True)
-    # A place of its own: DuckDB names files by process, and machines share the disk.
+    # A folder of its own: DuckDB names files by process id, and machines may share the disk.
     with tempfile.TemporaryDirectory(dir=folder / "spill", ignore_cleanup_errors=True) as spill:
         settings = {
             "memory_limit": f"{memory_gb}GB",
@@ -38,5 +38,5 @@ def quoted(path: pathlib.Path | str) -> str:
 
 
 def best_ranked(column: str) -> str:
-    """Returns SQL for the `column` of a group's best-ranked document, which needs memory of a fixed size."""
+    """Returns SQL for the `column` of a group's best-ranked document, in memory of a fixed size."""
     return f"arg_min({column}, (rank::UHUGEINT << 64) | tie::UHUGEINT)"

@@ -1,4 +1,4 @@
-"""Sources of documents: files of many formats, datasets, and the embedded corpus. A module a format; `registry.py` lists them.
+"""Sources of documents: files of many formats, datasets, the embedded corpus; `registry.py` lists the module of each.
 
 A source's path is one of
 
@@ -6,7 +6,7 @@ A source's path is one of
   the formats in `registry.FORMATS`, compressed or not;
 - `hub:REPO[:CONFIG][:SPLIT]`: a Hugging Face dataset (see `hub.py`);
 - `tfds:NAME[:SPLIT][?key=FEATURE]`: a prepared TFDS dataset in ArrayRecord form (see `tfds.py`);
-- `embedded:prose`, `embedded:math`, `embedded:code`: what every installation has (see `embedded.py`).
+- `embedded:prose`, `embedded:math`, `embedded:code`: texts that every installation has (see `embedded.py`).
 
 A document's id leads back to the source: `a/b.jsonl:LINE` (from 1), `b.parquet:ROW` (from 0), `notes.txt`,
 `notes.txt@BYTE`, `site/page.html`, `crawl.warc.gz@BYTE`, `dump.xml.bz2:PAGEID`, `tfds:name/split/INDEX`,

@@ -1,4 +1,4 @@
-"""What all readers of sources share: the specification, the statistics, units of work, and bytes -> text."""
+"""Shared by all readers of sources: the specification, the statistics, units of work, and bytes -> text."""
 
 import dataclasses
 import re
@@ -47,11 +47,11 @@ class Part:
     format: str  # a key of `registry.FORMATS` or `SCHEMES`
     name: str  # relative to the source's folder; the ids begin with it
     url: str
-    start: int = 0  # bytes (examples, of datasets): the part has the records that begin from here on
+    start: int = 0  # in bytes (datasets: in examples): the part has the records that begin at this place or after it
     stop: int = -1  # -1: the end
     size: int = 0  # bytes of input, roughly
     file_size: int = 0  # as stored; 0 if unknown
-    licence_files: tuple[str, ...] = ()  # those nearest to code
+    licence_files: tuple[str, ...] = ()  # of code: the nearest ones above the file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +103,9 @@ _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian,
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """Returns bytes as text: by the byte order mark, as UTF-8, or as windows-1252 if they look like it.
+    """Decodes bytes by the byte order mark, as UTF-8, or as windows-1252 if they look like it.
 
-    Else each bad byte becomes U+FFFD. Both are counted in `stats` as repaired.
+    Else each bad byte becomes U+FFFD. `stats` counts windows-1252 and bad bytes as repaired.
     """
     for mark, charset in BYTE_ORDER_MARKS:
         if raw.startswith(mark):
@@ -121,7 +121,7 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
 
 
 def _western(raw: bytes) -> str | None:
-    """Returns the text in windows-1252; None if it holds UTF-8, or many or uncommon characters, beyond ASCII."""
+    """Returns the text in windows-1252; None if the bytes beyond ASCII are UTF-8, or many, or uncommon characters."""
     beyond = raw.translate(None, bytes(range(128)))
     if (
         8 * len(beyond) > len(raw)
@@ -142,7 +142,7 @@ def site_of(url: str) -> str:
         return ""
 
 
-# Metadata -> what records, rows and front matter call it, the first that is there wins.
+# Metadata -> its keys in records, rows and front matter; the first key that is there wins.
 _FIELDS = {
     "url": ("url", "source_url", "permalink"),
     "path": ("path", "file_path", "max_stars_repo_path"),
@@ -174,7 +174,7 @@ def known_metadata(record: Mapping[str, typing.Any]) -> dict[str, str]:
 
 
 def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
-    """Returns a row as a document. Its format is the row's own, or told by `text_key` ("html") or by the row's path."""
+    """Returns a row as a document. Its format comes from the row, from `text_key` ("html") or from the row's path."""
     metadata = known_metadata(row)
     if "format" not in metadata:
         language = registry.language_of(metadata["path"]) if "path" in metadata else ""

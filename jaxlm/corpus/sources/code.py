@@ -26,7 +26,7 @@ SKIPPED_FOLDERS = frozenset(
 _LICENCE_NAME = re.compile(r"(licen[cs]e|copying|unlicense)([.-].*)?", re.IGNORECASE)
 _HEADER_CHARS = 4096
 _HEADER = re.compile(r"SPDX-License-Identifier:[ \t]*((?:\(?[\w.+-]+\)?(?:[ \t]+(?:AND|OR|WITH)[ \t]+)?)+)")
-# The one that begins first counts, and of several that begin there the first of these. `...` is anything.
+# The phrase that begins first in the text counts; of several that begin there, the first listed. `...` is any text.
 _MIT = "permission is hereby granted, free of charge, to any person obtaining a copy"
 _ISC = "permission to use, copy, modify, ... distribute this software for any purpose with or without fee is hereby granted"
 _BSD = "redistribution and use in source and binary forms"
@@ -102,7 +102,7 @@ def licence_of_text(text: str) -> str:
 def allowed(expression: str, wanted: tuple[str, ...]) -> bool:
     """True if the licences in `wanted` satisfy an SPDX expression: all of an AND, at least one side of an OR.
 
-    One that mixes AND and OR in parentheses passes only if every licence is wanted. Case, `-only` and exceptions don't
+    An expression with AND, OR and parentheses passes only if every licence is wanted. Case, `-only` and exceptions don't
     count.
     """
 
@@ -133,7 +133,7 @@ class _Folder:
 
 
 def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[str] | None = None) -> list[files.Found]:
-    """Returns the source files under a folder, sorted; counts others by suffix. Raises ConfigError if there is none."""
+    """Returns the source files under a folder, sorted; counts other files by suffix. Raises ConfigError if there is none."""
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")

@@ -1,7 +1,6 @@
 """The embedded corpus: text that every installation has on its disk, so that a first run needs no network.
 
-It is read by parsing files, without importing them. A hash of names is the order: a limit on bytes takes a sample of
-everything.
+Files are parsed, not imported. Documents come in the order of a hash of their names, so a limit on bytes samples all.
 """
 
 import ast
@@ -114,14 +113,14 @@ def _stdlib() -> pathlib.Path:
 
 
 def _package_files(package: str) -> list[tuple[str, pathlib.Path]]:
-    """Files of an installed package, none when it is absent. Finding a top-level package does not import it."""
+    """Returns the files of an installed package, [] if it is absent. Finding a top-level package does not import it."""
     spec = importlib.util.find_spec(package)
     roots = list(spec.submodule_search_locations or ()) if spec else []
     return [file for root in roots for file in _files(package, pathlib.Path(root))]
 
 
 def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-    """(dotted module name, path) of the Python files under `root`."""
+    """Returns (dotted module name, path) of the Python files under `root`."""
     modules, folders = [], [root]
     while folders:
         for path in folders.pop().iterdir():
@@ -159,7 +158,7 @@ def _parse(path: pathlib.Path) -> ast.Module | None:
 
 
 def _topics() -> Iterator[tuple[str, str]]:
-    """`help('TOPIC')`: chapters of the language reference, as the interpreter carries them."""
+    """Yields the texts of `help('TOPIC')`: chapters of the language reference that the interpreter carries."""
     tree = _parse(_stdlib() / "pydoc_data" / "topics.py")
     for node in tree.body if tree else ():
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
@@ -186,7 +185,7 @@ def _docstrings(files: Iterable[tuple[str, pathlib.Path]]) -> Iterator[tuple[str
 
 @contextlib.contextmanager
 def _garbage_collector_paused() -> Iterator[None]:
-    """Syntax trees are large and free of cycles; with JAX loaded, collections during parsing took a third of the time."""
+    """Pauses the garbage collector: with JAX loaded it took a third of the parsing time, and syntax trees have no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -197,7 +196,7 @@ def _garbage_collector_paused() -> Iterator[None]:
 
 
 def _named_docstrings(name: str, node: ast.AST) -> Iterator[tuple[str, str]]:
-    """(dotted name, docstring) of a module and all defined in it, and what `add_newdoc` attaches (as NumPy does)."""
+    """Yields (dotted name, docstring) of a module, of all that it defines, and of `add_newdoc` calls (as in NumPy)."""
     if doc := ast.get_docstring(node, clean=False):
         yield name, doc
     for child in node.body:

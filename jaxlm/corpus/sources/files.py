@@ -47,14 +47,14 @@ def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
 
 
 def format_of(name: str, formats: tuple[str, ...]) -> str:
-    """Returns the one of `formats` that the file's name stands for, compressed or not; "" if it stands for none."""
+    """Returns which of `formats` a file's name means, compressed or not; "" if none."""
     plain = name.lower()
     plain = plain.removesuffix(streams.compression(plain))
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")
 
 
 def excluded(name: str, exclude: tuple[str, ...]) -> str:
-    """Returns the first of the patterns that fits a part of the path `name`, "" if none does."""
+    """Returns the first pattern that matches a part of the path `name`; "" if none does."""
     parts = name.strip("/").split("/")
     return next((pattern for pattern in exclude for part in parts if fnmatch.fnmatchcase(part, pattern)), "")
 
@@ -64,15 +64,15 @@ def find(
 ) -> list[Found]:
     """Returns the files of a path, a folder or a glob, sorted by name. Raises ConfigError if there is none.
 
-    In a folder, takes those whose names tell one of `formats`, and counts the rest in `others`. A single file, or those
-    of a glob, are of the only format whatever their names. `exclude` leaves out names below the path.
+    In a folder, takes files whose names mean one of `formats`, and counts the rest in `others`. If there is only one
+    format, a single file and the files of a glob have it, whatever their names. `exclude` leaves out names below the path.
     """
     suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
     fs, root = filesystem(path)
     forced = len(formats) == 1
     if fs.isfile(root):
         if not forced and not format_of(root, formats):
-            raise ConfigError(f"source '{path}' is none of {suffixes}; convert it, or name a folder that holds such")
+            raise ConfigError(f"source '{path}' is none of {suffixes}; convert it, or name a folder of such files")
         return [Found(posixpath.basename(root), url_of(fs, root), fs.size(root))]
     if fs.isdir(root):
         base, forced, infos = root, False, fs.find(root, detail=True)
@@ -86,7 +86,7 @@ def find(
     for name, info in infos.items():
         if exclude and excluded(name.removeprefix(base), exclude):
             continue
-        if info["type"] != "file" and not fs.isfile(name):  # a link to a file is one: the hub's cache is made of such
+        if info["type"] != "file" and not fs.isfile(name):  # a link to a file is a file: the hub's cache has links
             if others is not None and info["type"] == "link":
                 others["link to nothing"] += 1
             continue
@@ -115,10 +115,10 @@ def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
 
 
 def _matching(fs: fsspec.AbstractFileSystem, path: str, root: str) -> tuple[str, dict[str, dict]]:
-    """Returns the folders before a glob's first wildcard, and name -> info of what it matches; `root` is its `path` on `fs`."""
+    """Returns (the folder before a glob's first wildcard, name -> info of each match); `root` is its `path` on `fs`."""
     if "://" in path:
         return _fixed_part(root), fs.glob(root, detail=True)
-    pattern = os.path.expanduser(path)  # as it was given: the folder that it is relative to is no pattern
+    pattern = os.path.expanduser(path)  # as given: the folder that it is relative to is no pattern
     names = glob.glob(pattern, recursive=True, include_hidden=True)
     base = os.path.abspath(posixpath.join(os.getcwd(), _fixed_part(pattern)))
     return base, {os.path.abspath(name): fs.info(name) for name in names}

@@ -49,7 +49,7 @@ def head_metadata(text: str) -> dict[str, str]:
 def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> str:
     """Decodes a page by its byte order mark, as UTF-8, by what HTTP or the page declares, or by a guess.
 
-    UTF-8 goes before the declaration: text is hardly ever valid UTF-8 by chance, and servers often declare a wrong
+    UTF-8 is tried before the declared charset: text is hardly ever valid UTF-8 by chance, and servers often declare a wrong
     charset.
     """
     for bom, name in base.BYTE_ORDER_MARKS:

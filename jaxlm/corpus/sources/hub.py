@@ -37,7 +37,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     """Yields the rows of a shard of `datasets`. Ids: `REPO/CONFIG/SPLIT/SHARD-of-SHARDS:ROW` (rows count from 0)."""
     stream = _stream(spec)
     if part.name != _shard_name(spec, part.start, stream.num_shards):
-        raise ConfigError(f"source '{spec.path}' changed on the hub since the tasks were made; begin anew")
+        raise ConfigError(f"source '{spec.path}' changed on the hub since tasks were planned; run the command again")
     for number, row in enumerate(stream.shard(stream.num_shards, part.start)):
         text, doc_id = row.get(spec.text_key), f"{part.name}:{number}"
         if isinstance(text, str):
@@ -59,7 +59,7 @@ def _parse(path: str) -> tuple[str, str, str]:
 
 
 def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
-    """Returns the files under HUB_DIR/REPO whose names hold the split's, else those that name no split."""
+    """Returns the files under HUB_DIR/REPO whose names hold the split; for "train" without any, files that name no split."""
     fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
     if not fs.isdir(root):
         raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")
@@ -109,7 +109,7 @@ def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.
     urls, listed = sorted(by_split[split]), []
     fs, _ = files.filesystem(urls[0])
     for folder in sorted({posixpath.dirname(url) for url in urls}):
-        fs.ls(folder)  # one request a folder: `info` below answers from what it learnt
+        fs.ls(folder)  # one request for each folder; `info` below reuses its answer
     for url in urls:
         name = _REVISION.sub("", url).removeprefix(repo).lstrip("/")
         listed.append(files.Found(f"{repo}/{name}", url, fs.info(url)["size"]))

@@ -12,11 +12,11 @@ from jaxlm.corpus.stage import Document
 
 GRAIN = 1
 _SHOWN_FIELDS = 10
-NUMBERED_BYTES = 64 << 20  # in files up to here lines have numbers (a task in the middle counts those before)
+NUMBERED_BYTES = 64 << 20  # up to this size ids have line numbers (a task in the middle counts the lines before)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document a line. Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`."""
+    """Yields a document for each line. Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`."""
     key, has_field, fields = spec.text_key, False, set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
     number = _lines_before(part) if numbered and part.start else 0
@@ -45,7 +45,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
-    """Returns the line's value, None if it is no JSON. What orjson refuses (lone surrogates, NaN) gets a second try."""
+    """Returns a line's value, None if it is no JSON. Lines that orjson refuses (lone surrogates, NaN) get a second try."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -56,7 +56,7 @@ def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
 
 
 def _lines_before(part: Part) -> int:
-    """Returns how many lines begin before the part. The last of them may end in it."""
+    """Returns how many lines begin before the part. The last of these may end inside the part."""
     count, left = 1, part.start - 1
     for chunk in streams.chunks(part):
         count += chunk[:left].count(b"\n")

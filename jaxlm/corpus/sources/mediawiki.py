@@ -29,7 +29,7 @@ _HEADER_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class _Wiki:
-    """What the export's header tells: the URL up to a title ("" = unknown), the host, and the names of media namespaces."""
+    """Facts in the export's header: the URL up to a title ("" = unknown), the host, and the names of media namespaces."""
 
     root: str
     site: str
@@ -50,7 +50,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         else:
             stats.skip(page.reason, doc_id)
     if not pages and not part.start:
-        stats.skip("no page of MediaWiki in it", part.name)
+        stats.skip("it holds no MediaWiki page", part.name)
 
 
 def _header(part: Part) -> _Wiki:
@@ -94,7 +94,7 @@ def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | str
         else:
             closed = tag[0] == _END
             end = tag.end() if closed else tag.start()
-            del tag  # it holds the window
+            del tag  # it refers to the window, which could not be resized
             yield offset, bytes(cursor.window[:end]) if closed else streams.Damage("broken XML page")
             cursor.drop(end)
 
@@ -131,7 +131,7 @@ _LIST_MARKS = {"*": "- ", "#": "1. ", ":": "", ";": ""}
 _BLOCKS = ("div", "p", "center", "blockquote", "poem", "ul", "ol", "dl")
 _FENCED = ("pre", "source", "syntaxhighlight")
 _VERBATIM = {"math": "$", "chem": "$", "ce": "$", "code": "`", "tt": "`", "kbd": "`", "samp": "`"}
-# Templates that stand for words of the sentence: name -> which of their positional parameters are said.
+# Templates that show words of the sentence: name -> the text of their positional parameters.
 _SPOKEN: dict[str, Callable[[list[str]], str]] = {
     **dict.fromkeys(("lang", "transl", "transliteration"), lambda words: words[-1] if len(words) > 1 else ""),
     **dict.fromkeys(
@@ -157,9 +157,9 @@ _HEADING = re.compile(r"(#+) ")
 
 
 def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
-    """Returns the page as a reader sees it, without links of `dropped_namespaces` (File and Category, lower case).
+    """Returns the page as a reader sees it, without links to `dropped_namespaces` (File and Category, lower case).
 
-    Raises ParserError, and RecursionError for what is nested too deep.
+    Raises ParserError, and RecursionError if the nesting is too deep.
     """
     code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)
     rendered = _Renderer(dropped_namespaces).render(code.nodes)
@@ -169,7 +169,7 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
 
 
 def _without_silent(text: str) -> str:
-    """Removes comments, references and templates that show nothing: they are half of what is slow to parse."""
+    """Removes comments, references and templates that show nothing, which are half of what is slow to parse."""
     if _LITERAL_TAG.search(text):
         return text
     text, changed = _REFERENCE.sub("", _COMMENT.sub("", text)), True

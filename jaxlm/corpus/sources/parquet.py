@@ -14,13 +14,13 @@ _BATCH_ROWS = 256
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document a row. Ids: `NAME:ROW` (from 0). Without a column of strings named `text_key` skips all."""
+    """Yields a document for each row. Ids: `NAME:ROW` (from 0). Skips all without a column of strings named `text_key`."""
     with streams.open_file(part.url) as f:
         try:
             table = pq.ParquetFile(f)
         except (pa.ArrowException, OSError) as e:
             _raise_if_not_the_data(e)
-            if not part.start:  # every part of the file meets this; it is one failure
+            if not part.start:  # every part of the file meets this error, which counts once
                 stats.skip(f"not a readable parquet file ({str(e).splitlines()[0]})", part.name)
             return
         schema, row = table.schema_arrow, 0
@@ -38,7 +38,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _raise_if_not_the_data(error: Exception) -> None:
-    """Raises the error again if it is the file system's: it has a number then, while Arrow reports damage without one."""
+    """Raises an error of the file system again: such errors have an errno, and Arrow's errors about damage have none."""
     if getattr(error, "errno", None):
         raise error
 
@@ -82,5 +82,5 @@ def _read_group(
 def _values(column: pa.Array) -> list:
     try:
         return column.to_pylist()
-    except UnicodeDecodeError:  # Arrow checks no UTF-8: a bad byte comes out here
+    except UnicodeDecodeError:  # Arrow does not check UTF-8: a bad byte is noticed here
         return column.cast(pa.large_binary()).to_pylist()

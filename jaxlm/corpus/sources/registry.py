@@ -1,4 +1,4 @@
-"""Names the module that reads each format; one is imported when first used, for its libraries. Add a format here."""
+"""Maps each format to the module that reads it, which is imported when first used. Add a format here."""
 
 import functools
 import importlib
@@ -25,14 +25,14 @@ DOCUMENTS = {
     (".mhtml",): "save as .html",
     (".ipynb",): "convert with jupyter nbconvert --to markdown",
 }
-# The same of what may hold text.
+# The same for files that may hold text.
 CONTAINERS = {
     (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'make a .jsonl of the texts, a line {"text": "..."} each',
     (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
 }
-# The same of names that tell no format.
+# The same for names without a suffix.
 UNNAMED = {("no suffix",): "name those that are text NAME.txt"}
-# What begins with `NAME:` in place of a path; the module's `parts` plans it.
+# Prefixes `NAME:` of sources that are no paths -> the module, whose `parts` splits the source.
 SCHEMES = {"embedded": "embedded", "tfds": "tfds", "hub": "hub"}
 # Text that can be trained on as it is, without `jaxlm prepare`.
 PLAIN = ("text", "jsonl", "parquet")
@@ -40,7 +40,7 @@ _SHOWN = 5  # suffixes, in one line
 
 
 def reader(format_name: str) -> types.ModuleType:
-    """Returns the module of a format or scheme, with `read` and `GRAIN` (bytes at whose multiples files may be cut, or 0)."""
+    """Returns the module of a format or scheme, with `read` and `GRAIN` (files may be cut at its multiples; 0: never)."""
     module = FORMATS[format_name][0] if format_name in FORMATS else SCHEMES[format_name]
     return importlib.import_module(f"jaxlm.corpus.sources.{module}")
 
@@ -59,7 +59,7 @@ def in_words(counts: Mapping[str, int]) -> str:
     return f"{named} and {others:,} other" if others else named
 
 
-# Language: suffixes. Formats of data and of prose (json, yaml, csv, md, rst, svg) are none; notebooks neither.
+# Language: suffixes. Formats of data and of prose (json, yaml, csv, md, rst, svg) and notebooks are left out.
 _SUFFIXES = """
 ada: adb ads | assembly: asm s | awk: awk | c: c h | c#: cs | c++: cc cpp cxx c++ hh hpp hxx h++ ipp tpp inl
 clojure: clj cljc cljs | cmake: cmake | coffeescript: coffee | common lisp: lisp lsp cl | coq: v | crystal: cr
@@ -97,7 +97,7 @@ _BY_SUFFIX = {
 
 
 def language_of(path: str) -> str:
-    """Returns the language of a source file; "" if its name tells none."""
+    """Returns the language of a source file by its name; "" if unknown."""
     return _language_of_name(posixpath.basename(path).lower())
 
 

@@ -1,4 +1,4 @@
-"""Reads files as bytes, decompressed, and finds records in them: chunks of bytes, and a `Damage` in place of lost bytes."""
+"""Reads files as chunks of decompressed bytes, with a `Damage` in place of lost bytes, and finds records in them."""
 
 import bz2
 import dataclasses
@@ -16,7 +16,7 @@ from jaxlm.corpus.sources import base
 from jaxlm.corpus.sources.base import Part
 
 CHUNK_BYTES = 1 << 18
-_OUTPUT_BYTES = 1 << 22  # of a chunk, decompressed, at a time: a few kB may stand for gigabytes
+_OUTPUT_BYTES = 1 << 22  # decompressed at a time: a few kB of input may hold gigabytes
 TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
 
 
@@ -37,7 +37,7 @@ class _Gzip:
 
 
 Decompressor = _Gzip | zstd.ZstdDecompressor | bz2.BZ2Decompressor | lzma.LZMADecompressor
-# Suffix -> name, a new decompressor of one member, what a member begins with.
+# Suffix -> name, what makes a decompressor of one member, how a member begins.
 COMPRESSIONS: dict[str, tuple[str, Callable[[], Decompressor], re.Pattern[bytes]]] = {
     ".gz": ("gzip", _Gzip, re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
     ".zst": ("zstd", zstd.ZstdDecompressor, re.compile(rb"\x28\xb5\x2f\xfd")),
@@ -87,7 +87,7 @@ def chunks(part: Part, start: int = 0) -> Stream:
 
 
 def _members(raw: Iterator[bytes], name: str, new: Callable[[], Decompressor], beginning: re.Pattern[bytes]) -> Stream:
-    """Decompresses a file's members one after another. After a damaged one, goes on where the next seems to begin."""
+    """Decompresses a file's members one after another. After a damaged member, goes on where the next seems to begin."""
     member, fresh = new(), True  # fresh: nothing has been fed to this member
     for data in raw:
         while data:
@@ -143,7 +143,7 @@ def read_whole(part: Part) -> bytes | Damage:
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
-    """Yields (offset, line with its end) for the lines that begin in the part's bytes; a Damage for one that lost some."""
+    """Yields (offset, line with its end) for the lines that begin in the part's bytes; a Damage for a line that lost bytes."""
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
     stream, rest, drop = chunks(part, offset), [], bool(part.start)
     held = 0  # bytes in `rest`; beyond the limit they are dropped and the line is marked
@@ -192,7 +192,7 @@ class Cursor:
         self._unread = damage
 
     def drop(self, count: int) -> None:
-        """Moves the beginning of the window by `count` bytes, if that is positive."""
+        """Moves the beginning of the window forward by `count` bytes, if `count` is positive."""
         count = max(0, min(count, len(self.window)))
         del self.window[:count]
         self.offset += count

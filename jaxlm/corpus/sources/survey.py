@@ -1,4 +1,4 @@
-"""Finds out what kinds of documents a folder holds, and tells what in it can't be read, and how to convert it."""
+"""Lists the kinds of documents in a folder, the files that can't be read, and how to convert these."""
 
 import collections
 import contextlib
@@ -16,13 +16,13 @@ _SNIFF_BYTES = 4096
 class Survey:
     """What a folder holds."""
 
-    files: dict[str, int]  # format -> its number, most bytes first
+    files: dict[str, int]  # format -> number of files, most bytes first
     sizes: dict[str, int]
-    unread: dict[str, int]  # suffix -> files of no format
+    unread: dict[str, int]  # suffix -> number of files in no supported format
 
 
 def survey(path: str, exclude: tuple[str, ...]) -> Survey:
-    """Lists the files of a path, folder or glob by format. Of XML it reads the beginnings: only wikis are read of it."""
+    """Lists the files of a path, folder or glob by format. Looks into XML files, of which only wikis are supported."""
     formats = tuple(name for name in registry.FORMATS if name != "code")
     fs, root = files.filesystem(path)
     if fs.isfile(root):
@@ -53,16 +53,16 @@ def _head(file: files.Found) -> bytes:
 
 
 def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
-    """Returns lines that say which files below `path` are not read; one for each way to convert some, one for the rest."""
+    """Returns lines on the files below `path` that are not read: one for each way to convert them, one for the rest."""
     lines, rest = [], dict(unread)
     for suffixes, how in (registry.DOCUMENTS | registry.CONTAINERS | registry.UNNAMED).items():
         if these := {name: rest.pop(name) for name in suffixes if name in rest}:
             lines.append(f"{path}: {_counted(these)} not read: {how}")
     if rest:
-        lines.append(f"{path}: {_counted(rest)} of no format that is read")
+        lines.append(f"{path}: {_counted(rest)} in no supported format")
     return lines
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """Returns "312 .pdf, 4 .ps files are"."""
+    """Returns words such as "312 .pdf, 4 .ps files are"."""
     return f"{registry.in_words(counts)} {'file is' if sum(counts.values()) == 1 else 'files are'}"

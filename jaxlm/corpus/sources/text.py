@@ -20,7 +20,7 @@ _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n(.*?)^\1[ \t]*(?:\r?\n|\Z)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a file's text, or its pieces (`@BYTE` behind the id). Markdown's front matter becomes metadata."""
+    """Yields a file's text, or its pieces (`@BYTE` after the id). Markdown's front matter becomes metadata."""
     lines = _sound_lines(part, stats)
     held, size = [], 0
     if not part.start:
@@ -68,7 +68,7 @@ def _cut(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 
 
 def _front_matter(text: str) -> tuple[str, dict[str, typing.Any]]:
-    """Returns (text behind the front matter, its metadata). Front matter that is not keys with values counts as text."""
+    """Returns (text after the front matter, its metadata). Front matter that is not keys with values counts as text."""
     if not (match := _FRONT_MATTER.match(text)):
         return text, {}
     try:

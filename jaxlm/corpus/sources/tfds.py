@@ -23,7 +23,7 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document an example. Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError if the feature is not text."""
+    """Yields a document for each example. Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError if the feature is not text."""
     key = _parse(spec.path)[2]
     records, _, _ = _open(spec)
     for i in range(part.start, part.stop):
@@ -50,7 +50,7 @@ def _open(spec: SourceSpec) -> tuple[Sequence[Mapping[str, object]], int, int]:
     """Returns (examples of the split or slice, bytes of the whole split, examples of the whole split)."""
     source = spec.path
     name, split, key = _parse(source)
-    import tensorflow_datasets as tfds  # slow to import, and most runs have no such source
+    import tensorflow_datasets as tfds  # slow to import, and most runs have no TFDS source
 
     try:
         builder = tfds.builder(name, data_dir=spec.tfds_dir or None, try_gcs=False)

@@ -10,14 +10,14 @@ from jaxlm.corpus.sources import base, files, registry
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
 from jaxlm.corpus.stage import Document
 
-# With max_bytes, so many units are read that each gives this part of task_bytes in text, evenly spread over the source.
+# With max_bytes, each unit that is read gives task_bytes / 16 of text; the units are spread evenly over the source.
 _SAMPLED_PART = 16
 
 
 def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
-    """Splits a source into units of about `task_bytes`, in a fixed order. Raises ConfigError if there is none.
+    """Splits a source into units of about `task_bytes`, in a fixed order. Raises ConfigError if it has no files.
 
-    With `spec.max_bytes` these are spread evenly over the source. Counts files without a known format in `others`.
+    With `spec.max_bytes`, returns units spread evenly over the source. Counts files without a known format in `others`.
     """
     parts = find_parts(spec, task_bytes, others)
     grouped, size = [[]], 0
@@ -87,7 +87,7 @@ def _sample(made: list[Unit], max_bytes: int, task_bytes: int) -> list[Unit]:
 
 
 def _checked_size(document: Document, stats: SourceStats) -> int | None:
-    """Repairs lone surrogates and returns the bytes of the text; None, counted as skipped, if it is empty."""
+    """Repairs lone surrogates and returns the text's size in bytes; None for an empty text, which counts as skipped."""
     text = document.text
     if not text.strip():
         stats.skip("empty", document.id)
@@ -111,7 +111,7 @@ def iterate_documents(
     max_bytes: int | None = None,
     stats: SourceStats | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of a source (see `jaxlm.corpus.sources`); fills `stats`. Raises ConfigError if it gave none."""
+    """Yields (doc_id, text) of a source (see `jaxlm.corpus.sources`); fills `stats`. Raises ConfigError if there are none."""
     stats = SourceStats() if stats is None else stats
     wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, tfds_dir=tfds_dir or "")
     whole = Unit(tuple(find_parts(wanted, sys.maxsize)), wanted.max_bytes)
@@ -123,7 +123,7 @@ def iterate_documents(
 
 
 def source_signature(spec: str) -> str:
-    """Returns a line that changes with the names or sizes of a source's files; "" if it is not files."""
+    """Returns a line that changes with the names or sizes of a source's files; "" for a dataset."""
     if registry.scheme(spec):
         return ""
     listing = [f"{file.name}={file.size}" for file in files.find(spec, *registry.PLAIN)]

@@ -1,6 +1,6 @@
 """WARC and WET: pages as crawlers store them (WARC 1.1, ISO 28500).
 
-Records end by their Content-Length, so that a damaged one is skipped alone: FastWARC's own iterator stops there.
+A record ends by its Content-Length, so a damaged one is skipped alone, where FastWARC's own iterator would stop.
 """
 
 import re
@@ -58,7 +58,7 @@ def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Dam
 
 
 def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
-    """Returns the record and its body, decoded as its HTTP headers say, or unchanged if it turns out to be decoded already."""
+    """Returns a record and its body, decoded as its HTTP headers say, or unchanged if it proves to be decoded already."""
     record, limit = WarcRecord.from_bytes(raw), base.MAX_RECORD_BYTES + 1
     if record.record_type != WarcRecordType.response:
         return record, record.reader.read(limit)
@@ -75,7 +75,7 @@ def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
 
 
 def _is_html(record: WarcRecord, body: bytes) -> bool:
-    """True if the record's type is HTML, or is another (XHTML is often text/xml) and the body begins like HTML."""
+    """True if the record's type is HTML, or if the body begins like HTML (XHTML is often typed text/xml)."""
     kind = record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type or ""
     return kind.strip().lower() in _HTML_TYPES or bool(_HTML_BEGINS.match(body[:_SNIFF_BYTES]))
 
@@ -105,7 +105,7 @@ def _records(cursor: streams.Cursor) -> Iterator[tuple[int, bytes | streams.Dama
 
 
 def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
-    """Returns (size, True if it is all there and sound, else False or damage) of the record that the window begins with."""
+    """Returns (size, True if complete and sound, else False or a Damage) of the record at the window's beginning."""
     while (end := cursor.window.find(_BLANK_LINE)) < 0:
         if len(cursor.window) > _HEADER_BYTES or not (more := cursor.fill()):
             return 0, False

@@ -1,1 +1,1 @@
-"""Cleaning stages that look at one document at a time, a module a subject; `registry.py` lists them."""
+"""Cleaning stages that look at one document at a time, one module for each subject; `registry.py` lists them."""

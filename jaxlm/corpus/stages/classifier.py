@@ -19,7 +19,7 @@ from jaxlm.host import files
 
 N_FEATURES = 1 << 18
 MIN_EXAMPLES = 10  # of each kind
-MIN_AUC = 0.6  # below this the two sets do not differ in what the classifier can see
+MIN_AUC = 0.6  # below this the classifier can't tell the two sets apart
 _MAX_BYTES = 1 << 28  # read of each set
 
 
@@ -79,7 +79,7 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
     if auc < MIN_AUC:
         raise ConfigError(
             f"prepare.stages.classifier: good and bad examples look alike (cross-validated AUC {auc:.2f}, chance is "
-            "0.50); give more examples, or such that differ in their words"
+            "0.50); give more examples, or sets that differ in their words"
         )
     model.fit(features, labels)
     weights = model.coef_[0].astype(np.float32)

@@ -35,7 +35,7 @@ _BLOB_CHARS = 12  # different ones; a rule of dashes or a long name has fewer
 
 
 class Code(Stage):
-    """Removes such source files. Documents of other formats than "code" pass."""
+    """Removes generated, minified, data and broken source files. Documents of other formats than "code" pass."""
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") != "code":
@@ -67,7 +67,7 @@ class Code(Stage):
 
 
 def generated(text: str) -> str:
-    """Returns the line of a comment near the top that says that a program wrote this file; "" if there is none."""
+    """Returns the comment line near the top that says that a program wrote this file; "" if there is none."""
     lines = text.split("\n", _HEAD_LINES)[:_HEAD_LINES]
     in_block = ""
     for line in lines:
@@ -93,7 +93,7 @@ def data(text: str) -> list[str]:
 
 
 def syntax_error(text: str, language: str) -> str:
-    """Returns what the language's parser says against the text; "" if nothing, or if there is no parser."""
+    """Returns the parser's error for the text; "" if it parses, or if there is no parser for the language."""
     parse = {"python": ast.parse, "json": json.loads, "toml": tomllib.loads}.get(language)
     if parse is None:
         return ""

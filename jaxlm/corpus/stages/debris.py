@@ -1,7 +1,7 @@
 """Removes what careless HTML stripping leaves in plain text: entities, tags, attributes, styles, scripts, menus, notices.
 
-The rules rather leave debris than harm text: a text about HTML keeps the tags that it shows, and code stays. After C4
-(Raffel et al. 2020), RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
+In doubt the rules leave debris in: a text about HTML keeps the tags that it shows, and code stays. After C4 (Raffel et
+al. 2020), RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
 """
 # ruff: noqa: RUF001 - words of menus in other scripts
 
@@ -10,7 +10,7 @@ import re
 
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
-_MENTIONS = 1  # of HTML, CSS ...: a text with more is about them, and keeps its tags and entities
+_MENTIONS = 1  # of HTML, CSS ...: a text with more mentions is about HTML, and keeps its tags and entities
 _MENU_LINES = 3  # of menus' words, in a run of short lines
 _MENU_CHARS = 30  # of a short line
 _NOTICE_CHARS = 200  # a longer line is no notice
@@ -18,7 +18,7 @@ _NOTICE_CHARS = 200  # a longer line is no notice
 _FENCED = re.compile(r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^[ \t]*(?P=fence)[`~]*[ \t]*$|.*)", re.M | re.S)
 _INLINE = re.compile(r"(`[^`\n]+`)")
 
-# A text about HTML says so. Once or twice in a document may be chance; beside the tag it is not.
+# Words by which a text shows that it is about HTML (one may be chance), or a line that it is about a tag.
 _ABOUT = re.compile(
     r"(?<![<\w./-])(?:x?html5?|xml|svg|css|javascript|jquery|jsx|markup|angle brackets?|docbook)(?![\w(=/-]|\.\w)", re.I
 )
@@ -40,9 +40,9 @@ _LINES = frozenset(_BLOCKS.split())
 _NAMES = "|".join(sorted(f"{_BLOCKS} {_INLINES}".split(), key=len, reverse=True))
 _ATTRIBUTES = r"(?:\s+[a-zA-Z][\w:.-]*(?:\s*=\s*(?:\"[^\"<>\n]*\"|'[^'<>\n]*'|[^\s\"'<>=]+))?)*"
 _TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_NAMES})(?P<rest>{_ATTRIBUTES}\s*/?)>", re.I)
-_ALONE = {"br", "hr", "wbr"}  # have no end tag, and are no likely names of types or of what to fill in (`cp <input>`)
+_ALONE = {"br", "hr", "wbr"}  # have no end tag, and are hardly names of types or placeholders (unlike `cp <input>`)
 _RAISED = re.compile(r"<(su[pb])>([\w+-]{1,12})</\1>", re.I)
-# What goes with all that it holds: where it begins and where it ends.
+# Elements that are removed with their content: their beginning and their end.
 _HIDDEN = {
     "script": (re.compile(r"<script\b[^<>\n]*>", re.I), re.compile(r"</script\s*>", re.I)),
     "style": (re.compile(r"<style\b[^<>\n]*>", re.I), re.compile(r"</style\s*>", re.I)),
@@ -146,7 +146,7 @@ _NOTICE = re.compile(
     + r")\s*[.!:\u2026\u00bb\u2192>|]*",
     re.I,
 )
-# A notice begins with one of these: nearly all lines are seen to be none by their first word.
+# A notice begins with one of these words: for nearly all lines the first word rules a notice out.
 _NOTICE_WORDS = frozenset(
     """
     please share follow like join find click tweet pin print email this our we by accept reject allow manage decline
@@ -157,7 +157,7 @@ _NOTICE_WORDS = frozenset(
 
 
 class Debris(Stage):
-    """Removes debris of HTML from texts; of what the stage `html` made, menus and notices only. Code and pages pass."""
+    """Removes debris of HTML from texts; from texts made by the stage `html`, only menus and notices. Code and pages pass."""
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") in ("code", "html"):
@@ -207,7 +207,7 @@ def _without_lines(text: str, edits: Edits) -> str:
 
 
 def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: Edits) -> None:
-    """Ends a run of short lines: from its first to its last word of a menu it is a menu, if half of these lines are."""
+    """Ends a run of short lines: removes it from its first to its last menu line, if half of these lines are a menu's."""
     hits = [k for k, (_, hit) in enumerate(run) if hit]
     if len(hits) >= _MENU_LINES and 2 * len(hits) >= hits[-1] - hits[0] + 1:
         gone.update(i for i, _ in run[hits[0] : hits[-1] + 1])
@@ -242,7 +242,7 @@ def _without_markup(text: str, edits: Edits) -> str:
 
 
 def _without_markup_in(line: str, ended: set[str], entities: bool, edits: Edits) -> str | None:
-    """Returns a line without tags and entities; None if it held nothing else."""
+    """Returns a line without tags and entities; None if nothing is left."""
     pieces = _INLINE.split(line) if "`" in line else [line]
     before = edits.total()
     pieces[::2] = [_without_tags(piece, ended, edits) for piece in pieces[::2]]
@@ -256,7 +256,7 @@ def _without_markup_in(line: str, ended: set[str], entities: bool, edits: Edits)
 
 
 def _may_have_markup(text: str) -> bool:
-    """A quick look that most texts fail: False if the text surely holds no markup."""
+    """A quick test: False if the text surely holds no markup, which is true for most texts."""
     return (
         ("<" in text and ("<!" in text or _TAG.search(text) is not None))
         or ("&" in text and _ENTITY.search(text) is not None)
@@ -266,7 +266,7 @@ def _may_have_markup(text: str) -> bool:
 
 
 def _fences(text: str) -> list[str]:
-    """[text, fenced block, text, ..., text]."""
+    """Splits a text into [text, fenced block, text, ..., text]."""
     if "```" not in text and "~~~" not in text:
         return [text]
     parts, end = [], 0
@@ -289,7 +289,7 @@ def _is_row(low: str) -> bool:
 
 
 def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: Edits) -> str:
-    """Removes what lies between `begin` and `end`, with both. What has no end stays. Linear in the text."""
+    """Removes all from each `begin` to its `end`, both included; a `begin` without an end stays. Takes linear time."""
     out, at = [], 0
     while (start := begin.search(text, at)) and (stop := end.search(text, start.end())):
         out.append(text[at : start.start()])

@@ -1,7 +1,7 @@
-"""Removes documents that hold items of benchmarks, so that scores on these mean something.
+"""Removes documents that hold items of benchmarks, so that benchmark scores mean something.
 
-By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but a single one in common is no leak: a
-document must hold a share of an item's question or answer.
+By n-grams of normalised words, as in GPT-3 (Brown et al. 2020, appendix C); but one shared n-gram is no leak: a document
+must hold a share of an item's question or answer.
 """
 
 import collections.abc
@@ -31,11 +31,11 @@ class Decontaminate(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
-        """Writes the index to `folder`. Returns a line for each file. Raises ConfigError if one has nothing to index."""
+        """Writes the index to `folder`. Returns a line for each file. Raises ConfigError if a file has nothing to index."""
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
-            raise ConfigError(f"{_KEY}: 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1, please")
+            raise ConfigError(f"{_KEY} needs 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1")
         fields, by_file = layouts.named(settings.fields, f"{_KEY}.fields"), {}
         for path in reading.files(settings.paths, f"{_KEY}.paths"):
             by_file[path] = layouts.items(path, fields)
@@ -45,7 +45,7 @@ class Decontaminate(Stage):
             first, count = first + len(items), int(indexed[first : first + len(items)].sum())
             if not count:
                 raise ConfigError(
-                    f"{path}: no item of its {len(items):,} has {settings.min_words} words that are its own "
+                    f"{path}: none of its {len(items):,} items has {settings.min_words} words of its own "
                     f"({_KEY}.min_words, max_items): leave the file out"
                 )
             lines.append(f"{path}: {len(items):,} items, {count:,} indexed ({'; '.join(of_layouts)})")
@@ -90,12 +90,12 @@ def _squeezed(text: str) -> str:
     return re.sub(r"(?<=\w)(?:[^\w\s]|_)+(?=\w)", "", html.unescape(text))
 
 
-# Items to the index, and documents against it.
+# Puts items into the index, and looks documents up in it.
 _SIZES = (6, 8, 10)  # of n-grams, for texts too short for `ngram`; looked up one after the other, so few
-_HALF_QUESTION = 6  # words that half a text has at least, if halves shall count; fewer, and it must stand there whole
+_HALF_QUESTION = 6  # least words of half a text for half to be a leak; a shorter text must be there as a whole
 _HALF_ANSWER = 8
 _NEVER = np.iinfo(np.int64).max
-_CONTENT = 2  # different words that an n-gram has beside those of every text; 3 where half of a short text shall do
+_CONTENT = 2  # different content words that an n-gram needs; 3 where half of a short text is a leak
 _STOP = """about after all also although and any are because been before being best between both but can could did does down
 each few following for from get had has have her here him his how if in into is it its just like made make many may me more
 most much must my no not number of off on one only or other our out over own part same shall she should so some such
@@ -108,7 +108,7 @@ def _sizes(settings: Settings) -> list[int]:
 
 
 def _word_hashes(count: int) -> np.ndarray:
-    """Returns a 64-bit value for each word's number (splitmix64). The value 0 stands for every word that no item has."""
+    """Returns a 64-bit value for each word's number (splitmix64). Number 0 stands for every word that no item has."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
@@ -119,14 +119,14 @@ def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> n
 
 
 def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
-    """Yields the texts that tell an item, as words. Each comes with the length from which on half of it is a leak."""
+    """Yields (the words of a text that identifies an item, the least length at which half of such a text is a leak)."""
     for rewrite in (str, _squeezed):
         answers = [normalise(rewrite(answer)) for answer in item.answers]
         for question in (normalise(rewrite(question)) for question in item.questions):
             yield question, 2 * _HALF_QUESTION
             if len(question) >= 2 * settings.ngram:
                 continue
-            # Too short to be half there; with an answer it may be. An answer of one word helps what is too short alone.
+            # Half of a short question is no leak, unless an answer follows; a one-word answer counts only for the shortest.
             least = 1 if len(question) < settings.min_words else 2
             yield from ((question + answer, 2 * _HALF_QUESTION) for answer in answers if len(answer) >= least)
         yield from ((answer, 2 * _HALF_ANSWER) for answer in answers if len(answer) >= _HALF_ANSWER)
@@ -142,12 +142,12 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 def _texts(
     items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text))."""
+    """Returns (a text's words -> (its first item, the least length at which half is a leak), all (item, a text's words))."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
         for words, half in _segments(item, settings):
-            # Chinese: half as telling.
+            # Chinese: a character says half as much as a word.
             dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(words)
             if len(words) >= settings.min_words * (1 + dense):
                 texts.setdefault(tuple(words), (number, max(half, 2 * settings.ngram * dense)))
@@ -226,7 +226,7 @@ class _Index:
         self.shift = np.uint64(64 - int(math.log2(8 * len(self.filter))))
 
     def find(self, text: str) -> tuple[str, str, str] | None:
-        """Returns (benchmark, item, shared words) of the item of which the text holds most; None if nothing leaked."""
+        """Returns (benchmark, item, shared words) of the item that leaked most into the text; None if none did."""
         words = normalise(text)
         ids_W = np.fromiter(map(self.ids.get, words, itertools.repeat(0)), np.int64, len(words))
         hits = self._hits(ngram_hashes(self.x_V[ids_W], self.sizes))

@@ -1,4 +1,4 @@
-"""A filter of the user's own: keeps the documents to which a Python function gives a high score."""
+"""A filter that the user writes: keeps the documents to which a Python function gives a high score."""
 
 import importlib
 import pathlib

@@ -1,7 +1,7 @@
 """Rules of thumb for prose, from Gopher (arXiv:2112.11446, table A1), C4 (arXiv:1910.10683) and FineWeb (arXiv:2406.17557).
 
-Rules, names and verdicts are datatrove's (tests compare them); FineWeb's is its own filter. Its Gopher rules take more
-time than all other stages together, and its C4 rules lose indentation and paragraphs, so these are computed here.
+Rules, names and verdicts are datatrove's (tests compare them), and `FineWeb` runs datatrove's filter. Datatrove's Gopher
+rules take more time than all other stages together, and its C4 rules lose indentation, so these are computed here.
 """
 
 import collections
@@ -113,7 +113,7 @@ class GopherRepetition(_Prose):
             if covered > limit and (share := grams.repeated_chars(n) / len(text)) > limit:
                 return Remove(f"duplicated_{n}_n_grams", f"{share:.3f}, max={limit}")
             if covered <= self._least:
-                return None  # longer n-grams cover no more than these that they are made of
+                return None  # longer n-grams cover no more than the shorter ones inside them
         return None
 
 
@@ -150,7 +150,7 @@ class _Grams:
         return self._hashes
 
     def top_chars(self, n: int) -> int:
-        """Returns the length of the most frequent n-gram (the first of these, with spaces) times its count."""
+        """Returns the length (with spaces) of the most frequent n-gram, the first of equals, times its count."""
         if len(self._words) < n:
             return 0
         hashes = self._of(n)
@@ -167,7 +167,7 @@ class _Grams:
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
     def covered_chars(self, n: int) -> int:
-        """Returns the characters of the words that lie in an n-gram that has occurred before."""
+        """Counts the characters of words inside n-grams that have occurred before."""
         if len(self._words) < n:
             return 0
         order, same = self._sorted(n)
@@ -177,14 +177,14 @@ class _Grams:
         return int(self._lengths[inside[:-1]].sum())
 
     def repeated_chars(self, n: int) -> int:
-        """Returns the characters of repeated n-grams, from left to right and without overlap, as datatrove counts them."""
+        """Counts the characters of repeated n-grams, from left to right and without overlap, as datatrove does."""
         if len(self._words) < n:
             return 0
         order, same = self._sorted(n)
         often = np.zeros(len(order), bool)
         often[1:] = same
         often[:-1] |= same
-        places = np.sort(order[often])  # the others are met once
+        places = np.sort(order[often])  # the others occur once
         seen = set()
         end = chars = 0
         for i, gram in zip(places.tolist(), self._of(n)[places].tolist(), strict=True):
@@ -198,7 +198,7 @@ class _Grams:
         return chars
 
     def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the n-grams' places sorted by hash, and True for each that equals the one before."""
+        """Returns the n-grams' places sorted by hash, and True for each n-gram that equals the one before it."""
         if self._order[0] != n:
             hashes = self._of(n)
             order = np.argsort(hashes, kind="stable")
@@ -208,7 +208,7 @@ class _Grams:
 
 
 class C4(_Prose):
-    """Removes the lines that C4's rules name, and documents with too little left. Other lines keep their form."""
+    """Removes the lines that C4's rules reject, and documents with too little left. Other lines keep their form."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         from datatrove.pipeline.filters import c4_filters
@@ -243,7 +243,7 @@ class C4(_Prose):
         return None
 
     def _line(self, line: str) -> tuple[str | Remove, str]:
-        """Returns the rule that removes the line ("" = none) or the Remove of the document, and the line without citations."""
+        """Returns (the rule that removes the line, "" if none, or a Remove of the document; the line without citations)."""
         s, tokens = self.settings, line.split()
         if s.max_word_length > 0 and len(line) > s.max_word_length and max(map(len, tokens)) > s.max_word_length:
             return "too_long_word", line

@@ -1,4 +1,4 @@
-"""Takes the main text out of HTML pages, much like Markdown: headings, lists, fenced code and pipe tables stay.
+"""Extracts the main text of HTML pages, much like Markdown: headings, lists, fenced code and pipe tables stay.
 
 Known generators of documentation mark their text; elsewhere resiliparse's rules find it (Bevendorff et al., SIGIR
 2023).
@@ -38,26 +38,26 @@ _FURNITURE = (
     " .viewcode-back, .footer, #footer, .page-footer, #page-footer, .site-footer, #site-footer,"
     " [role=contentinfo]"
 )
-# What resiliparse's rules drop though it stands in a sentence.
+# Elements inside sentences that resiliparse's rules would drop.
 _INLINE = "p time, p label, li time, li label, dd time, td time"
-# Numbers of lines beside code.
+# Line numbers next to code.
 _GUTTERS = (
     "td.linenos, td.gutter, td.rouge-gutter, td.hljs-ln-numbers, td.blob-num, .linenodiv, .line-numbers-rows,"
     " .lineno, span.linenos, span.ln, span.line-number, span.line-numbers, pre.lineno"
 )
-# What stands inside the text of documentation without being of it: tables of contents, links to neighbours.
+# Parts inside documentation that are no text: tables of contents, links to the next page.
 _WITHIN_ROOT = (
     ".toctree-wrapper, div.toc, #toc, nav.contents, div.contents.topic, aside.contents, .sphinxsidebar, .related,"
     " .rst-footer-buttons, .md-source-file, .theme-doc-footer, footer, p#title"
 )
-# A page nested deeper than this is an accident or an attack: extraction takes time in the square of the depth.
+# A page nested deeper than this is an accident or an attack: extraction time grows with the square of the depth.
 _DEPTH = 400
 _TOO_DEEP = " > ".join(["*"] * _DEPTH)
-# A block of code or a table leaves the page as a number between these two, and comes back when the rest is text.
+# A code block or table is replaced by a number between these two, and put back when the rest is text.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
-# resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it: this behind
-# it saves it. Real icons stand in the private use area.
+# resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it, unless this
+# character follows it. Real icons are in the private use area.
 _SAVE = "\ue002"
 _LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")
 _LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
@@ -76,8 +76,8 @@ _SPACED = bytes(c if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "-_") e
 _SPELLED = re.compile(  # a letter, digit, "-" or "_" of a name as a character reference
     r"&#(?:45|95|4[89]|5[0-7]|6[5-9]|[78]\d|9[07-9]|1[01]\d|12[0-2]|x(?:2d|5f|3\d|[46][1-9a-f]|[57][0-9a]))(?!\w)", re.I
 )
-_IMPLIED = frozenset([b"html", b"head", b"body", b"tbody"])  # elements that a page may leave unsaid
-_LINKED = 0.6  # of a list's characters; with more it is a menu
+_IMPLIED = frozenset([b"html", b"head", b"body", b"tbody"])  # elements that a page may leave out
+_LINKED = 0.6  # of a list's characters; a list with more in links is a menu
 _LONG_ITEM = 70  # characters of an item, on average: no menu has so many
 _SIGNS = re.compile(r"[\W_]+")
 
@@ -104,7 +104,7 @@ class Html(Stage):
 
 
 def _well_formed(html: str) -> str:
-    """Rewrites XHTML so that an HTML parser understands it: it would take `<title/>` for a title that never ends."""
+    """Rewrites XHTML for an HTML parser, which would take `<title/>` for a title that never ends."""
     for stray in _STRAY:
         html = html.replace(stray, "")
     if "/>" in html and _XHTML.search(html[:2000]):
@@ -115,7 +115,7 @@ def _well_formed(html: str) -> str:
 
 
 def _save_lone(html: str) -> str:
-    """Puts `_SAVE` behind every character of three bytes before a tag. A regex takes ten times as long to find them."""
+    """Puts `_SAVE` after every character of three bytes that precedes a tag. A regex would take ten times as long."""
     points = np.frombuffer(html.encode("utf-32-le", "surrogatepass"), np.uint32)
     before_space_or_tag = (points[:-1] >= 0x800) & (points[1:] <= 0xA0)
     ends = np.flatnonzero(before_space_or_tag) + 1
@@ -145,7 +145,7 @@ def _words(html: str) -> frozenset[bytes]:
 
 
 def _find(body, words: frozenset[bytes], *groups: str) -> list:
-    """Returns the elements that a selector matches, in document order. Tries only groups whose words the page has."""
+    """Returns the elements that a selector matches, in document order. Tries only selectors whose words the page has."""
     tried = [selector for group in groups for selector, needed in _needed(group).items() if needed <= words]
     return body.query_selector_all(", ".join(tried)).values() if tried else []
 
@@ -182,7 +182,7 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
         text = _extract(tree, True, comments)
         # Rules by class names sometimes take a whole article for furniture.
         missed = _densest(body, comments) if len(text) < _MIN_SHARE * len(body.text) else None
-        if missed is None and not text.strip():  # all that there is stands in what is called comments
+        if missed is None and not text.strip():  # the only text is in elements named comments
             missed = _densest(body, True)
         if missed is not None and len(text) < _MIN_SHARE * len(missed.text):
             _isolate(missed, body)
@@ -210,13 +210,13 @@ def _densest(body, comments: bool):
 
 
 def _root(body, words: frozenset[bytes]):
-    """Returns the element that holds all the text, if the page is of a known kind."""
+    """Returns the element that holds all the text, if a known generator made the page; else None."""
     roots = _find(body, words, _ROOTS)  # an element before those inside it
     return roots[0] if roots and all(roots[0].contains(other) for other in roots[1:]) else None
 
 
 def _isolate(root, body) -> None:
-    """Removes from `body` everything but `root` and what it lies in."""
+    """Removes from `body` everything but `root` and its ancestors."""
     node = root
     while node != body:
         parent = node.parent
@@ -228,7 +228,7 @@ def _isolate(root, body) -> None:
 
 def _drop(elements: list, root) -> None:
     for element in elements:
-        # An element that went with one around it has no parent any more.
+        # An element that was removed with its parent has no parent any more.
         if element.parent is not None and (root is None or not element.contains(root)):
             element.decompose()
 
@@ -239,7 +239,7 @@ def _put(blocks: list[str], text: str) -> str:
 
 
 def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
-    """Sets the text of a `pre` aside unchanged, because serialisation would indent its first line only."""
+    """Replaces the text of a `pre` by a placeholder, because serialisation would indent only its first line."""
     for inner in pre.query_selector_all("br, div, li, p, code + code").values():
         before = inner.previous_sibling
         if inner.tag != "br" and before is not None and not (before.text or "").endswith("\n"):
@@ -258,7 +258,7 @@ def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
 
 
 def _language(pre) -> str:
-    """Returns the language of a code block, by the class of its `code`, of itself or of what it lies in; "" if unknown."""
+    """Returns the language of a code block, by the class of its `code`, its own or that of an ancestor; "" if unknown."""
     for element in (pre.query_selector("code"), pre, pre.closest(_TOLD)):
         match = _LANGUAGE.search((element.getattr("class") or "") if element is not None else "")
         if match:
@@ -268,7 +268,7 @@ def _language(pre) -> str:
 
 
 def _take_table(tree: HTMLTree, table, blocks: list[str]) -> None:
-    """Turns a table of data into lines of cells between pipes. Leaves a table that lays out the page alone."""
+    """Turns a data table into lines of cells between pipes. Leaves a layout table as it is."""
     if table.query_selector("table, pre, ul, ol, h1, h2, h3, form, p + p, div + div") is not None:
         return
     for br in table.query_selector_all("br").values():
@@ -305,7 +305,7 @@ def _mark_headings(tree: HTMLTree, body) -> None:
 
 
 def _in_place_of(tree: HTMLTree, element, tag: str):
-    """Puts a new element with the same class and id in place of another, so that rules about these still match."""
+    """Returns a new element with the class and id of another, so that rules about these still match."""
     new = tree.create_element(tag)
     for name in ("class", "id"):
         if element.getattr(name):
@@ -314,7 +314,7 @@ def _in_place_of(tree: HTMLTree, element, tag: str):
 
 
 def _protect_figures(tree: HTMLTree, body) -> None:
-    """Turns figures into plain blocks without their pictures: resiliparse would drop them with all their text."""
+    """Turns figures into plain blocks: resiliparse would drop figures with all their text."""
     for figure in reversed(body.query_selector_all("figure, figcaption").values()):
         block = _in_place_of(tree, figure, "div" if figure.tag == "figure" else "p")
         block.append(*figure.child_nodes.values())
@@ -322,7 +322,7 @@ def _protect_figures(tree: HTMLTree, body) -> None:
 
 
 def _protect_lists(tree: HTMLTree, body) -> None:
-    """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links."""
+    """Turns text lists into plain blocks: resiliparse drops every `ul` near the body or with over 20% of links."""
     # Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
     for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
@@ -344,7 +344,7 @@ def _protect_lists(tree: HTMLTree, body) -> None:
 
 
 def _below_paragraph(element) -> bool:
-    """True if the element before this one is a paragraph of more than links."""
+    """True if the element before this one is a paragraph that is less than half links."""
     before = element.previous_element_sibling
     if before is None or before.tag != "p":
         return False
@@ -352,7 +352,7 @@ def _below_paragraph(element) -> bool:
 
 
 def _finish(text: str, blocks: list[str], markup: bool) -> str:
-    """Puts code and tables back as paragraphs of their own, and tidies lists and blank lines."""
+    """Puts code and tables back as separate paragraphs, and tidies lists and blank lines."""
     lines = map(str.rstrip, text.split("\n"))
     text = "\n".join((line.replace("\t\t", "  ").lstrip("\t") for line in lines) if "\t" in text else lines)
     text = _LIST_INDENT.sub("", text)

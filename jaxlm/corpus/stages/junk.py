@@ -1,4 +1,4 @@
-"""Removes known junk and what the user's own patterns match, by match, by line or by document. `jaxlm audit` names patterns."""
+"""Removes known junk and what the user's patterns match, by match, by line or by document. `jaxlm audit` suggests patterns."""
 
 import difflib
 import pathlib
@@ -56,7 +56,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
         compiled = re.compile(pattern, re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(
-            f"prepare.stages.junk.patterns has {pattern!r}, no regular expression ({error}) and no group; groups are "
+            f"prepare.stages.junk.patterns has {pattern!r}, which is no regular expression ({error}) and no group; groups are "
             f"{', '.join(GROUPS)}"
         ) from None
     if compiled.match(""):
@@ -65,7 +65,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
-    """Returns the text without the lines that a match touches, and how many lines these are."""
+    """Returns the text without the lines that a match touches, and how many lines were removed."""
     kept, lines, position = [], 0, 0
     for match in matches:
         # What `\s` took of the lines around a match does not count as touching them.
@@ -82,7 +82,7 @@ def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
 
 
 def _cut_matches(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
-    """Returns the text without the matches (their group `keep` stays), and how many there were."""
+    """Returns the text without the matches (their group `keep` stays), and the number of matches."""
     kept, position = [], 0
     for match in matches:
         kept.append(text[position : match.start()])

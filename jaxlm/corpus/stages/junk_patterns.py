@@ -15,7 +15,7 @@ _QUOTES = frozenset("`\"'\u201c\u201d\u2018\u2019")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Patterns of one kind of junk. A match's label is its named group, or its text; of a removed one group `keep` stays."""
+    """Patterns of one kind of junk. A match's label is its named group, or its text; its group `keep` is never removed."""
 
     pattern: re.Pattern[str]
     needles: tuple[str, ...]  # a text without any of these has no match; () to search always
@@ -43,7 +43,7 @@ class Group:
         return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]
 
     def remover(self, name: str, label: str) -> str:
-        """Returns what makes the stage `junk` remove this label: the group's name, or an expression for the label alone."""
+        """Returns the pattern by which the stage `junk` removes a label: the group's name, or one for this label alone."""
         if label == "stack frame":
             return STACK_FRAME
         if self.severity >= _SURE or self.label or label.replace(" ", "_") in self.pattern.groupindex:
@@ -55,9 +55,9 @@ def _compile(*alternatives: str) -> re.Pattern[str]:
     return re.compile("|".join(alternatives), re.MULTILINE)
 
 
-_SURE = 0.8  # a severity: of groups that may go as a whole
+_SURE = 0.8  # a severity from which on a whole group may be removed
 STACK_FRAME = r"^[ \t]*at [\w.$<> \[\]]+\((?:[^()\n]*:\d+|Native Method|Unknown Source)\)[ \t]*$"
-# What stands around a page's text rather than in it. Only a line that many documents repeat is compared with it.
+# Lines around a page's text, such as menus. Only lines that many documents repeat are compared with this.
 FURNITURE = re.compile(
     r"\bskip to (?:the )?(?:main |primary )?(?:content|navigation)|\bback to top\b|\btoggle navigation\b"
     r"|\b(?:we|site|page|website)\b.{0,20}\buses? cookies\b"
@@ -99,7 +99,7 @@ GROUPS = {
             r"<(?:start|end)_of_turn>",
             r"<(?:bos|eos)>",
             "<\uff5c[^\uff5c\\n]{2,40}\uff5c>",
-            # Where HTML's end of struck text can't stand: before <s>, at the head of a line, at the end of the text.
+            # Where </s> can't be HTML's end of struck text: before <s>, at the beginning of a line, at the end of the text.
             r"</s>(?=\s*(?:<s>|\Z))|^[ \t]*</s>",
         ),
         ("<|", "INST]", "SYS>>", "_of_turn>", "<bos>", "<eos>", "<\uff5c", "</s>"),

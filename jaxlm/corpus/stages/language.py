@@ -1,6 +1,6 @@
 """Keeps the documents that are written in certain languages, by py3langid or a local fastText model (arXiv:1607.01759).
 
-Both see a sample of a long text, since it may begin with a licence, and prose alone: code looks like other languages.
+Both get a sample of a long text, since it may begin with a licence, and prose only: code looks like other languages.
 """
 
 import collections.abc
@@ -26,7 +26,7 @@ _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in
 
 
 class Language(Stage):
-    """Writes the language to metadata["language_id"]; removes documents in other or uncertain ones. Code passes."""
+    """Writes the language to metadata["language_id"]; removes documents in other or uncertain languages. Code passes."""
 
     inputs = ("model",)
 
@@ -93,7 +93,7 @@ def _py3langid():
             return np.log1p(counts.astype(np.float32)) @ self.nb_ptc[features] + self.nb_pc
 
         def _states(self, text: np.ndarray) -> np.ndarray:
-            """[bytes]: where the automaton stands after each byte: where the last _FEATURE_BYTES lead from its start."""
+            """Returns the automaton's state after each byte, int[bytes]; only the last _FEATURE_BYTES bytes decide it."""
             padded = np.concatenate([np.zeros(_FEATURE_BYTES - 1, np.uint8), text])
             states = np.zeros(len(text), np.intp)
             for i in range(_FEATURE_BYTES):
@@ -114,10 +114,10 @@ def _fasttext(path: str) -> collections.abc.Callable[[str], tuple[str, float]]:
         import fasttext
     except ImportError as error:
         raise ConfigError(
-            "prepare.stages.language.model needs fastText: pip install fasttext-numpy2-wheel, or model="
+            "prepare.stages.language.model needs fastText: pip install fasttext-numpy2-wheel, or leave it empty"
         ) from error
     if not pathlib.Path(path).is_file():
-        raise ConfigError(f"prepare.stages.language.model={path}: no such file; download lid.176.ftz or set model=")
+        raise ConfigError(f"prepare.stages.language.model={path}: no such file; download lid.176.ftz or leave it empty")
     try:
         model = fasttext.load_model(path)
     except ValueError as error:

@@ -34,7 +34,7 @@ from stdnum.us import ssn
 from jaxlm.config import ConfigError, nearest
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 
-# Literals or regexes of which every match holds one, the regexes, and the group that is the secret.
+# (Literals or regexes, one of which is in every match; the regexes; the group that is the secret.)
 _FORMATS = (
     (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), aws.AWSKeyDetector.denylist[:1], 0),
     (("aws", "AWS", "Aws"), aws.AWSKeyDetector.denylist[1:], 1),
@@ -73,7 +73,7 @@ _FORMATS = (
     (("shpat_", "shpca_", "shppa_", "shpss_"), (re.compile(r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}"),), 0),
     (("AGE-SECRET-KEY-",), (re.compile(r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),), 0),
     (("ecret", "ECRET"), (re.compile(r"(?i)secret_?(?:access_?)?key[\"']?\s{0,3}[=:]\s{0,3}[\"']?([0-9a-z/+]{40})\b"),), 1),
-    # The block goes with its body; a title alone, or "..." for a body, stays.
+    # The whole block is the secret; a title alone, or one with "..." for a body, is none.
     (("PRIVATE KEY",), (re.compile(r"-----BEGIN ([A-Z0-9 ]*)PRIVATE KEY(?: BLOCK)?-----(?=[\s\S]{0,400}?[A-Za-z0-9+/=]{40})"
         r"(?:[^-]|-(?!----))+(?:-----END \1PRIVATE KEY(?: BLOCK)?-----)?"),), 0),
     (("PuTTY-User-Key-File-",), (re.compile(r"PuTTY-User-Key-File-\d:[\s\S]{0,4000}?Private-MAC: ?[0-9a-f]+"),), 0),
@@ -113,7 +113,7 @@ class Pii(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder) -> None:
-        """Raises ConfigError if a kind, a region or a pattern of the settings is not one."""
+        """Raises ConfigError if a kind or a region is unknown, or a pattern is no regex."""
         for kind in settings.kinds:
             if kind not in _KINDS:
                 raise ConfigError(f"prepare.stages.pii.kinds: no kind {kind!r}; {nearest(kind, _KINDS)}")
@@ -161,7 +161,7 @@ _DOT = r"(?:\.| ?[\[({] ?(?:dot|DOT|\.) ?[\])}] ?| dot )"
 _DOMAIN = re.compile(rf" ?((?:[{_LETTER}](?:[{_LETTER}-]*[{_LETTER}])?{_DOT})+)([A-Za-z]{{2,13}})(?![\w(@])")
 _SPOKEN = re.compile(r"(?i)\b\w+(?:(?:[.\d_]| dot )\w*)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b")
 _LABEL_MESSAGE = re.compile(r"(?i)(?:/m|\bmsg-?id|\bmessage-?id)[/=:\s]{1,3}<?\Z")
-# Of two letters any may be a country; of more, these. Else `icon@2x.png`, `getty@tty1.service` and `a@b.transpose` pass.
+# Top-level domains: any two letters, or one of these. Else `icon@2x.png` and `a@b.transpose` would be addresses.
 _DOMAINS = frozenset(
     """com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev
     page blog cloud online site website web store shop shopping tech xyz club live life news media agency email
@@ -207,7 +207,7 @@ def _keep(patterns: tuple[str, ...]) -> re.Pattern | None:
     return re.compile("|".join(f"(?:{p})" for p in patterns), re.IGNORECASE) if patterns else None
 
 
-# Numbers. What stands before one tells much; the regexes begin with a digit, so that prose costs nearly nothing.
+# Numbers. The text before a number tells what it is; the regexes begin with a digit, so prose costs nearly nothing.
 _BEFORE = 28  # characters looked at
 _LABEL_NUMBER = re.compile(  # "order no. 4111111111111111"
     r"(?i)\b(?:isbn|issn|doi|order|invoice|serial|part|model|sku|ref|reference|case|ticket|id|version|patent|asin|upc|ean|"
@@ -257,7 +257,7 @@ def _is_version(text: str, match: re.Match) -> bool:
         return False
     if _LABEL_VERSION.search(before) or re.search(r"\w/\Z|[=<>~^]=?\s?\Z", before):  # Opera/9.80.1.2, pkg>=1.2.3.4
         return True
-    return all(int(part) < 32 for part in match[0].split(".")[:3])  # numbers this low are, unless it says "host"
+    return all(int(part) < 32 for part in match[0].split(".")[:3])  # low numbers are a version, unless it says "host"
 
 
 _CARD = re.compile(
@@ -318,7 +318,7 @@ def _ssns(text: str, settings: Settings) -> Spans:
             yield match.span()
 
 
-# A shape that finds candidates, then who decides: of "+..." and other countries' the library, of North America's the shape.
+# The shapes find candidates; the library checks their numbers, in other countries than North America's their grouping too.
 _INTERNATIONAL = re.compile(r"[+0](?<![\w.+=-].)(?:(?<=\+)|0)[1-9](?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w)")
 _NANP = re.compile(r"[(2-9](?:(?<=\()[2-9]\d\d\)[ .-]?|(?<=[2-9])\d\d[ .-])\d{3}[ .-]\d{4}(?![\w-]|[.,]\d|/\d)")
 _NATIONAL = re.compile(r"\d(?<![\w.,$#+-]\d)(?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w|[.,-]\d)")
@@ -356,7 +356,7 @@ def _is_international(text: str, match: re.Match) -> bool:
 
 
 def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
-    """Returns the span, with a "1-" in front of it, if a number of this shape is a phone's; else None."""
+    """Returns the span of a valid phone number, with a leading "1-" if it has one; else None."""
     before = _before(text, match.start())
     one = re.search(r"(?<![\w.,-])1[ .-]\Z", before)
     start = match.start() - (2 if one else 0)
@@ -374,7 +374,7 @@ def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
 
 
 def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
-    """True if a run of digits is a phone number: the text calls it one, or it is written as its region writes them."""
+    """True if a run of digits is a phone number: the text says so, or the digits are grouped as in one of `regions`."""
     number, before = match[0], _before(text, match.start())
     if _DATE.match(number):
         return False

@@ -1,4 +1,4 @@
-"""Cleaning stages by name, and how `"gopher_quality min_words=30"` becomes one.
+"""Maps names to cleaning stages, and parses lines such as `"gopher_quality min_words=30"`.
 
 A new stage gets a line in `DOCUMENT_STAGES`.
 """
@@ -37,7 +37,7 @@ DOCUMENT_STAGES = {
     "junk": ("junk", "Junk"),
     "decontaminate": ("decontaminate", "Decontaminate"),
 }
-# Those that look at all documents together, after the others and in this order (see `jaxlm.corpus.dedup`).
+# Stages that compare all documents; they come after the others, in this order (see `jaxlm.corpus.dedup`).
 GLOBAL_STAGES = ("exact", "near", "lines")
 
 
@@ -51,18 +51,18 @@ class StageSpec:
 
     @property
     def recorded(self) -> dict[str, typing.Any]:
-        """Returns the settings with those that are gone, which older caches and recipes have."""
+        """Returns the settings plus removed ones, which older caches and recipes hold."""
         return older.with_settings(self.name, self.settings)
 
     @property
     def key(self) -> str:
-        """Returns a string that is equal for equal name, settings and files, and can be the name of a folder."""
+        """Returns a name for a folder, equal for equal name, settings and files."""
         text = json.dumps([self.name, self.recorded, self.inputs], sort_keys=True)
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_key: str) -> StageSpec:
-    """Parses a line `NAME key=value ...` over `defaults[NAME]`. Raises ConfigError, which begins with `config_key`."""
+    """Parses a line `NAME key=value ...` over `defaults[NAME]`. Raises ConfigError that begins with `config_key`."""
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
     if name not in known and name not in older.STAGES:
@@ -134,7 +134,7 @@ def _files(path: str) -> list[pathlib.Path]:
 
 
 def make(spec: StageSpec, folder: pathlib.Path) -> Stage:
-    """Returns the stage itself. `folder` holds what stages built, each in a folder of its own."""
+    """Returns the stage of a spec. `folder` holds what each stage built, in a folder of its own."""
     stage = stage_class(spec.name)(typed_settings(spec), folder / spec.key)
     stage.name = spec.name
     return stage

@@ -1,7 +1,6 @@
 """Removes profane and abusive lines, or the documents that hold many of them.
 
-A line is bad by alt-profanity-check (a linear SVM on words, for English), or if an entry of a list stands in it as a
-word.
+A line is bad by alt-profanity-check (a linear SVM on words, for English), or if it holds an entry of a word list.
 """
 
 import functools
@@ -56,7 +55,7 @@ class Toxicity(Stage):
 
 
 def require(who: str, otherwise: str) -> None:
-    """Raises ConfigError unless alt-profanity-check is installed: `who` needs it, and may do `otherwise`."""
+    """Raises ConfigError unless alt-profanity-check is installed: `who` needs it, `otherwise` avoids the need."""
     try:
         _model()
     except ImportError:
@@ -65,7 +64,7 @@ def require(who: str, otherwise: str) -> None:
 
 
 def profanity(lines: list[str]) -> np.ndarray:
-    """Returns float[lines], as `profanity_check.predict_prob` but without the 2 ms that each of its calls costs."""
+    """Returns the same float[lines] as `profanity_check.predict_prob`, whose every call costs 2 ms more."""
     m = _model()
     numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]
     sizes = np.fromiter(map(len, numbers), np.int64, len(lines))
@@ -82,7 +81,7 @@ def profanity(lines: list[str]) -> np.ndarray:
 
 @functools.cache
 def _model() -> types.SimpleNamespace:
-    """The weights of words, and K linear models with a sigmoid each."""
+    """Returns the weights of words, and K linear models, each with a sigmoid."""
     from profanity_check.profanity_check import model, vectorizer
 
     linear = [part.estimator for part in model.calibrated_classifiers_]

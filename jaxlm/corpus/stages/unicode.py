@@ -1,6 +1,6 @@
-"""Mends characters: mojibake (by ftfy), normal form C, white space, and what is invisible.
+"""Fixes characters: mojibake (by ftfy), normal form C, white space, invisible characters.
 
-Only what has one meaning: NFC and not NFKC, so that x², ﬁ and full-width forms stay; quotes, tabs and indentation stay.
+No meaning changes: NFC, not NFKC, keeps x², ﬁ and full-width forms; quotes, tabs and indentation stay.
 """
 
 import re
@@ -11,7 +11,7 @@ import ftfy
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 
 # What UTF-8 looks like when read as Latin-1 or Windows-1252, as Windows-1251, as Mac Roman; and C1 controls, which were
-# punctuation of Windows-1252. ftfy is slow: it decides about the lines in which one of these stands, and no others.
+# punctuation of Windows-1252. ftfy is slow: only lines that hold one of these go to it.
 _HIGH = "\u0080-\u00bf\u0152-\u0192\u02c6\u02dc\u2013-\u2122"
 _SUSPICIOUS = re.compile(
     rf"[\u00c2-\u00f4][{_HIGH}]|[\u0420\u0421][\u0400-\u040f\u0450-\u045f{_HIGH}]|\u201a\u00c4|\u221a[\u00a1-\u00ff]|"
@@ -60,7 +60,7 @@ _TRAILING = re.compile("(?<![ \t])[ \t]+$", re.M)
 
 
 class Unicode(Stage):
-    """Mends a document's characters; removes a document if too many of them could not be decoded."""
+    """Fixes a document's characters; removes a document if too many of them could not be decoded."""
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         text = document.text
@@ -121,12 +121,12 @@ def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: Edits) -
 
 
 def _rare(text: str) -> str:
-    """Returns the text without plain characters: what needs mending is in the rest, which is searched fast."""
+    """Returns the text without plain characters: all that needs fixing is in this short rest, which is fast to search."""
     return text.encode().translate(None, _PLAIN).decode()
 
 
 def _mend(text: str, edits: Edits) -> str:
-    """Mends mojibake line by line, because the parts of a page may have been read with different code pages."""
+    """Fixes mojibake line by line, because the parts of a page may have been read with different code pages."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         if _SUSPICIOUS.search(line) and (mended := ftfy.fix_text(line, _FTFY)) != line:

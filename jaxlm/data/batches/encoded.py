@@ -16,17 +16,17 @@ from jaxlm.data.chats.records import ASSISTANT, TOOL, Message, Notes, Place
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import conversations
 
-GIVEN, SAID, ENDS = 0, 1, 2  # a token that is given; one that the model is to say; one of these that ends an answer
+GIVEN, SAID, ENDS = 0, 1, 2  # tokens: given; for the model to say; for the model to say, and the end of an answer
 UNWRITTEN = "the model's chat template does not write it"
 
 
 class Masked(typing.NamedTuple):
     """A conversation as ids."""
 
-    ids: np.ndarray  # int32[n], with what a document begins with in front
+    ids: np.ndarray  # int32[n], with the tokenizer's opening
     kinds: np.ndarray  # GIVEN, SAID or ENDS, uint8[n]
-    turns: np.ndarray  # ids in front of each of the assistant's messages, int64; of those not learnt, about
-    otherwise: tuple[int, ...] = ()  # answers to learn that stand here in another way than the model is asked for them
+    turns: np.ndarray  # ids before each of the assistant's messages, int64; roughly, before those not learnt
+    otherwise: tuple[int, ...] = ()  # answers to learn that are written differently than when each is the last message
 
 
 class Unmasked(typing.NamedTuple):
@@ -36,8 +36,8 @@ class Unmasked(typing.NamedTuple):
     keys: tuple[str, ...] = ()  # what the conversation has and the template writes nowhere
 
 
-# An answer begins or ends inside a token. Then the model, which is asked with the text in front of the answer, never sees these
-# ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+# An answer begins or ends inside a token: a single token holds the newline before the answer and its first newline, say. A
+# model that is asked for the answer never sees these ids.
 INSIDE = Unmasked()
 Side = Masked | Unmasked
 
@@ -66,12 +66,12 @@ def _written(writer: chat.Writer, one: Chat, ignore: Collection[str]) -> chat.Wr
 
 
 def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> tuple[str, ...]:
-    """Returns the keys of a chat without which the template writes the same text, or writes one at all; none of `ignore`."""
+    """Returns the keys of a chat, without `ignore`, that the template does not write, or for which it refuses the chat."""
     messages, tools, keys = one.messages, one.tools, []
     for key in (key for key in one.keys if key not in ignore):
         having = [number for number, message in enumerate(messages) if key in message or message["role"] == key]
         less = without(messages, key), None if key == "tools" else tools
-        # Of earlier messages a template may drop what it writes while they are the last.
+        # A template may drop from earlier messages what it writes while they are the last.
         ends = {len(messages), having[-1] + 1 if having else len(messages)}
         shorter = [
             (text_of(writer, messages[:end], tools), text_of(writer, without(messages[:end], key), less[1]))
@@ -83,7 +83,7 @@ def unwritten(writer: chat.Writer, one: Chat, ignore: Collection[str] = ()) -> t
 
 
 def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
-    """Returns a conversation as text; None if the template refuses it, "" if it fails on it."""
+    """Returns a conversation as text; None if the template refuses it, "" if the template crashes."""
     try:
         return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
     except ConfigError as error:
@@ -127,9 +127,9 @@ class Coded:
     kinds_N: np.ndarray  # `GIVEN`, SAID or ENDS of each, uint8
     starts_S1: np.ndarray  # where each segment begins, and the last one's end, int64[S + 1]
     margins_E: np.ndarray  # float32; zeros for chats
-    keys_E: np.ndarray  # a hash of what each is asked, uint64
+    keys_E: np.ndarray  # a hash of each example's prompt, uint64
     places: Sequence[Place]
-    reference_Ex2: np.ndarray | None = None  # log p of both sides as a reference says it, in nats, float32
+    reference_Ex2: np.ndarray | None = None  # log p of both sides by a reference model, in nats, float32
 
     def __len__(self) -> int:
         return len(self.margins_E)
@@ -141,7 +141,7 @@ class Coded:
             yield self.ids_N[inside], self.kinds_N[inside]
 
     def lengths(self) -> np.ndarray:
-        """Returns the tokens of a row that each example takes, int64[E]: of each segment one less than it has ids."""
+        """Returns the tokens that each example takes in a row, int64[E]: for each segment one less than its ids."""
         return (np.diff(self.starts_S1) - 1).reshape(-1, self.sides).sum(1)
 
     def counted(self) -> np.ndarray:
@@ -178,22 +178,22 @@ class Counts:
     same: int = 0  # left out: both sides of a pair are the same
     inside: int = 0  # left out: an answer begins inside a token (see `masked`)
     turns_cut: int = 0  # of the cut chats
-    alone: int = 0  # answers that are rows of their own: the template writes them otherwise once more follows
+    alone: int = 0  # answers in rows of their own: the template writes them differently when more messages follow
     untold: int = 0  # answers of pairs that are not learnt from, for the same reason
 
     def lines(self, what: str, seq_len: int) -> list[str]:
-        """Returns a line for each thing that happened; `what`: "chats" or "pairs"."""
+        """Returns a line for each count above 0; `what`: "chats" or "pairs"."""
         of_all, row = f"of {self.read:,} {what}", f"longer than train.seq_len={seq_len:,} tokens"
         whole = "both sides together are" if what.endswith("pairs") else "even the last turn is"
-        inside = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
-        otherwise = "the model's chat template writes them otherwise once more follows"
-        last = "examples.last_only=True trains the last of each chat alone"
+        inside = "an answer begins inside a token of this tokenizer, mostly with a space or a newline"
+        otherwise = "the model's chat template writes them differently when more messages follow"
+        last = "examples.last_only=True trains only the last answer of each chat"
         lines = (
             (self.cut, f"{of_all} lost their oldest turns, {self.turns_cut:,} in all: {row}"),
             (self.too_long, f"{of_all} are left out: {whole} {row}"),
             (self.inside, f"{of_all} are left out: {inside}"),
-            (self.alone, f"answers are rows of their own, so many rows more: {otherwise}; {last}"),
-            (self.untold, f"answers inside of pairs are given, not learnt: {otherwise}"),
+            (self.alone, f"answers get extra rows of their own: {otherwise}; {last}"),
+            (self.untold, f"answers inside pairs are given, not learnt: {otherwise}"),
             (self.same, f"{of_all} are left out: chosen and rejected are the same"),
         )
         return [f"{count:,} {line}" for count, line in lines if count]
@@ -208,10 +208,10 @@ def build(
     see: See = lambda one, sides: None,
     notes: Notes | None = None,
 ) -> tuple[Coded, Counts]:
-    """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
+    """Encodes examples of one kind. Returns (those that fit into a row, counts of what became of all).
 
-    `closed` puts one token more behind each text, a target that does not count: then a row has the text's last token.
-    Raises ConfigError if the model has no template, or one that does not write what examples have.
+    `closed` adds a token after each text, a target that does not count, so that a row has the text's last token. Raises
+    ConfigError if the model has no template, or one that does not write some key of an example.
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
@@ -237,14 +237,14 @@ def build(
 
 
 class _Row(typing.NamedTuple):
-    """An example and its segments; `of` is the example that was read, of which it is all or a part."""
+    """An example and its segments; `of` is the example that was read, and `one` is all or a part of that."""
 
     of: Example
     one: Example
     sides: tuple[Side, ...]
 
     def otherwise(self) -> list[int]:
-        """The answers that it has otherwise than the model is asked for them."""
+        """Returns the answers that are written differently here than when each is the last message."""
         return [number for side in self.sides if isinstance(side, Masked) for number in side.otherwise]
 
     def empty(self) -> bool:
@@ -262,7 +262,7 @@ class _Fit:
     notes: Notes
 
     def masked(self, examples: Sequence[Example]) -> list[_Row]:
-        """Returns a row of each example."""
+        """Returns a row for each example."""
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
         chats = [one for of in segments for one in of]
         flat = masked(self.tokenizer, chats, self.notes.ignore)
@@ -277,7 +277,7 @@ class _Fit:
         return side._replace(ids=ids, kinds=kinds)
 
     def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
-        """Yields the rows, in front of each those of its answers that it has otherwise than the model is asked for them."""
+        """Yields the rows; before each, a row for each of its `otherwise` answers, up to which it is cut."""
         numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
         parts = [row.one.up_to(number) for row, own in zip(rows, numbers, strict=True) for number in own]
         alone = iter(self.masked(parts) if parts else ())
@@ -289,8 +289,8 @@ class _Fit:
             yield row
 
     def fitted(self, rows: Iterable[_Row]) -> list[_Row]:
-        """Returns the rows that fit into T tokens, chats without their oldest turns if they must."""
-        rows, fitted, met = list(rows), {}, set()  # met: (what of the counts, whose)
+        """Returns the rows that fit into T tokens; chats lose their oldest turns if needed."""
+        rows, fitted, met = list(rows), {}, set()  # met: (a field of `Counts`, id of an example)
         left, lost = dict(enumerate(rows)), [0] * len(rows)
         while left:  # twice or three times, mostly
             shorter = {}
@@ -314,7 +314,7 @@ class _Fit:
         return [fitted[number] for number in sorted(fitted)]
 
     def _over(self, row: _Row, met: set[tuple[str, int]]) -> int | None:
-        """By how many tokens a row is too long; None if it is no row, and why is noted."""
+        """Returns by how many tokens a row is too long; None if it can't be used, and notes why."""
         unmasked = next((side for side in row.sides if isinstance(side, Unmasked)), None)
         if isinstance(row.one, Pair) and row.one.chosen == row.one.rejected:
             met.add(("same", id(row.of)))
@@ -330,14 +330,14 @@ class _Fit:
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
-    """(a chat without the fewest oldest turns that may take away `over` tokens, how many these are); None of one turn."""
+    """Returns (a chat without the fewest oldest turns that may hold `over` tokens, their number); None for one turn."""
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
     # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.
     begins = [i for i in range(system + 1, len(roles)) if roles[i - 1] == ASSISTANT != roles[i] != TOOL]
     if not begins:
         return None
-    # All in front of the next answer is a little more than what goes, so never a turn too many.
+    # The tokens before the next answer are a little more than those dropped, so never a turn too many is dropped.
     before = (side.turns[roles[:i].count(ASSISTANT)] for i in begins)
     turns = next((n for n, tokens in enumerate(before) if tokens >= over), len(begins) - 1)
     start = begins[turns]
@@ -346,7 +346,7 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
 
 
 def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
-    """Returns bool[E]: about this share, by a hash of what they are asked: those asked the same are on one side."""
+    """Returns which examples to hold out, bool[E]: about `fraction`, by a hash of the prompt: equal prompts stay together."""
     out_E = keys_E < np.uint64(int(fraction * 2**64))
     if len(keys_E) and (out_E.all() or not out_E.any()):
         out_E = keys_E == keys_E.min()
@@ -354,12 +354,12 @@ def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def key(messages: Iterable[Message]) -> int:
-    """Returns a hash of what is asked, 64 bits: for `held_out`."""
+    """Returns a hash of a prompt, 64 bits, for `held_out`."""
     return int.from_bytes(_hash(messages)[:8], "little")
 
 
 def prompt_key(one: Example) -> int:
-    """Returns a hash of what an example is asked, 64 bits: equal for all that answer the same."""
+    """Returns a hash of an example's prompt, 64 bits: equal for equal prompts."""
     return key(one.prompt if isinstance(one, Pair) else one.messages[:-1])
 
 

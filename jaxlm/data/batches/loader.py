@@ -1,8 +1,8 @@
-"""Delivers the batches of an order to the train loop. Grain indexes and slices them; they are read ahead in threads of ours.
+"""Delivers the batches of an order to the train loop. Grain indexes and slices them; our own threads read them ahead.
 
 Lane j of n reads the items start + j, start + j + n, ..., and the reader takes from one lane after the other: the order
-depends on no thread. The threads are daemons, and nothing waits for one without a limit, since a hung read can't be
-interrupted; Grain's own are joined when Python ends. Shapes: B batch, b rows of it that this process needs, T tokens.
+depends on no thread. The threads are daemons, and each wait for one has a limit, since a hung read can't be interrupted;
+Python joins Grain's own threads when it ends. Shapes: B batch, b rows of it that this process needs, T tokens.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def dataset(order: Order, rows: Sequence[int] | None = None) -> grain.MapDataset
 
 
 class Ahead:
-    """Reads the items from `start` on ahead of their use, `prefetch` in all, in daemon threads."""
+    """Reads the items from `start` on in daemon threads, up to `prefetch` items ahead of their use."""
 
     def __init__(self, items: grain.MapDataset, start: int, num_threads: int, prefetch: int):
         self._lanes = [queue.Queue(maxsize=-(-prefetch // num_threads)) for _ in range(num_threads)]
@@ -70,7 +70,7 @@ class Ahead:
             lane.put(error)
 
     def get(self, timeout: float) -> typing.Any:
-        """Returns the next item. Raises what its lane raised, or queue.Empty after `timeout` seconds."""
+        """Returns the next item. Raises the error of its lane, or queue.Empty after `timeout` seconds."""
         item = self._lane.get(timeout=timeout)
         if isinstance(item, Exception):
             raise item
@@ -78,7 +78,7 @@ class Ahead:
         return item
 
     def close(self, timeout: float = 1.0) -> None:
-        """Ends the threads. One that hangs in a read is left behind after `timeout` seconds; it ends with the process."""
+        """Ends the threads. A thread that hangs in a read is abandoned after `timeout` seconds; it ends with the process."""
         self._closed.set()
         end = time.monotonic() + timeout
         for lane, thread in zip(self._lanes, self._threads, strict=True):
@@ -89,10 +89,10 @@ class Ahead:
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
-    """Yields the batches of steps start_step + 1, ... for ever: of B the rows `row_indices`. Close it, or use `with`.
+    """Yields the rows `row_indices` of the batches of steps start_step + 1, ... without end. Close it, or use `with`.
 
     Raises RunError if a file can't be read or a batch takes over `stall_seconds` (a dead disk blocks a read for ever);
-    DamagedData if a shard is not the one in the manifest.
+    DamagedData if a shard differs from the manifest.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
             except ConfigError as e:
                 self._failed = e
             except queue.Empty:
-                waits = self.waits_for() or "no file is being read, so the machine does too much else"
+                waits = self.waits_for() or "no file is being read: the machine is busy with other work"
                 self._failed = self._failure(f"no batch within {self.stall_seconds:g} s (data.timeout_s): {waits}")
             except Exception as e:
                 self._failed = self._failure(str(e) or type(e).__name__, e)
@@ -145,7 +145,7 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         return self._verifier.oldest_read()
 
     def close(self) -> None:
-        """Stops the threads, within a second whatever hangs. A second call does nothing."""
+        """Stops the threads, within a second even if a read hangs. A second call does nothing."""
         self._close()
 
     def __enter__(self) -> "TrainLoader":

@@ -34,7 +34,7 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     if unknown := [name for name in data.sources if name not in opened.sources]:
         raise ConfigError(
             f"config.data.sources names {unknown[0]}, but the data in {data.dir} has {', '.join(opened.sources)}: "
-            "take it out, or name another config.data.dir"
+            "take this source out, or name another config.data.dir"
         )
     final_weights(dict.fromkeys(opened.sources, 1.0), data.final.weights)  # refuses names that nothing in the data has
     later = {name: 0.0 for name in data.final.weights}
@@ -47,8 +47,8 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
 def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, say: Say) -> None:
     """Makes `data.dir` (tokenizer, shards, manifest), or checks that the same recipe made it.
 
-    Of the `data.sources` with a path, or of the documents of `jaxlm prepare`, which are made first if they are missing.
-    Raises ConfigError if a source does not exist, or another recipe made the data.
+    Reads the `data.sources` with a path, or else the documents of `jaxlm prepare`, which it first makes if missing. Raises
+    ConfigError if a source does not exist, or another recipe made the data.
     """
     d = data
     if any(source.path for source in d.sources.values()):
@@ -74,7 +74,7 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
 ) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
-    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, more of the recipe); None without any."""
+    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, further recipe keys); None without any."""
     root = pathlib.Path(data.dir)
     if not prepare.sources and (root / MANIFEST).is_file():
         return None
@@ -91,7 +91,7 @@ def _prepared(
         say(f"prepared documents: {root / 'documents'}")
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
-        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
+        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stages removed them")
 
     def verified(name: str) -> Iterator[pathlib.Path]:
         for entry in done.manifest["sources"][name]["files"]:
@@ -108,7 +108,7 @@ def _prepared(
     listed = prepare.sources or data.sources
     noted = {} if listed else documents.mixture(root)
     alone = [name for name in names if noted and done.manifest["sources"][name]["kept"]["documents"] < 2]
-    if alone and len(alone) < len(names):  # such as one README beside a thousand pages
+    if alone and len(alone) < len(names):  # such as one README next to a thousand pages
         say(f"left out: {', '.join(alone)}, of which one document is left; at least two are needed, to hold one out")
         names = [name for name in names if name not in alone]
     weights = {name: noted[name] for name in names} if noted.keys() >= set(names) else weights_of(listed, names)

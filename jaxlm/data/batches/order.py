@@ -1,7 +1,7 @@
-"""The order of a run's batches, whatever is in them. An item is a pure function of the order and of i.
+"""The order of a run's batches, whatever they hold. Item i is a pure function of the order and of i.
 
-Items count from 0: item i is what step i + 1 trains on. Batches have numbers, by which windows name those that are
-passed over; the items are the others. On disk and in words steps and batches count from 1.
+Items count from 0: item i is what step i + 1 trains on. Batches have numbers, and windows name the batches to skip; the
+items are the other batches. On disk and in messages, steps and batches count from 1.
 """
 
 import dataclasses
@@ -23,32 +23,32 @@ class Order:
     """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`."""
 
     data: Encoded
-    passed_over: Windows  # (first, last) from 1; may grow behind a run's last step
+    passed_over: Windows  # to skip, (first, last) from 1; may grow after a run's last step
 
     def __post_init__(self):
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
 
     def parts(self) -> dict[str, str]:
-        """Returns what decides the batches but for what is passed over, which may grow when a run is rolled back."""
+        """Returns what decides the batches, without the skipped windows, which may grow when a run is rolled back."""
         raise NotImplementedError
 
     def made(self, number: int, rows: Sequence[int] | None) -> typing.Any:
-        """Returns these rows (None: all) of the batch of this number, which counts from 0. Thread-safe."""
+        """Returns these rows (None: all) of the batch `number`, from 0. Thread-safe."""
         raise NotImplementedError
 
     def batch(self, item: int, rows: Sequence[int] | None = None) -> typing.Any:
         return self.made(self.batch_number(int(item) + 1) - 1, rows)
 
     def batch_number(self, step: int) -> int:
-        """Returns the number of a step's batch, both from 1: `step` itself if nothing is passed over; 0 for step 0."""
+        """Returns the number of a step's batch, both from 1: `step` itself if nothing is skipped; 0 for step 0."""
         return mixture.batch_number(step, self.passed_over)
 
     def passing_over(self, windows: Windows) -> typing.Self:
-        """Returns the same order without the batches in these windows, and with all others."""
+        """Returns the same order, which skips the batches in these windows and no others."""
         return dataclasses.replace(self, passed_over=tuple(windows))
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns `parts` for a checkpoint, and "sha256", the hash of them. `check_fingerprint` compares two of these."""
+        """Returns `parts` and their "sha256", for a checkpoint. `check_fingerprint` compares two fingerprints."""
         parts = self.parts()
         return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
 
@@ -63,8 +63,8 @@ def check_fingerprint(
 ) -> None:
     """Raises ConfigError if this run's batches would differ from those of the run that saved after `done` steps.
 
-    A final mixture may begin elsewhere, because `train.steps` was raised, as long as none of its batches was trained
-    on. A branch may have another one, under the same condition.
+    The final mixture may move, because `train.steps` was raised, as long as none of its batches was trained on. A branch
+    may change the final mixture, under the same condition.
     """
     names = {key: key for key in current if key != "sha256" and not key.startswith("final")}
     changed = [key for key in names if saved.get(key) != current[key]]
@@ -84,5 +84,5 @@ def check_fingerprint(
         began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
         raise ConfigError(
             f"data.final can't change at step {done:,}: it begins {begins}, and in the run so far {began}; set "
-            "data.final back, and optim.schedule_steps to the steps that its share is of"
+            "data.final back, and optim.schedule_steps to the steps that data.final.share is a share of"
         )

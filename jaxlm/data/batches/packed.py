@@ -1,6 +1,6 @@
 """Chats and pairs as the data of a run: encoded, held out in part, packed into rows.
 
-Pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected), from 1. A text of n ids takes n - 1 tokens, so no
+Pair p of a row, from 0, is its segments 2p + 1 (chosen) and 2p + 2 (rejected). A text of n ids takes n - 1 tokens, so no
 target belongs to the next segment; padding is the last segment, without weight. Legend: B rows, b of them, T tokens, P
 pairs in a row.
 """
@@ -37,7 +37,7 @@ class Item(typing.NamedTuple):
 
 
 class _At(typing.NamedTuple):
-    """Where a batch begins: how many examples and pieces came before, and how many targets of these examples count."""
+    """Where a batch begins: how many examples and pieces came before, and how many of these examples' targets count."""
 
     examples: int = 0
     pieces: int = 0
@@ -46,7 +46,7 @@ class _At(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How much pretraining text is between the examples."""
+    """How much pretraining text comes between the examples."""
 
     share: float  # of all targets that count, below 1
     tokens: int  # of each piece; all its targets count
@@ -55,8 +55,8 @@ class Replay:
 class Plan:
     """The map from steps to rows of examples.
 
-    `lengths`: tokens of a row that each takes; `counted`: its targets that count; `most`: examples in a row, 0 for any
-    number.
+    `lengths`: the tokens that each example takes; `counted`: the targets of each that count; `most`: examples in a row,
+    0 for any number.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Plan:
     ):
         self._lengths, self._counted, self._seed = lengths.tolist(), counted.tolist(), seed
         self._seq_len, self.batch_size, self._most, self._replay = seq_len, batch_size, most or seq_len, replay
-        # Where a batch begins follows from all batches before it. The loader's threads ask for several at once.
+        # A batch's begin depends on all batches before it. The loader's threads ask for several batches at once.
         self._begins, self._lock = [_At()], threading.Lock()
         self._order = functools.lru_cache(maxsize=_EPOCHS)(self._order)
 
     def rows(self, batch: int) -> list[list[Item]]:
-        """Returns what is in each row of a batch, which counts from 0. The first time it plans all batches before it."""
+        """Returns the items in each row of a batch, which counts from 0. The first time, plans all batches before it."""
         return self._fill(self._begin(batch))[0]
 
     def used(self, batches: int) -> tuple[int, int]:
-        """Returns (examples, pieces of pretraining text) in the first batches, those that came again counted again."""
+        """Returns (examples, pieces of pretraining text) in the first batches; repeated ones count again."""
         return self._begin(batches)[:2]
 
     def _begin(self, batch: int) -> _At:
@@ -91,7 +91,7 @@ class Plan:
             return self._begins[batch]
 
     def _fill(self, at: _At) -> tuple[list[list[Item]], _At]:
-        """(the rows of the batch that begins at a place, where the next one begins)."""
+        """Returns (the rows of the batch that begins at a place, where the next batch begins)."""
         examples, pieces, counted = at
         rows: list[list[Item]] = [[] for _ in range(self.batch_size)]
         room = [self._seq_len] * self.batch_size
@@ -111,7 +111,7 @@ class Plan:
                 examples, counted = examples + 1, counted + self._counted[item.number]
 
     def _next(self, examples: int, pieces: int, counted: int) -> Item:
-        """The next example or, as soon as too few targets are of replay, the next piece."""
+        """Returns the next example or, if replay has less than its share of the targets, the next piece."""
         replay = self._replay
         # With p pieces of t tokens and c targets of examples, replay has its share where p * t = share * (p * t + c).
         if replay and pieces * replay.tokens * (1 - replay.share) < replay.share * counted:
@@ -125,7 +125,7 @@ class Plan:
 
 
 def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -> list[list[list[Item]]]:
-    """Returns the rows of batches that hold each example once, in order; the last one may be in part empty."""
+    """Returns the rows of batches that hold each example once, in order; the last batch may be partly empty."""
     batches: list[list[list[Item]]] = []
     room: list[int] = []
     slots: list[int] = []
@@ -140,7 +140,7 @@ def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -
 
 
 def _place(length: int, room: list[int], slots: list[int]) -> int | None:
-    """The first row with room for `length` tokens, which are taken from it; None if there is none."""
+    """Takes room for `length` tokens in the first row that has it, and returns this row; None if there is none."""
     row = next((r for r, left in enumerate(room) if left >= length and slots[r]), None)
     if row is not None:
         room[row] -= length
@@ -153,7 +153,7 @@ _PLANNED = 256  # batches from which the number of passes is estimated
 
 
 class Sizes(typing.NamedTuple):
-    """What decides the batches beside the examples: the seed of their order, T and B."""
+    """What decides the batches, besides the examples: the seed of their order, T and B."""
 
     seed: int
     seq_len: int
@@ -162,7 +162,7 @@ class Sizes(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What a run says of its examples and their tokenizer; a `coder.Encoded`."""
+    """What a run records about its examples and their tokenizer; a `coder.Encoded`."""
 
     encoder: Coder
     sha256: str  # of all examples and the tokenizer
@@ -178,7 +178,7 @@ class Texts:
         return self.encoder
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> the number of its tokens; of the held-out ones, nothing is told here."""
+        """Returns source -> the number of its training tokens; {} for other splits."""
         return dict(self.counts) if split == "train" else {}
 
 
@@ -220,7 +220,7 @@ class Packed(Order):
         return {"data": self.data.sha256, "replay": text, **sizes}
 
     def made(self, number: int, rows: Sequence[int] | None) -> Batch:
-        """See `rows.make_batch`; of pairs also `margin` and `pair` (1 where there is one), float32[b, P]."""
+        """See `rows.make_batch`; pairs add `margin` and `pair` (1 where there is a pair), float32[b, P]."""
         planned = self.plan.rows(number)
         return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
 
@@ -241,7 +241,7 @@ class Packed(Order):
         return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yields all pairs once, for a reference: (a batch, the number of each of its pairs, int64[B, P], or -1)."""
+        """Yields all pairs once, for a reference model: (a batch, the number of each pair in it, int64[B, P], or -1)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
             numbers_BxP = np.full((batch_size, rows.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
@@ -260,7 +260,7 @@ class Packed(Order):
         return once(source.lengths()[:examples], **sizes)
 
     def passes(self, steps: int) -> dict[str, float]:
-        """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
+        """Returns "examples" and the sources of the replayed text -> their epochs in a run of `steps` steps."""
         planned = min(steps, _PLANNED)
         used = self.plan.used(planned)
         many, pieces = (number * steps / max(1, planned) for number in used)
@@ -268,21 +268,21 @@ class Packed(Order):
         return times | (self.replay.passes(round(pieces)) if self.replay else {})
 
     def places(self, step: int) -> list[str]:
-        """Returns where the examples in the batch of a step stand, "FILE:LINE", for the log. `step` counts from 1."""
+        """Returns the places of the examples in a step's batch, "FILE:LINE", for the log. `step` counts from 1."""
         planned = self.plan.rows(self.batch_number(step) - 1)
         return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
 
     def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
-        """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
+        """Returns the batch of rows of examples. Packs each row alone, so that it holds the examples that the plan says."""
         groups = ([self._group(item, source, ends) for item in items] for items in planned)
         packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
-        if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
+        if virtual := coder.virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | (self._of_pairs(planned, source) if self.pairs else {})
 
     def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
-        """What a batch of pairs has beside its tokens."""
+        """Returns what a batch of pairs has besides its tokens."""
         shape = (len(planned), rows.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
@@ -339,11 +339,11 @@ def make(
         out_E = encoded.held_out(whole.keys_E, data.val_fraction)
         train, val = whole.take(~out_E), whole.take(out_E)
         if not len(val):
-            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} are asked the same"
-            say(f"none of the {what} is held out, since {why}: name others by examples.val_path to see what is learnt")
+            why = f"there is one {what[:-1]}" if len(whole) == 1 else f"all {what} have the same prompt"
+            say(f"none of the {what} is held out, since {why}: set examples.val_path to measure what is learnt")
     for line in notes.lines():
         say(line)
-    if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
+    if pairs or not replay or coder.virtual_ids(tokenizer):  # prompt tuning does not change the model
         share = 0.0
     pieces = _pieces(replay, share, train, sizes) if share else None
     counted = {"examples": int(train.lengths().sum())} | (replay.token_counts() if pieces else {})

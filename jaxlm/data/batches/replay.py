@@ -16,14 +16,14 @@ from jaxlm.data.shards.verify import Verifier
 from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.coder import Coder
 
-_LEAST = 128  # tokens of a piece, if a row has so many: fewer say little of what comes next
+_LEAST = 128  # tokens of a piece, if a row has that many: fewer are too little context
 _MOST_BYTES = 64 << 20  # of text files, which are held in memory
 _CHUNK = 512  # documents encoded at a time
 NAME = "replay"
 
 
 class FileText:
-    """Text files, encoded in memory: one source, `NAME`. What it has is named as in a data directory."""
+    """Text files, encoded in memory: one source, `NAME`. Has the same interface as a data directory."""
 
     def __init__(self, tokenizer: Coder, train: np.ndarray, val: np.ndarray):
         self.mixture, self.separator_id = {NAME: 1.0}, tokenizer.separator_id
@@ -58,14 +58,14 @@ Text = shards.DataDir | FileText
 def open_text(path: str, tokenizer: Coder, *, text_key: str, val_fraction: float) -> Text:
     """Opens a data directory, or text files (64 MB at most, `val_fraction` of the documents held out).
 
-    Raises ConfigError if there is no text, or the data directory is of another tokenizer.
+    Raises ConfigError if there is no text, or the data directory has another tokenizer.
     """
     if (pathlib.Path(path) / MANIFEST).is_file():
         data = shards.open_data(path)
         own = data.tokenizer()
         if tokenizer.piece_bytes()[: own.vocab_size] != own.piece_bytes() or tokenizer.separator_id != own.separator_id:
             raise ConfigError(
-                f"the data in {path} is of another tokenizer: set replay.path to its text, or replay.share=0 for none"
+                f"the data in {path} has another tokenizer: set replay.path to the text of this data, or replay.share=0"
             )
         return data
     return _of_files(path, tokenizer, text_key, val_fraction)
@@ -95,7 +95,7 @@ def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -
 
 
 class Pieces:
-    """Pieces of a text in an order by the seed, each source its share. Raises ConfigError if one has too few tokens."""
+    """Pieces of a text in an order by the seed; each source has its share. Raises ConfigError if one has too few tokens."""
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens
@@ -103,7 +103,7 @@ class Pieces:
         self._plan = self._order.plan
 
     def segments(self, number: int) -> list[rows.Segment]:
-        """Returns the texts of the `number`-th piece, which begin where a document does; they take `tokens` tokens in all."""
+        """Returns the texts of the `number`-th piece, cut where documents begin; they take `tokens` tokens in all."""
         source, _, row = self._plan.locate(number, np.zeros(1, np.int64))
         first = int(row[0]) * self.tokens
         tokens_T1 = np.asarray(self._order.streams[int(source[0])].read(first, first + self.tokens + 1), np.int32)
@@ -118,7 +118,7 @@ class Pieces:
 
 
 def piece_tokens(share: float, lengths: np.ndarray, counted: np.ndarray, seq_len: int, batch_size: int) -> int:
-    """Returns the length of pieces with which each batch has about one, or a whole row's if that is less than its share."""
+    """Returns the length of a piece with which each batch needs about one for its share; at most a row's length."""
     density = counted.sum() / max(1, lengths.sum())
     a_batch = batch_size * seq_len * density * share / (1 - share)
     return int(min(seq_len, max(_LEAST, a_batch)))

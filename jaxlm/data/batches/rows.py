@@ -1,8 +1,8 @@
 """Decides which row is in which slot of which batch, makes batches of rows, and traces them back to documents.
 
-A short repeating cycle maps global slot n * batch_size + b to a source and the number of its draw; a permutation an
-epoch maps that to a row, in O(1). Grain's `shuffle` adds the epoch to the seed: seed 0 epoch 1 would repeat seed 1
-epoch 0. Shapes: B batch, T tokens, T1 = T + 1, K sources.
+A short repeating cycle maps global slot n * batch_size + b to a source and the number of its draw; a permutation for
+each epoch maps the draw to a row, in O(1). Grain's `shuffle` adds the epoch to the seed: seed 0 epoch 1 would repeat
+seed 1 epoch 0. Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
 
 import dataclasses
@@ -32,19 +32,19 @@ from jaxlm.data.shards.mixture import (
 from jaxlm.data.shards.shards import SPLITS, DataDir, TokenStream
 from jaxlm.data.shards.verify import Entry
 
-# Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
+# Epochs of a source after which its tokens teach less than new tokens (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST_PASSES = 4
 _ROUNDS = 6
 _TOKENS_A_PAIR = 64
-_FIRST_ITEMS = 16  # whose shards are verified before all others
+_FIRST_ITEMS = 16  # the shards of these are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
     """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses, in O(1) memory.
 
-    A six-round Feistel network permutes the smallest even number of bits that holds n; it is applied again to results
-    of n or above (cycle walking: Black and Rogaway 2002).
+    A six-round Feistel network permutes the smallest even number of bits that holds n; results of n or above are permuted
+    again (cycle walking: Black and Rogaway 2002).
     """
     if n <= 1:
         return np.zeros_like(positions)
@@ -82,7 +82,7 @@ class RowPlan:
     def locate(self, number: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (source, epoch from 0, row) of these slots of a batch from 0, int64 each.
 
-        Each epoch of a source has every row once. In the final mixture its draws go on where those of the first end.
+        Each epoch of a source has every row once. In the final mixture, a source's draws continue those of the first.
         """
         shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
         if self.final_shares and number >= self.final_begins:
@@ -117,7 +117,7 @@ def plan_rows(
     passed_over: Windows = (),
     final: Final | None = None,
 ) -> RowPlan:
-    """Returns the row plan. What is passed over may decide where a final mixture begins, and nothing else.
+    """Returns the row plan. `passed_over`, the skipped batches, only decides where a final mixture begins.
 
     Raises ConfigError if a mixture is wrong, or a source has fewer than `seq_len` + 1 tokens.
     """
@@ -177,7 +177,7 @@ class Rows(Order):
         return make_batch(rows_BxT1, self.data.separator_id)
 
     def shards(self, item: int) -> list[Entry]:
-        """Returns all shards of the sources, each once: those of the first items from `item` on first, held-out text last."""
+        """Returns all shards of the sources, each once: first those of the next items from `item` on, last held-out text."""
         entries = {}
         for number in (self.batch_number(step) - 1 for step in range(item + 1, item + 1 + _FIRST_ITEMS)):
             source, _, row = self.plan.locate(number, np.arange(self.batch_size))
@@ -210,8 +210,8 @@ class Rows(Order):
 def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:
     """Returns `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[B, T], and `weights` float32[B, T], ones.
 
-    The separator begins a document's segment, as `<|endoftext|>` does for GPT-2: the last token of a document predicts
-    it, and it, which sees only itself, predicts the first token of its document.
+    A separator begins each document's segment, as `<|endoftext|>` in GPT-2: a document's last token predicts the next
+    separator; a separator, which sees only itself, predicts its document's first token.
     """
     rows_BxT1 = np.asarray(rows_BxT1).astype(np.int32, copy=False)
     tokens_BxT = np.ascontiguousarray(rows_BxT1[:, :-1])
@@ -242,8 +242,8 @@ class Segment(typing.NamedTuple):
 def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
     """Packs groups of texts into one batch. Returns (batch, the row of each group that fitted).
 
-    A group goes to the first row with room, so that no microbatch splits it. The first one that fits in no row ends the
-    batch. Padding is the last segment. Raises ConfigError if a group is longer than a row, or a text has one token.
+    A group goes to the first row with room, so that no microbatch splits it. The first group that fits in no row ends
+    the batch. Padding is the last segment. Raises ConfigError if a group is longer than a row, or a text has one token.
     """
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
@@ -282,7 +282,7 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
     length = sum(len(segment.ids) - 1 for segment in group)
     if length > seq_len:
         raise ConfigError(
-            f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it"
+            f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise train.seq_len"
         )
     return length
 
@@ -317,7 +317,7 @@ def count_targets(data: DataDir, source: str, config: EvalConfig, seq_len: int) 
 def validation_rows(
     data: DataDir, source: str, *, seq_len: int, batch_size: int, targets: int | None = None
 ) -> Iterator[ValidationBatch]:
-    """Yields a source's held-out tokens in order, each a target once but for the separator that opens the stream.
+    """Yields a source's held-out tokens in order, each a target once, except the separator that opens the stream.
 
     The last row is padded at weight 0. bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
     """
@@ -337,7 +337,7 @@ def validation_rows(
 
 
 def passes(order: Rows, steps: int) -> dict[str, float]:
-    """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if a mixture is wrong."""
+    """Returns source -> its number of epochs in a run of `steps` steps. Raises ConfigError if a mixture is wrong."""
     tokens, final = order.data.token_counts(), order.final
     last = order.switch()
     stretches = [(order.mixture, steps if last is None else min(steps, last))]
@@ -362,7 +362,7 @@ def mixture_words(order: Rows, steps: int) -> str:
 
 
 def rounded(order: Rows) -> list[str]:
-    """Returns a line for each mixture of a run that draws a source with a share more than 1% off its weight."""
+    """Returns a line for each mixture of a run in which a source's drawn share is more than 1% off its weight."""
     names, mixtures = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
     return [line for line in (rounding(mixture, names) for mixture in mixtures) if line]
 

@@ -1,7 +1,4 @@
-"""Tells how long examples are and what is wrong with them, before training.
-
-It changes none: what goes is for the user to say.
-"""
+"""Reports lengths and problems of examples before training. Changes none: the user decides which to remove."""
 
 import collections
 import dataclasses
@@ -34,7 +31,7 @@ _QUANTILES = (0.05, 0.5, 0.95, 1.0)
 
 @dataclasses.dataclass
 class Finding:
-    """Something that is wrong with some examples. `places`: of the first few."""
+    """A problem that some examples have. `places`: where the first few of these are."""
 
     what: str
     examples: int = 0
@@ -48,7 +45,7 @@ class Finding:
 
 
 class Survey:
-    """Sees examples (`see` is what `coded.build` calls) and tells what they are like."""
+    """Collects examples (`encoded.build` calls `see`) and reports their lengths and problems."""
 
     def __init__(self, seq_len: int, leaks: Decontaminate | None = None):
         self._seq_len, self._leaks = seq_len, leaks
@@ -91,7 +88,7 @@ class Survey:
     def _repeats(self, one: Example) -> None:
         content, place = encoded.content_key(one), str(one.place)
         if content in self._seen:
-            self._note("the same again", one, f"{place} = {self._seen[content]}")
+            self._note("repeated examples", one, f"{place} = {self._seen[content]}")
         self._seen.setdefault(content, place)
         self._asks[encoded.prompt_key(one)] += 1
 
@@ -103,7 +100,7 @@ class Survey:
             return
         turned = dataclasses.replace(one, chosen=one.rejected, rejected=one.chosen, margin=0.0)
         if other := self._seen.get(encoded.content_key(turned)):
-            self._note("pairs that stand elsewhere the other way round", one, f"{one.place} = {other}")
+            self._note("pairs that occur again with their sides swapped", one, f"{one.place} = {other}")
 
     def _note(self, what: str, one: Example, place: str = "") -> None:
         self._found.setdefault(what, Finding(what)).add(place or str(one.place))
@@ -112,7 +109,7 @@ class Survey:
         return sorted(self._found.values(), key=lambda finding: (-finding.examples, finding.what))
 
     def figures(self) -> dict[str, typing.Any]:
-        """Returns what the examples are like, as JSON has it. Lengths: in tokens, at 5%, 50%, 95% and 100% of the examples."""
+        """Returns figures on the examples, as JSON values. Lengths: in tokens, at 5%, 50%, 95% and 100% of the examples."""
         lengths = (np.quantile(tokens or [0], _QUANTILES) for tokens in (self._asked, self._said))
         asked, said = (quantiles.round().astype(int).tolist() for quantiles in lengths)
         figures = {"examples": self._examples, "pairs": self._pairs, "answers": self._answers}
@@ -122,10 +119,10 @@ class Survey:
         return figures | {"findings": [dataclasses.asdict(finding) for finding in self.findings()]}
 
     def lines(self) -> list[str]:
-        """Returns the same for people, a few lines."""
+        """Returns the figures for people, in a few lines."""
         figures = self.figures()
         what = f"{self._pairs:,} pairs" if self._pairs else f"{self._examples:,} chats, {self._answers:,} answers"
-        lines = [f"{what}; {figures['asked_alike']:,} are asked what another one is asked"]
+        lines = [f"{what}; {figures['asked_alike']:,} repeat another's prompt"]
         for name, key in (("asked", "prompt_tokens"), ("answered", "answer_tokens")):
             low, half, high, most = figures[key]
             lines.append(f"{name} in {half:,} tokens ({low:,} to {high:,} in 90% of them, {most:,} at most)")
@@ -143,7 +140,7 @@ class Survey:
 
 
 def leaks_of(benchmarks: str, prepare: PrepareConfig) -> Decontaminate | None:
-    """Returns what finds items of a folder's benchmark files; None for "". Raises ConfigError for an unknown layout."""
+    """Returns a finder of a benchmark folder's items; None for "". Raises ConfigError for an unknown layout."""
     if not benchmarks:
         return None
     asked = registry.typed_settings(registry.parse("decontaminate", prepare.stages, "prepare.stages"))
@@ -154,7 +151,7 @@ def leaks_of(benchmarks: str, prepare: PrepareConfig) -> Decontaminate | None:
 
 
 def shown(found: encoded.Coded, tokenizer: Coder, example: int = 0, most: int = 1200) -> list[tuple[str, bool]]:
-    """Returns the text of an example as parts, (text, True if it counts): what stands between is cut at `most` characters."""
+    """Returns the text of an example as parts, (text, True if it counts), each shortened to about `most` characters."""
     parts: list[tuple[str, bool]] = []
     names, raw = {i: piece for piece, i in tokenizer.controls.items()}, tokenizer.piece_bytes()
     for ids, kinds in found.segments(example):
@@ -180,7 +177,7 @@ def _short(place: str) -> str:
 
 
 def _said(one: Example) -> Messages:
-    """What the assistant says in an example, but for what is given."""
+    """Returns the assistant's messages in an example, without given ones."""
     if isinstance(one, Pair):
         return tuple(message for message in one.chosen + one.rejected if message["role"] == ASSISTANT)
     return tuple(one.messages[number] for number in sorted(one.trained()))
@@ -198,7 +195,7 @@ def _junk(text: str) -> Iterator[str]:
 
 
 def _leak(leaks: Decontaminate, one: Example) -> str:
-    """The benchmark of which an example holds an item; "" if it holds none."""
+    """Returns the benchmark that leaked into an example; "" if none did."""
     sides = (one.prompt + one.chosen, one.rejected) if isinstance(one, Pair) else (one.messages,)
     for messages in sides:
         text = "\n\n".join(message["content"] for message in messages)

@@ -1,4 +1,4 @@
-"""Decides what data a command line means, and refuses what can't be trained on, before anything is made. Imports no JAX."""
+"""Decides which data a command line means, and refuses unusable data before anything is made. Imports no JAX."""
 
 import collections
 import os
@@ -21,9 +21,8 @@ _SHARED = ("data.sources", "data.path", "prepare.sources")
 def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: Sequence[str]) -> str:
     """Changes a config so that it trains on finished data that the command line names; returns a line about it, or "".
 
-    `--config.data.dir=DIR` names the user's choice if DIR holds data that the config did not make. It is used as it is,
-    with its own sources and weights; a shipped config's vocabulary and prompts give way. A changed recipe is refused
-    later.
+    If DIR in `--config.data.dir=DIR` holds data that the config did not make, the data is used unchanged, with its own
+    sources and weights, and replaces a shipped config's vocabulary and prompts. A changed recipe is refused later.
     """
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
@@ -50,19 +49,19 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
 
 
 def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
-    """(file, source) -> the path that the source was read from, for MANIFEST and PREPARED in a folder; {} if none is there."""
+    """Returns (file, source) -> the path that the source was read from, by MANIFEST and PREPARED in a folder, if there."""
     paths = {}
     for file in (MANIFEST, PREPARED):
         try:
             content = files.json_of(files.read_soon(folder / file))
             paths |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
         except (OSError, files.NoAnswer, *files.MANGLED):
-            continue  # who opens it says what is wrong
+            continue  # whoever opens the data says what is wrong
     return paths
 
 
 def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], shipped: bool) -> bool:
-    """True if the config made this data, or weighs its sources; a shipped one made it only if a source has the same path."""
+    """True if the config made this data, or weighs its sources; a shipped config made it only if a source's path is equal."""
     data, prepared = config.data, config.prepare.sources
     paths = {"text": data.path} if data.path else {name: source["path"] for name, source in data.sources.items()}
     if paths and not any(paths.values()):  # weights alone
@@ -74,7 +73,7 @@ def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], sh
 
 
 def check(config: Config, word: str | None, overrides: Sequence[str], say: Callable[[str], None]) -> None:
-    """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first."""
+    """Raises ConfigError if there is neither data nor a source for it, or if the source must be prepared first."""
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
             rl = config.program in ("ppo", "grpo")
@@ -115,7 +114,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
 
 
 def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
-    """True if the command line names a folder of data, no text, and a shipped config: its texts are not meant then."""
+    """True if the command line names a data folder and a shipped config, but no texts: the config's own are not meant."""
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
         return False
@@ -133,7 +132,7 @@ def _is_readme(folder: pathlib.Path) -> bool:
 
 
 def _check_texts(path: str, say: Callable[[str], None]) -> None:
-    """Raises ConfigError if a folder or file holds mostly what `jaxlm prepare` reads and training does not."""
+    """Raises ConfigError if a folder or file holds mostly formats that `jaxlm prepare` reads and training does not."""
     suffixes = _suffixes(files.expanded(path))
     raw = {suffix: count for suffix, count in suffixes.items() if not _is_plain(suffix)}
     if not raw:
@@ -143,11 +142,11 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
         raise ConfigError(
             f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {shlex.quote(path)} --out=DATA"
         )
-    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA takes them in")
+    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA reads them too")
 
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
-    """How many files of each kind of text, plain or raw, there are in a folder, or the file itself."""
+    """Returns suffix -> number of text files, plain or raw, in a folder; a file counts alone."""
     suffixes = collections.Counter(
         _suffix(name)
         for name in ([path.name] if path.is_file() else (n for _, _, names in os.walk(path) for n in names))
@@ -157,7 +156,7 @@ def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
 
 
 def _suffix(name: str) -> str:
-    """The suffix of a text, compressed or not; "" for any other file."""
+    """Returns the suffix of a text file, compressed or not; "" for any other file."""
     known = [suffix for _, suffixes in registry.FORMATS.values() for suffix in suffixes]
     known += [suffix for suffixes in registry.DOCUMENTS for suffix in suffixes]
     name = name.lower()
@@ -171,7 +170,7 @@ def _is_plain(suffix: str) -> bool:
 
 
 def training(word: str, overrides: Sequence[str]) -> str:
-    """Returns the command that trains on a config's data; for a recipe of data alone, with the first config that fits."""
+    """Returns the command that trains on a config's data; if it only makes data, with the first config that fits."""
     place = config_files.find(word)
     recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
     if place.path.resolve() in recipes:
@@ -182,6 +181,6 @@ def training(word: str, overrides: Sequence[str]) -> str:
 
 
 def _maker(data_dir: str) -> str:
-    """The shipped recipe that makes this folder; "" if there is none."""
+    """Returns the shipped recipe that makes this folder; "" if there is none."""
     recipes = config_files.shipped_configs("data")
     return next((name for name in recipes if config_files.load(name).data.dir == data_dir), "")

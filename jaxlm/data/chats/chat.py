@@ -1,4 +1,4 @@
-"""The one form in which a conversation is written: ChatML, its role as one token of the vocabulary.
+"""How conversations are written: in ChatML, the role as one token of the vocabulary, or in an imported model's template.
 
     </s><|im_start|><|user|>
     Hello<|im_end|>
@@ -8,8 +8,8 @@
 `TEMPLATE` is the Jinja template of an exported tokenizer. It begins with EOS, as every document does (`data.ids`), and its
 `{% generation %}` marks what the assistant says, so that `return_assistant_tokens_mask` gives the mask of the loss.
 
-A model from elsewhere has a template of its own. Templates are rendered as transformers does, with one difference: what spells
-a control token in a message is ordinary text, and ends no turn.
+Templates are rendered as transformers does, with one difference: what spells a control token in a message is ordinary text,
+and ends no turn.
 """
 
 import bisect
@@ -39,7 +39,7 @@ from jaxlm.host import files
 
 TURN = CHAT_TOKENS[:2]  # what opens a message, and what ends it
 END = TURN[1]
-_CUT = "\ufdd1"  # no character: where a message that is to be continued ends
+_CUT = "\ufdd1"  # no character: the end of a message that is to be continued
 _BEGINS, _ENDS = "\ufdd2", "\ufdd3"  # no characters: around what `{% generation %}` marks
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
@@ -49,7 +49,7 @@ Tools = Sequence[typing.Any] | None
 
 
 def _turns(begin: str, content: str, behind: str, asked: str) -> str:
-    """A template whose every message is `content` between `begin` and `behind`; marked is `content` of the assistant."""
+    """Returns a template that writes `begin`, `content`, `behind` for each message, and marks the assistant's `content`."""
     return (
         "{% for message in messages %}" + begin + "{% if message['role'] == 'assistant' %}"
         "{% generation %}" + content + "{% endgeneration %}"
@@ -58,7 +58,7 @@ def _turns(begin: str, content: str, behind: str, asked: str) -> str:
     )
 
 
-# For models from elsewhere that have none (`examples.template`); what a text begins with is put in front. EOS stands for it.
+# For imported models without a template (`examples.template`); the opening is put in front, and EOS filled in.
 TEMPLATES = {
     "chatml": _turns(
         "{{ '<|im_start|>' + message['role'] + '\\n' }}",
@@ -95,20 +95,20 @@ def speaks(tokenizer: Coder) -> bool:
 
 
 def grown(tokenizer: Coder, asked: str = "") -> Coder:
-    """Returns a tokenizer that speaks: ours with the tokens of `TEMPLATE`, one from elsewhere with the template `asked`.
+    """Returns a tokenizer for chats: ours with the tokens of `TEMPLATE`, an imported one with the template `asked`.
 
-    Other ids stay as they are. Raises ConfigError if the template can't be read, or does not suit the tokenizer.
+    Other ids do not change. Raises ConfigError if the template can't be read, or does not suit the tokenizer.
     """
     key = f"config.examples.template={asked}"
     if ours(tokenizer):
         if asked:
-            raise ConfigError(f"{key}: this model speaks ChatML as jaxlm writes it: leave it out")
+            raise ConfigError(f"{key}: this model uses jaxlm's ChatML: leave this key out")
         return tokenizer if speaks(tokenizer) else Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
     if not asked:
         return tokenizer
     held, rows = dict(tokenizer.files), []
     if asked in TEMPLATES and _source(tokenizer):
-        raise ConfigError(f"{key}: the model has a chat template of its own: leave it out, or name a file")
+        raise ConfigError(f"{key}: the model has a chat template of its own: leave this key out, or name a file")
     if asked == "chatml":
         if JSON not in held:
             raise ConfigError(f"{key} adds tokens to a tokenizer.json, which this model lacks: take plain")
@@ -128,7 +128,7 @@ def grown(tokenizer: Coder, asked: str = "") -> Coder:
 
 
 def _file(path: str, key: str) -> str:
-    """The template in a file."""
+    """Returns the template in a file."""
     try:
         source = files.expanded(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -139,7 +139,7 @@ def _file(path: str, key: str) -> str:
 
 
 def own_rows(tokenizer: Coder) -> tuple[str, ...]:
-    """Returns the tokens of a template that the model's pretraining never saw; a template from elsewhere has none."""
+    """Returns the tokens of a template that pretraining never saw; a model's own template has none."""
     return CHAT_TOKENS if ours(tokenizer) else tuple(settings_of(tokenizer.files, IDS).get("rows", ()))
 
 
@@ -152,7 +152,7 @@ def template(tokenizer: Coder) -> str:
 
 
 def _source(tokenizer: Coder) -> str:
-    """The template in the files beside a tokenizer; "" if there is none."""
+    """Returns the template in an imported tokenizer's files; "" if there is none."""
     try:
         source = tokenizer.files.get(JINJA, b"").decode() or settings(tokenizer).get("chat_template")
         if isinstance(source, list):
@@ -165,7 +165,7 @@ def _source(tokenizer: Coder) -> str:
 
 
 def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> str:
-    """Returns a conversation as text, in the model's template; without `reply` its last message goes on.
+    """Returns a conversation as text, in the model's template; without `reply`, its last message is left open.
 
     Control tokens that messages spell get a `GUARD`. Raises ConfigError if there is no template, or it refuses the
     messages.
@@ -181,7 +181,7 @@ class Broken(ConfigError):
 
 
 class Span(typing.NamedTuple):
-    """What the model is to say in a text: characters `first` to `behind` - 1, of the message `number`, from 0."""
+    """A part of a text that the model is to say: characters `first` to `behind` - 1, in message `number`, from 0."""
 
     number: int
     first: int
@@ -192,24 +192,24 @@ class Written(typing.NamedTuple):
     """A conversation in the model's template."""
 
     text: str
-    spans: list[Span]  # what the assistant says, and the control tokens that end that, in order
+    spans: list[Span]  # what the assistant says, with the control tokens that end it, in order
     begins: list[int]  # about where each of the assistant's messages begins, in characters
-    otherwise: tuple[int, ...] = ()  # answers that the text has in another way than the model is asked for them
+    otherwise: tuple[int, ...] = ()  # answers that the text writes differently than when each is the last message
 
 
 class Probed(typing.NamedTuple):
-    """What opens an answer and which control token ends it; "" for nothing."""
+    """What opens an answer and which control token ends it; "" if nothing does."""
 
     opening: str = ""
     end: str = ""
-    unsaid: str = ""  # what of the opening no written answer has
-    behind: str = ""  # what is written behind an answer
+    unsaid: str = ""  # the part of the opening that written answers lack
+    behind: str = ""  # what is written after an answer
 
 
 class Writer:
     """Writes whole conversations in a model's template, and says where the assistant speaks.
 
-    A template that names the day gets `dated`'s, or else today. Raises ConfigError if it can't be read.
+    A template that names the day gets the day of `dated`, or else today. Raises ConfigError if no template can be read.
     """
 
     def __init__(self, tokenizer: Coder):
@@ -218,17 +218,17 @@ class Writer:
         moment = getattr(tokenizer, "moment", None)
         self._named["strftime_now"] = lambda form: (moment or datetime.datetime.now()).strftime(form)
         self._tokenizer, source = tokenizer, template(tokenizer)
-        ends = filter(None, (END, self._named["eos_token"]))  # which are no control tokens in some
+        ends = filter(None, (END, self._named["eos_token"]))  # in some tokenizers these are no control tokens
         self._controls = tuple({*tokenizer.controls, *(piece for piece in ends if _id(tokenizer, piece) is not None)})
         self._firsts = {piece[0] for piece in self._controls}
         self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
 
     def write(self, messages: Messages, reply: bool, tools: Tools = None) -> str:
-        """Returns messages as the template has them, perhaps with what opens the assistant's answer behind them."""
+        """Returns messages in the template; with `reply`, what opens the assistant's answer comes after them."""
         return self._plain(messages=messages, tools=tools, documents=None, add_generation_prompt=reply, **self._named)
 
     def either(self, messages: Messages, write: Callable[[Messages], T]) -> T:
-        """Returns what `write` makes of guarded messages; arguments of calls are objects, text if that is refused."""
+        """Returns `write` of guarded messages, with calls' arguments as objects, or as text if the template refuses these."""
         called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
         if called != plain:
             with contextlib.suppress(ConfigError):
@@ -238,10 +238,10 @@ class Writer:
     def written(
         self, messages: Messages, tools: Tools, trained: Collection[int] | None = None, last: bool = False
     ) -> Written:
-        """Returns a conversation as text, and where in it stands what the model is to say.
+        """Returns a conversation as text, with the spans that the model is to say.
 
-        That is what `{% generation %}` marks; without that mark what an answer adds to the text that the model is asked
-        with, up to the control token that ends it. Raises ConfigError if the template refuses the messages.
+        `{% generation %}` marks these; in a template without it, a span is what an answer adds to its prompt's text, up to
+        the control token that ends it. Raises ConfigError if the template refuses the messages.
         """
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self._marking is None:
@@ -260,7 +260,7 @@ class Writer:
         return [self.sound(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _marked(self, sound: Messages, tools: Tools, answers: list[int], one_each: int) -> Written:
-        """See `written`, for a template with marks. If there are `one_each` of them, it does not matter whose each is."""
+        """See `written`, for a template with marks. If there are `one_each` marks, each answer has one, in order."""
         marked = self._marking(messages=sound, tools=tools, documents=None, add_generation_prompt=False, **self._named)
         pieces = re.split(f"[{_BEGINS}{_ENDS}]", marked)
         ends, text = [*itertools.accumulate(map(len, pieces))], "".join(pieces)
@@ -273,7 +273,7 @@ class Writer:
         return Written(text, [Span(number, *span) for number, span in zip(owners, spans, strict=True)], begins)
 
     def _length(self, messages: Messages, tools: Tools, text: str) -> int:
-        """How many characters of a text are these first messages; 0 if the template refuses them alone."""
+        """Returns how many characters of a text these first messages take; 0 if the template refuses them alone."""
         try:
             return _alike(self.write(messages, False, tools), text) if messages else 0
         except ConfigError:
@@ -298,7 +298,7 @@ class Writer:
         return Written(text, spans, begins, tuple(otherwise))
 
     def _asked(self, messages: Messages, tools: Tools, text: str) -> int:
-        """How many characters of a text the model is asked with, for the answer to these messages."""
+        """Returns how many characters of a text are the prompt for the answer to these messages."""
         try:
             asked = self.write(messages, True, tools) if messages else ""
         except ConfigError:
@@ -309,19 +309,19 @@ class Writer:
             opening = self.probed.opening
             return text.find(opening) + len(opening) if opening in text else 0
         shared = _alike(asked, text)
-        # Of what opens an answer a template may write the beginning alone, up to <think> say.
+        # A template may write only the beginning of what opens an answer, up to <think>, say.
         whole = text[:shared].endswith((*self._controls, ">", "\n"))
         if shared < len(asked) and not (whole and shared > _alike(asked, self.write(messages, False, tools))):
             raise ConfigError(
-                f"the model's chat template writes message {len(messages) + 1} in another way than the model is asked for "
-                f"it, by {asked[shared:][:40]!r}: give the model a template with {{% generation %}} around what "
+                f"the model's chat template writes message {len(messages) + 1} without {asked[shared:][:40]!r}, which ends "
+                "the prompt for this message: give the model a template with {% generation %} around what "
                 "the assistant says"
             )
         return shared
 
     @functools.cached_property
     def probed(self) -> Probed:
-        """What the template does with a short chat."""
+        """What the template writes around the answer of a short chat."""
         ask, say = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
         try:
             whole, asked, text = self.write([ask], False), self.write([ask], True), self.write([ask, say], False)
@@ -331,7 +331,7 @@ class Writer:
         return Probed(opening, next((piece for piece, _ in self._closing(text)), ""), unsaid, text.rpartition("x")[2])
 
     def _closing(self, said: str) -> list[tuple[str, int]]:
-        """The control tokens at the end of a text, spaces between them left out: (each, where it ends)."""
+        """Returns (control token, where it ends) for those at the end of a text, perhaps with spaces between."""
         pieces, rest = [], said.rstrip()
         while rest.endswith(self._controls):
             piece = max(filter(rest.endswith, self._controls), key=len)
@@ -340,7 +340,7 @@ class Writer:
         return pieces
 
     def _said(self, said: str) -> int:
-        """How much of what an answer adds to a text is the answer: up to the control token that ends it, if there is one."""
+        """Returns where the answer ends in `said`, the text that it adds: after its closing control token, if it has one."""
         pieces = self._closing(said)
         return next(
             (at for piece, at in pieces if piece == self.probed.end), pieces[-1][1] if pieces else len(said.rstrip())
@@ -353,7 +353,7 @@ def _alike(first: str, second: str) -> int:
 
 
 def _ready(message: Mapping[str, typing.Any], called: bool) -> dict[str, typing.Any]:
-    """A message with its thoughts under both names that templates read; if `called`, arguments of calls as objects."""
+    """Returns a message with its thoughts under both names that templates read; if `called`, calls' arguments as objects."""
     message = {key: value for key, value in message.items() if not isinstance(value, Absent)}
     thoughts = next((message[key] for key in THOUGHTS if key in message), None)
     ready = {"thinking": thoughts, **message, "reasoning_content": thoughts} if thoughts is not None else message
@@ -363,7 +363,7 @@ def _ready(message: Mapping[str, typing.Any], called: bool) -> dict[str, typing.
 
 
 def _call(call: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """A call of a tool, its arguments as an object if they are the text of one."""
+    """Returns a call of a tool, with its arguments as an object if they are the JSON text of one."""
     if isinstance(call.get("function"), dict):
         return call | {"function": _call(call["function"])}
     with contextlib.suppress(ValueError):
@@ -373,7 +373,7 @@ def _call(call: dict[str, typing.Any]) -> dict[str, typing.Any]:
 
 
 def ids(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> list[int]:
-    """Returns the ids of a conversation, with what a document begins with in front once. See `render`."""
+    """Returns the ids of a conversation, with `tokenizer.opening` in front once. See `render`."""
     return conversation(tokenizer, render(tokenizer, messages, reply, tools))
 
 
@@ -382,7 +382,7 @@ def all_ids(tokenizer: Coder, texts: Sequence[str]) -> list[list[int]]:
 
 
 def guarded(tokenizer: Coder, text: str) -> str:
-    """Returns a text in which a GUARD stands in all that spells a control token."""
+    """Returns a text with a GUARD inside each spelling of a control token."""
     for piece in tokenizer.controls:
         text = text.replace(piece, piece[0] + GUARD + piece[1:])
     return text
@@ -390,10 +390,10 @@ def guarded(tokenizer: Coder, text: str) -> str:
 
 @functools.cache
 def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
-    """A function that renders a template as transformers does (utils/chat_template_utils.py), with _BEGINS, _ENDS if `mark`."""
+    """Returns a renderer of a template as in transformers (utils/chat_template_utils.py), with _BEGINS, _ENDS if `mark`."""
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` writes what is in it."""
+        """`{% generation %}` renders its content."""
 
         tags = frozenset({"generation"})
 
@@ -420,9 +420,9 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     def render(**named) -> str:
         try:
             return compiled.render(**named)
-        except Exception as error:  # a program of others
+        except Exception as error:  # a template is somebody else's program
             why = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-            kind = ConfigError if type(error) is jinja2.TemplateError else Broken  # it raised that itself
+            kind = ConfigError if type(error) is jinja2.TemplateError else Broken  # the template raised this itself
             raise kind(f"the model's chat template refuses these messages: {' '.join(why.split())}") from None
 
     try:
@@ -433,7 +433,7 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 
 
 def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end an answer or a text. What was imported before 28 November 2026 keeps those of then."""
+    """Returns the ids that end an answer or a text. Models imported before 28 November 2026 keep their old ids."""
     if ours(tokenizer) or not tokenizer.ends:
         every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
     else:
@@ -442,7 +442,7 @@ def ends(tokenizer: Coder) -> tuple[int, ...]:
 
 
 def settled(tokenizer: Coder) -> Coder:
-    """Returns a tokenizer whose files name all its `ends`, so that they stay whatever becomes of its template."""
+    """Returns a tokenizer whose files name all its `ends`, so that a changed template can't change them."""
     if ours(tokenizer):
         return tokenizer
     every = [i for i in dict.fromkeys((answer_end(tokenizer), *ends(tokenizer))) if i is not None]
@@ -451,7 +451,7 @@ def settled(tokenizer: Coder) -> Coder:
 
 
 def dated(tokenizer: Coder, moment: str) -> Coder:
-    """Returns a tokenizer whose template takes a moment (ISO 8601) for now; ours, whose template names no day, as it is."""
+    """Returns a tokenizer whose template sees `moment` (ISO 8601) as the present; ours names no day and is unchanged."""
     if ours(tokenizer) or not moment:
         return tokenizer
     other = copy.copy(tokenizer)
@@ -460,7 +460,7 @@ def dated(tokenizer: Coder, moment: str) -> Coder:
 
 
 def told_ends(tokenizer: Coder) -> str:
-    """Returns what ends an answer, in a line for the user."""
+    """Returns a line for the user on what ends an answer."""
     pieces = {i: piece for piece, i in tokenizer.controls.items()}
     every = [pieces.get(i) or tokenizer.decode([i], follows=True) for i in ends(tokenizer)]
     probed = Writer(tokenizer).probed
@@ -469,17 +469,17 @@ def told_ends(tokenizer: Coder) -> str:
             f"{probed.behind.strip()}, which is no token of this vocabulary," if probed.behind.strip() else "no token"
         )
         return (
-            f"the chat template writes {behind} behind an answer, so training teaches no end: answers run on until the model "
+            f"the chat template writes {behind} after an answer, so training teaches no end: answers run on until the model "
             f"says {' or '.join(every)}"
         )
     line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
     if probed.unsaid:
-        line += f"; the model is asked with {probed.unsaid!r}, which no answer of the examples begins with"
+        line += f"; prompts end with {probed.unsaid!r}, which the examples' answers lack"
     return line
 
 
 def answer_end(tokenizer: Coder) -> int | None:
-    """Returns the id of the control token that the template writes behind an answer; None if it writes none, or is none."""
+    """Returns the id of the control token that the template writes after an answer; None if there is no such token."""
     try:
         return _id(tokenizer, Writer(tokenizer).probed.end)
     except ConfigError:
@@ -498,7 +498,7 @@ def _id(tokenizer: Coder, token: str) -> int | None:
 
 
 def settings(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns what the files beside a tokenizer from elsewhere say of it; of a token its text. Raises ConfigError."""
+    """Returns the settings in an imported tokenizer's files, tokens as their text. Raises ConfigError."""
     merged: dict[str, typing.Any] = {}
     for name in _SETTINGS:
         content = settings_of(tokenizer.files, name).items()

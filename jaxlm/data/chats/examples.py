@@ -1,4 +1,4 @@
-"""Reads chats and preference pairs of all common formats, and gives them one form: messages with a role and a content.
+"""Reads chats and preference pairs of all common formats into one form: messages with a role and a content.
 
 | format | a record has |
 |---|---|
@@ -28,43 +28,43 @@ from jaxlm.host.files import is_number
 class Chat:
     """A conversation, which ends with what the assistant says."""
 
-    messages: Messages  # one with `weight` 0 is given
+    messages: Messages  # those with `weight` 0 are given, not learnt
     place: Place
-    given: int = 0  # so many, from the first one on, are not learnt
+    given: int = 0  # the number of first messages that are not learnt
     tools: Sequence[typing.Any] | None = None  # that the assistant may call, as JSON schemas
-    last: bool = False  # the last answer alone is learnt
+    last: bool = False  # only the last answer is learnt
 
     def trained(self) -> frozenset[int]:
-        """Returns which messages are learnt, from 0: what the assistant says and is not given."""
+        """Returns the indices of the messages that are learnt: the assistant's, without given ones."""
         learnt = [one["role"] == ASSISTANT and one.get("weight") != 0 for one in self.messages]
         said = [i for i, counts in enumerate(learnt) if counts and i >= self.given]
         return frozenset(said[-1:] if self.last else said)
 
     def up_to(self, number: int) -> "Chat":
-        """Returns the conversation that ends with a message, which alone is learnt."""
+        """Returns the conversation up to a message, which is the only one that is learnt."""
         return dataclasses.replace(self, messages=self.messages[: number + 1], last=True)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What of it only some models' templates write."""
+        """The keys and roles in the chat that only some models' templates write."""
         keys = {key for message in self.messages if len(message) > 2 for key in message}
         keys |= {message["role"] for message in self.messages} | ({"tools"} if self.tools else set())
         return tuple(key for key in records.TEMPLATED if key in keys)
 
 
 def without(messages: Messages, key: str) -> Messages:
-    """Returns messages as if they had no such key; without those of a role of that name."""
+    """Returns messages without a key, and without the messages whose role has that name."""
     return tuple({name: one[name] for name in one if name != key} for one in messages if one["role"] != key)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two ways in which a conversation goes on, of which the first is preferred."""
+    """A conversation with two continuations, of which `chosen` is preferred."""
 
-    prompt: Messages  # what both sides have in common; perhaps nothing
+    prompt: Messages  # the messages that both sides share; perhaps none
     chosen: Messages
     rejected: Messages
-    margin: float  # by how much the chosen one is better, as the data says it
+    margin: float  # by how much the chosen side is better, by the data
     place: Place
     tools: Sequence[typing.Any] | None = None
 
@@ -78,10 +78,10 @@ Ask = Callable[[Row], tuple[Messages, dict[str, typing.Any]]]
 
 
 class Asked(typing.NamedTuple):
-    """What is to be answered."""
+    """A prompt to be answered."""
 
     messages: Messages  # the last one is to be answered
-    columns: dict[str, typing.Any]  # the record's others
+    columns: dict[str, typing.Any]  # the record's other keys
     place: Place
     tools: Sequence[typing.Any] | None = None
 
@@ -99,7 +99,7 @@ def read(
     def example(row: Row) -> Example:
         if row.get("label") is not None:
             row.note("refused", "label", "it may mark a disliked answer")
-        for name in records.WEIGHTS:  # of a whole row; other numbers than 0 are of something else
+        for name in records.WEIGHTS:  # of a whole row; other numbers than 0 mean something else
             if row.columns.get(name) in (0, False):
                 row.note("read", name)
                 raise Unfit(f"its {name} is {row[name]}")
@@ -111,10 +111,10 @@ def read(
 def read_prompts(
     path: str, key: str = "data.path", notes: records.Notes | None = None, ask: Ask | None = None
 ) -> Iterator[Asked]:
-    """Yields what each record asks. Raises ConfigError as `read` does.
+    """Yields each record's prompt. Raises ConfigError as `read` does.
 
-    A record has `prompt`, a text or messages, or `messages` or `conversations`, whose last answer is left off. Pairs,
-    and chats of other formats, are asked what they answer.
+    A record has `prompt` (a text or messages), or `messages` or `conversations`, whose last answer is left off. Pairs
+    and chats of other formats give the prompt that they answer.
     """
 
     def asked(row: Row) -> Asked:
@@ -141,7 +141,7 @@ def _asked(row: Row) -> Messages:
     messages = _prompt(row[name], row) if name == "prompt" else messages_of(row[name], row)
     asks = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != ASSISTANT), 0)
     if not asks:
-        raise Unfit(f"all messages of {name} are the assistant's, so there is nothing to answer: leave it out")
+        raise Unfit(f"all messages of {name} are the assistant's, so there is nothing to answer: leave the record out")
     if asks < len(messages):
         row.note("answered")
     return messages[:asks]
@@ -165,15 +165,15 @@ def _example(row: Row, form: str, pairs: bool) -> Example:
 
 
 def _ended(messages: Messages) -> Messages:
-    """The messages up to the last of the assistant: nothing is learnt from what follows."""
+    """Returns the messages up to the assistant's last one: nothing is learnt from those after it."""
     last = max((i for i, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
     if last is None:
-        raise Unfit("the assistant says nothing here, so there is nothing to learn: leave it out")
+        raise Unfit("the assistant says nothing here, so there is nothing to learn: leave the record out")
     return messages[: last + 1]
 
 
 class _Said(typing.NamedTuple):
-    """A record: what is said first, how it goes on, and how it should not; `given` messages are not learnt from."""
+    """A record as prompt, continuation and rejected continuation; its first `given` messages are not learnt."""
 
     prompt: Messages
     chosen: Messages
@@ -183,7 +183,7 @@ class _Said(typing.NamedTuple):
 
 
 def _form(record: Mapping[str, typing.Any]) -> str:
-    """The format of a record, by its keys."""
+    """Returns the format of a record, by its keys."""
     if "chosen" in record:
         transcript = isinstance(record["chosen"], str) and "prompt" not in record
         return "hh" if transcript and _TURN.search(record["chosen"]) else "pairs"
@@ -218,7 +218,7 @@ def _is_turn(turn: typing.Any) -> bool:
 
 
 def _history(row: Row) -> Messages:
-    """Earlier turns of an Alpaca record, as LLaMA-Factory has them: [question, answer] of each."""
+    """Returns the earlier turns of an Alpaca record, in LLaMA-Factory's form: a list of [question, answer]."""
     turns = row.listed("history", row.get("history"), _is_turn) or []
     return tuple(message_of(*said) for turn in turns for said in zip(("user", ASSISTANT), turn, strict=True))
 
@@ -233,14 +233,14 @@ def _from_hh(row: Row) -> _Said:
 def _from_pairs(row: Row) -> _Said:
     prompt = _prompt(row["prompt"], row) if "prompt" in row else ()
     heads, rests = zip(*(_side(_field(row, name), prompt, row) for name in ("chosen", "rejected")), strict=True)
-    # What one side has in front of the question is in front of the other one's too.
+    # Messages before the question on one side count for the other side too.
     longest = max(heads, key=len)
     leads = [longest if longest[: len(head)] == head else head for head in heads]
     return _parted(*(lead + rest for lead, rest in zip(leads, rests, strict=True)), row)
 
 
 def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Messages]:
-    """A side of a pair, perhaps a whole conversation, as (what is in front of the question, the question and what follows)."""
+    """Splits a side of a pair, perhaps a whole conversation, into (messages before the question, the question and the rest)."""
     if isinstance(value, str) and not prompt:
         raise Unfit("a pair of texts needs a prompt")
     answer = _answer(value, row)
@@ -258,13 +258,13 @@ def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Mess
 
 
 def _same(first: Messages, second: Messages) -> bool:
-    """True if two conversations are the same but for blanks at the end of messages and Alpaca's wrapper around them."""
+    """True if two conversations are the same, except for spaces at the end of messages and Alpaca's wrapper."""
     told = [[(one["role"], unwrapped(one["content"]).rstrip()) for one in messages] for messages in (first, second)]
     return told[0] == told[1]
 
 
 def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
-    """A pair of whole conversations, whose prompt is all that both have in common, but for the last message."""
+    """Returns a pair of whole conversations: the prompt is all messages that both share, without a last one."""
     chosen, rejected = (records.led_by(side, records.system_of(row)) for side in (chosen, rejected))
     most, common = min(len(chosen), len(rejected)) - 1, 0
     while common < most and chosen[common] == rejected[common]:
@@ -286,7 +286,7 @@ _FORMATS: dict[str, Callable[[Row], _Said]] = {
     "hh": _from_hh,
     "pairs": _from_pairs,
 }
-# Of what is no pair: for each format the keys, of each group one, in the order in which they are looked for.
+# For chats: the keys that each format needs, one of each group. Formats are tried in this order.
 _NEEDS = {
     "messages": (("messages",),),
     "sharegpt": (("conversations",),),
@@ -308,7 +308,7 @@ _WRAPPER = re.compile(
 
 
 def unwrapped(prompt: str) -> str:
-    """Returns a prompt without the text that Alpaca puts around an instruction and its input; any other as it is."""
+    """Returns a prompt without the text that Alpaca puts around an instruction and its input; other prompts unchanged."""
     if not (wrapped := _WRAPPER.fullmatch(prompt)):
         return prompt
     return "\n\n".join(filter(None, (wrapped["asked"].strip(), (wrapped["input"] or "").strip())))
@@ -322,7 +322,7 @@ def _field(row: Row, *names: str) -> typing.Any:
 
 
 def _prompt(value: typing.Any, row: Row) -> Messages:
-    """A prompt: messages, a transcript, or what the user says."""
+    """Returns the messages of a prompt, which is a list of messages, a transcript, or the user's text."""
     if not isinstance(value, str):
         return messages_of(value, row)
     if _is_transcript(value):
@@ -341,7 +341,7 @@ def _is_transcript(text: str) -> bool:
 
 
 def _transcript(text: str) -> Messages:
-    """The messages of an HH transcript. Spaces around each are the transcript's own."""
+    """Returns the messages of an HH transcript, without the transcript's own spaces around each."""
     parts = _TURN.split(text.strip())
     if parts[0].strip() or len(parts) < 3:
         raise Unfit('a transcript begins with "Human:" and has "\\n\\nAssistant:" before each answer')

@@ -1,4 +1,4 @@
-"""Records of files of examples as what can be read of them: messages in one form, tools; and notes of what is not read."""
+"""Turns records of example files into messages of one form and tools, and notes what is not read."""
 
 import contextlib
 import functools
@@ -11,29 +11,29 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import reading
 from jaxlm.host.files import json_of
 
-# "role" and "content"; perhaps tool_calls, one of THOUGHTS, "weight": 0 of an answer that is not learnt from.
+# "role" and "content"; perhaps tool_calls, one of THOUGHTS, "weight": 0 for an answer that is not learnt.
 Message = dict[str, typing.Any]
 Messages = tuple[Message, ...]
 T = typing.TypeVar("T")
 ASSISTANT, TOOL = "assistant", "tool"
-# Keys of what is thought before an answer; transformers takes the first one that there is.
+# Keys of the thoughts before an answer; transformers takes the first key that a message has.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 # What only some models' templates write: the role, keys of messages, a row's key.
 TEMPLATED = (TOOL, "tool_calls", "tools", *THOUGHTS)
 _LINES = {
     "unfit": "left out, since nothing can be learnt from them",
     "emptied": "left out, since without the ignored keys an answer is empty",
-    "scores": "trained on as they stand, though their scores say that the rejected side is the better one",
+    "scores": "trained on unchanged, though their scores say that the rejected side is better",
     "answered": "asked without what the assistant says at the end",
 }
 WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
 _ROLES = {"system": "system", "user": "user", "human": "user"}
 _ROLES |= dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
-_NEWER = {"developer": "system", "observation": TOOL}  # roles that older versions handed to the template as they stand
+_NEWER = {"developer": "system", "observation": TOOL}  # roles that older versions passed to the template unchanged
 
 
 class Place(typing.NamedTuple):
-    """Where an example stands: its file and its number there, from 1; in a .jsonl its line."""
+    """Where an example is: its file and its number there, from 1; in a .jsonl its line."""
 
     path: str
     number: int
@@ -43,7 +43,7 @@ class Place(typing.NamedTuple):
 
 
 class Absent(str):
-    """The content of a message that has none, for templates that tell that from an empty one."""
+    """The content of a message without content, for templates that distinguish it from an empty text."""
 
 
 class Unfit(ValueError):
@@ -51,43 +51,43 @@ class Unfit(ValueError):
 
 
 class Notes:
-    """What is met while examples are read and encoded: keys that are not read, rows that are left out."""
+    """Notes on examples that are read and encoded: keys that are not read, rows that are left out."""
 
     def __init__(self, ignore: Collection[str] = ()):
         self.ignore = frozenset(ignore)
         self._met: dict[tuple[str, str], tuple[int, str]] = {}
-        self.left_out = ""  # of the path that was read last, the first row that is left out, with the reason
+        self.left_out = ""  # the first row that is left out of the path read last, with the reason
 
     def note(self, kind: str, name: str, place: Place, why: str = "") -> None:
-        """Counts a row: of a `kind` of `_LINES`; of one that has a key that is "read", "unread" or "refused"."""
+        """Counts a row under a `kind`: one of `_LINES`, or "read", "unread", "refused", "ignored" for a key that it has."""
         here = f"{place}: {why}" if why else str(place)
         rows, first = self._met.get((kind, name), (0, here))
         self._met[kind, name] = rows + 1, first
         self.left_out = self.left_out or (here if kind in ("unfit", "emptied") else "")
 
     def of(self, kind: str) -> dict[str, tuple[int, str]]:
-        """Returns name -> (in how many rows it was met, the first of them with what is wrong there)."""
+        """Returns name -> (its number of rows, the first row with what is wrong there)."""
         return {name: met for (one, name), met in self._met.items() if one == kind}
 
     def check(self) -> None:
         """Raises ConfigError if rows have a key that can't be read."""
         if refused := self.of("refused"):
             rows = "; ".join(f"{name} in {_rows(rows)}, the first {first}" for name, (rows, first) in refused.items())
-            raise ConfigError(f"{rows}; to read them as if it were not there: {self.flag(refused)}")
+            raise ConfigError(f"{rows}; to ignore such keys: {self.flag(refused)}")
 
     def flag(self, keys: Collection[str]) -> str:
-        """Returns the flag, as a shell takes it, that ignores these keys beside those that are ignored."""
+        """Returns the flag, quoted for a shell, that ignores these keys and those already ignored."""
         names = (json.dumps(key, ensure_ascii=False) for key in dict.fromkeys((*sorted(self.ignore), *keys)))
         return shlex.quote(f"--config.examples.ignore=({','.join((*names, ''))})")
 
     def as_before(self) -> str:
-        """Returns how the rows are read as versions did that did not know some of their keys; "" if there are none."""
-        keys, but = sorted(self.of("read")), "but for rows whose answer is empty without it"
+        """Returns a line on how to read the rows as older versions did, without newer keys; "" if they have none."""
+        keys, but = sorted(self.of("read")), "except rows whose answer is empty without it"
         told = f"{', '.join(keys)} was not read: {self.flag(keys)} gives the run its batches back, {but}"
         return told if keys else ""
 
     def lines(self, read: Collection[str] = ()) -> list[str]:
-        """Returns a line for each kind of thing that was met. `read`: columns that are read elsewhere."""
+        """Returns a line for each kind of note. `read`: columns that are read elsewhere."""
         unread = [f"{name} in {_rows(rows)}" for name, (rows, _) in self.of("unread").items() if name not in read]
         left = [(said, met) for kind, said in _LINES.items() for met in self.of(kind).values()]
         idle = sorted(self.ignore - self.of("ignored").keys())
@@ -105,7 +105,7 @@ def _named(key: str) -> str:
 
 
 class Row(dict[str, typing.Any]):
-    """A record without what it lacks (None) or what is ignored, which notes what of it is read; `columns` has all but that."""
+    """A record without None and ignored keys, which notes the keys that are read; `columns` keeps those with None."""
 
     def __init__(self, record: Mapping[str, typing.Any], place: Place, ignore: frozenset[str]):
         self.columns = {key: value for key, value in record.items() if key not in ignore}
@@ -125,7 +125,7 @@ class Row(dict[str, typing.Any]):
         self.noted.setdefault((kind, name), why)
 
     def listed(self, key: str, value: typing.Any, fits: Callable[[typing.Any], bool]) -> list[typing.Any] | None:
-        """Returns the list that it has under a key, as JSON or as text; None if it is empty. Raises Unfit."""
+        """Returns a key's list, given as JSON or as the text of JSON; None if it is empty. Raises Unfit."""
         value = _pruned(value) if self.place.path.endswith(".parquet") else value
         with contextlib.suppress(ValueError):
             value = json_of(value, list) if isinstance(value, str) and value else value
@@ -138,14 +138,14 @@ class Row(dict[str, typing.Any]):
 
 
 def _pruned(value: typing.Any) -> typing.Any:
-    """What parquet holds, without the keys that only other rows have."""
+    """Returns a value of parquet without the keys that only other rows have."""
     if isinstance(value, Mapping):
         return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
     return [_pruned(inner) for inner in value] if isinstance(value, list) else value
 
 
 def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterator[T]:
-    """Yields what `make` makes of each record that is fit; what else is met is noted. Raises ConfigError as `examples.read`."""
+    """Yields what `make` returns for each record that is fit; notes the rest. Raises ConfigError as `examples.read` does."""
     fit, notes.left_out = False, ""
     lost = functools.partial(notes.note, "unfit", "", why="it is no JSON object")
     for file in reading.files((path,), key):
@@ -168,18 +168,18 @@ def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterato
 
 
 def system_of(row: Row) -> str:
-    """Returns what a row's own key says first; "" for nothing."""
+    """Returns the system message in a row's own key; "" if there is none."""
     if system := text_of(row.get("system", ""), "system"):
         row.note("read", "system")
     return system
 
 
 def led_by(messages: Messages, system: str) -> Messages:
-    """Returns messages that begin with what the system says. Raises Unfit if they begin with something else of the system's."""
+    """Returns messages that begin with this system message. Raises Unfit if they begin with another system message."""
     if not system or messages[:1] == (message_of("system", system),):
         return messages
     if messages and messages[0]["role"] == "system":
-        raise Unfit("its system is another than that of its messages")
+        raise Unfit("its system differs from the system message of its messages")
     return (message_of("system", system), *messages)
 
 
@@ -191,7 +191,7 @@ def messages_of(value: typing.Any, row: Row) -> Messages:
 
 
 def _normal(message: typing.Any, row: Row) -> Message:
-    """A message of any format: {role, content} or {from, value}."""
+    """Returns a message in one form, from {role, content} or {from, value}."""
     if not isinstance(message, Mapping):
         raise Unfit(f"{str(message)[:40]!r} is no message: it needs role and content")
     has = {key: value for key, value in message.items() if value not in (None, []) and key not in row.ignore}
@@ -231,7 +231,7 @@ def _is_call(call: typing.Any) -> bool:
 
 
 def _role(name: typing.Any, row: Row) -> str:
-    """The role of a message, in the words of templates; one that is ignored as it stands."""
+    """Returns the role of a message as templates name it; an ignored role unchanged."""
     if not isinstance(name, str) or not name:
         raise Unfit("a message has no role")
     role = name.lower()
@@ -251,7 +251,7 @@ def message_of(role: str, content: str) -> Message:
 
 
 def text_of(value: typing.Any, key: str) -> str:
-    """Returns a text. Raises Unfit if what stands under the key is none."""
+    """Returns the value of a key that must be a text. Raises Unfit if it is none."""
     if not isinstance(value, str):
-        raise Unfit(f"its {key} {str(value)[:40]!r} is no text where one should be")
+        raise Unfit(f"its {key} {str(value)[:40]!r} is no text")
     return value

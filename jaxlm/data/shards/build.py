@@ -1,7 +1,7 @@
 """Makes a data directory from sources: holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
-Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds the text
-once more. The bytes of all files depend only on the texts and the settings.
+Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds a second
+copy of the text. The bytes of all files depend only on the texts and the settings.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Shuffle:
         return self.documents
 
     def add(self, doc_id: str, text: str, content_hash: int) -> None:
-        """Adds a document to the shuffle. `content_hash` (uint64) comes out with the document later."""
+        """Adds a document to the shuffle. `content_hash` (uint64) is yielded with the document later."""
         raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
         order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
         self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)
@@ -84,7 +84,7 @@ class Shuffle:
     def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
         """Yields (doc_id, text in UTF-8, content hash) of every document, in the random order."""
         if any(self._on_disk):
-            self._spill()  # the memory is for the bucket that is read
+            self._spill()  # frees the memory for the bucket that is read
         for i, held in enumerate(self._buckets):
             if self._on_disk[i] > self._memory and _BITS * (self._level + 2) <= 64:
                 yield from self._split(i)
@@ -94,7 +94,7 @@ class Shuffle:
                 yield from _in_order(held)
 
     def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
-        """Yields a bucket larger than the memory, in order, after splitting it by the next bits of the orders."""
+        """Yields a bucket larger than the memory, in order; first splits the bucket by the next bits of the orders."""
         inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
         try:
             with open(self._folder / f"{bucket:02d}", "rb") as file:
@@ -129,7 +129,7 @@ _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
 _VERSION = 3  # raise it when the same settings begin to give other bytes
-_READ = ("2", "3")  # versions of finished data that is used as it is. 2: EOS behind each document instead of in front
+_READ = ("2", "3")  # versions of finished data that are still read. 2: EOS after each document instead of before
 
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
@@ -170,7 +170,7 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Say = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it; only opens it if the same recipe made it.
+    """Makes a data directory and opens it; only opens it if the same recipe made it already.
 
     `read` yields the (doc_id, text) of a source and fills its stats. Raises ConfigError if settings are wrong, another
     recipe made the data, or another process is making it.
@@ -233,8 +233,8 @@ def _recipe(
     extra: Mapping[str, str],
     built: Mapping[str, str],
 ) -> dict[str, str]:
-    """What decides the bytes but the texts, as strings: no weights; if `signed`, the names and sizes of the sources' files."""
-    # What is gone here counts as it does in `built`: finished data is carried to other machines without its sources.
+    """Returns what, besides the texts, decides the bytes: no weights; if `signed`, names and sizes of the sources' files."""
+    # Missing files count as in `built`: finished data is carried to other machines without its sources.
     version = built.get("version")
     recipe = {"version": version if version in _READ else str(_VERSION)}
     for field in dataclasses.fields(settings):
@@ -367,7 +367,7 @@ def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSet
 
 
 def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
-    """Texts to train the tokenizer on: each source's share of the sample, shuffled, without held-out documents."""
+    """Yields texts to train the tokenizer on: each source's share of the sample, shuffled, without held-out documents."""
     for name, share in shares.items():
         left = int(share * settings.tokenizer_sample_bytes)
         for _, raw, held_out in documents[name]:
@@ -387,7 +387,7 @@ def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Itera
     coder = coders.load(settings.tokenizer_path)
     if settings.vocab_size and coder.vocab_size != settings.vocab_size:
         raise ConfigError(
-            f"{settings.tokenizer_path} has {coder.vocab_size} ids, {settings.vocab_size} are asked for: set "
+            f"{settings.tokenizer_path} has {coder.vocab_size} ids, not {settings.vocab_size}: set "
             f"--config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
         )
     if settings.chat_tokens:

@@ -1,4 +1,4 @@
-"""Reads manifest.json and checks its structure, once, so that nobody who uses it meets a missing or mangled key."""
+"""Reads manifest.json and checks its structure, once, so that its users meet no missing or broken key."""
 
 import hashlib
 import json
@@ -76,7 +76,7 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
     problem = files.problem(manifest, _SHAPE) or _mismatch(manifest) or files.problem(texts, {str: _TEXT}, HELD_OUT)
     if problem:
         raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
-    if texts:  # older versions wrote none, and a run of theirs knows its data by the hash without them
+    if texts:  # older versions wrote none, and their runs know the data by the hash without these
         content = _dump({key: value for key, value in manifest.items() if key != HELD_OUT})
     return manifest, hashlib.sha256(content).hexdigest()
 

@@ -1,6 +1,6 @@
-"""Decides from which source each row is, and which batches a run passes over. Pure functions.
+"""Decides which source each row comes from, and which batches a run skips. Pure functions.
 
-Grain's `MapDataset.mix` does not serve: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
+Grain's `MapDataset.mix` is not used: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
 weight of zero. Shapes: C slots of a cycle, K sources.
 """
 
@@ -22,7 +22,7 @@ Windows = tuple[tuple[int, int], ...]  # of batch numbers from 1: (first, last),
 
 
 def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Returns source -> exact share of those with a positive weight, read as a decimal (0.87 is 87/100). Raises ConfigError."""
+    """Returns source -> exact share, for positive weights, read as decimals (0.87 is 87/100). Raises ConfigError."""
     for name, weight in mixture.items():
         if name not in names:
             raise ConfigError(f"mixture names source '{name}', but the data has {', '.join(sorted(names))}")
@@ -36,7 +36,7 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
 
 
 def drawn_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Returns source -> the share of slots that it gets: that of `normalise_mixture`, or what `mixture_cycle` rounds it to."""
+    """Returns source -> its share of the slots: the share of `normalise_mixture`, as `mixture_cycle` may round it."""
     shares = normalise_mixture(mixture, sorted(names))
     _, per_cycle = cycle_ranks(tuple(shares.values()))
     drawn = {name: fractions.Fraction(int(n), int(per_cycle.sum())) for name, n in zip(shares, per_cycle, strict=True)}
@@ -44,7 +44,7 @@ def drawn_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[st
 
 
 def rounding(mixture: Mapping[str, float], names: Sequence[str]) -> str:
-    """Returns a line that names the source whose drawn share is off most, if that is more than 1% of its weight's; else ""."""
+    """Returns a line on the source whose drawn share differs most from its weight's share, if by over 1%; else ""."""
     shares, drawn = normalise_mixture(mixture, names), drawn_mixture(mixture, names)
     off = {name: abs(float(drawn[name] / share) - 1) for name, share in shares.items()}
     worst = max(off, key=off.get)
@@ -58,7 +58,7 @@ def rounding(mixture: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
-    """Returns name -> weight in the config, or 1 for each if it has none. Raises ConfigError if it lacks one of `names`."""
+    """Returns name -> weight in the config, or 1 for each if `listed` is empty. Raises ConfigError if it lacks a name."""
     if not listed:
         return {name: 1.0 for name in names}
     if missing := [name for name in names if name not in listed]:
@@ -75,7 +75,7 @@ def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
 
     After any number of slots, the draws of a source differ from its share of the cycle by less than 1: each draw has a
     first slot and a deadline, and the earliest deadline goes first (Tijdeman 1980; Baruah et al. 1996, Pfair
-    scheduling). C is the common denominator of the shares, or 65,536: they are then rounded, none to 0.
+    scheduling). C is the common denominator of the shares, or 65,536 with rounded shares, none of them 0.
     """
     cycle = math.lcm(*(share.denominator for share in shares))
     counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)
@@ -92,7 +92,7 @@ def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
 
 
 def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]:
-    """Rounds shares to integers that sum to `total` (largest remainder), to at least 1 but for a share of 0."""
+    """Rounds shares to integers that sum to `total` (largest remainder), each at least 1 unless its share is 0."""
     counts = [max(1, math.floor(share * total)) if share else 0 for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k] * total, k))
     for k in by_remainder[: max(0, total - sum(counts))]:
@@ -164,28 +164,28 @@ def _skips(windows: Windows) -> tuple[list[int], list[int]]:
 class Final:
     """The mixture of a run's last batches, `data.final`: the last `share` of the steps, or from a branch on.
 
-    Batches that are passed over do not move it: counted by number, its first batch stays the same after a rollback.
+    Skipped batches do not move it: after a rollback its first batch has the same number.
     """
 
     mixture: Mapping[str, float]  # source -> weight; absent: 0
-    share: float  # of `steps`; 0 if it begins with a branch alone
+    share: float  # of `steps`; 0 if it only begins with a branch
     steps: int  # that the learning rate's schedule is made for
     branch: int = 0  # the step after which it begins; 0: there is none
 
     def fingerprint(self, names: Sequence[str]) -> dict[str, str]:
-        """Returns what decides its batches as strings, for the fingerprint of the run's order."""
+        """Returns what decides the final mixture's batches, as strings, for the fingerprint of the run's order."""
         shares = normalise_mixture(self.mixture, names)
         return {"final": words(shares), "final_share": f"{self.share:g}"} | self._ends()
 
     def begins(self, passed_over: Windows = ()) -> int:
-        """Returns the number of the last batch before it, from 1; 0 if it has all of them."""
+        """Returns the number, from 1, of the last batch before the final mixture; 0 if this has all batches."""
         return int(begins(self._ends(), passed_over))
 
     def switch(self, passed_over: Windows = ()) -> int:
         return step_of(self.begins(passed_over), passed_over)
 
     def _ends(self) -> dict[str, str]:
-        """Where the first mixture ends: after a batch, or after the batch of a branch's step; the earlier one counts."""
+        """Returns where the first mixture ends: after a batch, or the batch of a branch's step; the earlier one counts."""
         batch = {"final_batch": str(self.steps - max(1, round(self.share * self.steps)))} if self.share else {}
         return batch | ({"final_branch": str(self.branch)} if self.branch else {})
 

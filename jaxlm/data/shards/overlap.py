@@ -1,4 +1,4 @@
-"""Finds texts of a model in the training data, by ids: runs of `SEED` tokens or more that stand there word for word."""
+"""Finds a model's texts in the training data, by ids: verbatim runs of at least `SEED` tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,8 +18,8 @@ def runs(
 ) -> list[np.ndarray]:
     """Returns for each token the length of the longest run that begins there and is in the training data, int32[tokens].
 
-    Of a run under `SEED` 0. `texts` are ids without ends of documents; `most` tokens are read, of each source in
-    proportion.
+    Runs under `SEED` count as 0. `texts` are ids without ends of documents; reads `most` tokens (0 = all), from each
+    source in proportion.
     """
     search = Found(texts)
     counts, done = data.token_counts(), 0
@@ -36,7 +36,7 @@ def runs(
 
 
 class Found:
-    """Looks for runs of some texts in pieces of other text; `runs` has those so far."""
+    """Looks for runs of some texts in pieces of other text; `runs` has the longest so far."""
 
     def __init__(self, texts: Sequence[Sequence[int]]):
         self._texts = [np.asarray(text, np.int64) for text in texts]
@@ -53,7 +53,7 @@ class Found:
         self._known = np.sort(np.fromiter(self._places, np.uint64, len(self._places)))
 
     def look(self, piece: np.ndarray) -> None:
-        """Counts the runs that stand in a piece of text, int[tokens]."""
+        """Records the runs that are in a piece of text, int[tokens]."""
         hashes = _hashes(piece)
         hits = np.flatnonzero(self._wanted[_slots(hashes)])
         hits = hits[np.isin(hashes[hits], self._known)]
@@ -67,7 +67,7 @@ class Found:
                     self._compare(value, same)
 
     def _compare(self, value: int, same: np.ndarray) -> None:
-        """Counts the runs with which a stretch of text begins, by the hash of its first tokens."""
+        """Records the runs at the beginning of the text `same`; `value` is the hash of its first `SEED` tokens."""
         for number, start in self._places[value]:
             text, longest = self._texts[number], self.runs[number]
             limit = min(len(text) - start, len(same))
@@ -79,7 +79,7 @@ class Found:
 
 
 def longest(runs_T: np.ndarray) -> int:
-    """Returns the length of a text's longest run, of what `runs` returns for it; 0 if it is shorter than `SEED`."""
+    """Returns the length of a text's longest run, by its array from `runs`; 0 if it is shorter than `SEED`."""
     return int(runs_T.max(initial=0))
 
 

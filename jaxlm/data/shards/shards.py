@@ -1,8 +1,8 @@
 """The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source has a stream a split: shuffled documents, each opened by the separator (in recipe version 2: EOS behind each),
-cut into records of `block_tokens` in ArrayRecord files. manifest.json, written last, names every file with its size and
-sha256.
+Each split of a source is a stream: shuffled documents, each begun by the separator (in recipe version 2: EOS after
+each), cut into records of `block_tokens` in ArrayRecord files. manifest.json, written last, names every file with its
+size and sha256.
 """
 
 import bisect
@@ -119,7 +119,7 @@ class StreamWriter:
 
 
 def clear_leftovers(root: pathlib.Path) -> None:
-    """Removes the files that an interrupted build left, by their names. Call it only if there is no manifest."""
+    """Removes the files of an interrupted build, found by their names. For folders without a manifest only."""
     for split in SPLITS:
         for pattern in ("*.array_record", "*.array_record.tmp", DOCUMENTS, DOCUMENTS + ".tmp"):
             for path in (root / split).glob(f"*/{pattern}"):
@@ -158,7 +158,7 @@ class TokenStream:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) in the stored type.
 
-        Raises IndexError beyond the stream; RunError if a file can't be read; DamagedData if it is not the manifest's.
+        Raises IndexError beyond the stream; RunError if a file can't be read; DamagedData if it differs from the manifest.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
@@ -202,7 +202,7 @@ class Document:
 
 
 class DataDir:
-    """An opened data directory. `separator_id` begins each document; by it rows are cut into segments."""
+    """An opened data directory. `separator_id` begins each document, and so each segment of a row."""
 
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
         self.path, self.manifest, self.sha256 = path, manifest, sha256
@@ -234,14 +234,14 @@ class DataDir:
         )
 
     def tokenizer(self) -> coders.Coder:
-        """Returns the tokenizer that encoded the texts. Raises DamagedData if a file of it is not the one in the manifest."""
+        """Returns the tokenizer that encoded the texts. Raises DamagedData if one of its files differs from the manifest."""
         names = coders.names(entry["file"] for entry in self.manifest["files"])
         if not {coders.JSON, coders.MODEL} & set(names):
             names.append(coders.MODEL)  # `_content` says that it is not listed
         return coders.read({name: self._content(name) for name in names}, self.path)
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the raw bytes of each id, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
+        """Returns each id's number of raw bytes, int32[vocab_size]; 0 for control tokens. Raises DamagedData."""
         lengths = np.load(io.BytesIO(self._content(TOKEN_BYTES)))
         if lengths.shape != (self.vocab_size,):
             raise ConfigError(
@@ -273,7 +273,7 @@ class DataDir:
         return documents
 
     def held_out_texts(self) -> dict[str, str]:
-        """Returns source -> the sha256 of its held-out text; of older data it is computed once and kept beside the manifest."""
+        """Returns source -> the sha256 of its held-out text, which older data gets once, in a file next to the manifest."""
         if manifests.HELD_OUT in self.manifest:
             return self.manifest[manifests.HELD_OUT]
         path = self.path / f"{manifests.HELD_OUT}.json"
@@ -281,7 +281,7 @@ class DataDir:
         if stored.get("manifest") == self.sha256 and isinstance(stored.get("texts"), dict):
             return stored["texts"]
         texts = {source: self._held_out_text(source) for source in self.sources}
-        with contextlib.suppress(OSError):  # a disk that is only read
+        with contextlib.suppress(OSError):  # a read-only disk
             files.write_atomically(path, json.dumps({"manifest": self.sha256, "texts": texts}).encode())
         return texts
 
@@ -320,7 +320,7 @@ def open_data(path: str | os.PathLike) -> DataDir:
 
 
 def _check_tokenizer(data: DataDir) -> None:
-    """Verifies the tokenizer and the lengths of its tokens, and that they fit to the manifest."""
+    """Verifies the tokenizer and the lengths of its tokens, and that both agree with the manifest."""
     coder = data.tokenizer()
     stated = (data.vocab_size, data.eos_id, data.separator_id, data.manifest["dtype"])
     data.token_bytes()

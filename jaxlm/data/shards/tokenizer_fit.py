@@ -27,12 +27,12 @@ def fit(
 ) -> list[dict[str, typing.Any]]:
     """Returns one row for each source, a dict of JSON values:
 
-    - `bytes_per_token`, `tokens_per_word` (words by white space; each Chinese or Japanese character is one);
+    - `bytes_per_token`, `tokens_per_word` (words by white space; each Chinese or Japanese character counts as one);
     - `byte_fallback`: share of tokens that are single bytes of characters without a piece (white space does not count);
     - `single_letters`: share of tokens that are one letter; many mean another language or broken text;
     - `white_space`: share of tokens that are only white space;
     - `unused_pieces`: share of the vocabulary (without bytes and controls) that these texts do not use;
-    - `lossy_documents`: texts that do not come back as they went in;
+    - `lossy_documents`: texts that decoding does not restore exactly;
     - with a reference: `reference_bytes_per_token`, and `tokens_saved`, the share of tokens saved against it.
     """
     kinds = _kinds(tokenizer)
@@ -61,7 +61,7 @@ def fit(
 
 
 def _kinds(tokenizer: Coder) -> dict[str, np.ndarray]:
-    """Which ids are bytes of characters without a piece, single letters, white space, learned pieces: bool[V] each."""
+    """Returns which ids are bytes of characters without a piece, single letters, white space, learned pieces: bool[V]."""
     raw, is_byte = tokenizer.piece_bytes(), np.zeros(tokenizer.vocab_size, bool)
     is_byte[tokenizer.byte_ids()] = True
     text = [piece.decode("utf-8", "replace") for piece in raw]
@@ -75,7 +75,7 @@ def _kinds(tokenizer: Coder) -> dict[str, np.ndarray]:
 
 
 def traits(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns what does not depend on a text: the number of tokens of "2024", and those that indents and newlines add."""
+    """Returns facts that no text changes: how many tokens "2024" has, and how many indents and newlines add."""
 
     def extra(indent: str) -> int:
         return len(tokenizer.encode(f"{indent}return value")) - len(tokenizer.encode("return value"))
@@ -93,7 +93,7 @@ def traits(tokenizer: Coder) -> dict[str, typing.Any]:
 
 
 def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer on the embedded prose, as a reference, in seconds. Raises ConfigError if that is too small."""
+    """Trains a tokenizer on the embedded prose, as a reference, in seconds. Raises ConfigError if the prose is too small."""
     texts = (text for _, text in embedded.iterate_embedded("prose"))
     return train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=chat_tokens, model_type=model_type)
 
@@ -116,7 +116,7 @@ def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str 
 def report(data: DataDir, reference: Coder | None = None, max_bytes: int = 1_000_000) -> dict[str, typing.Any]:
     """Measures a data directory's tokenizer on its held-out text: `fit` of each source, and `traits`.
 
-    `unused_pieces` are those of the first 16 million training tokens of each source, and those that no source uses.
+    `unused_pieces` are counted in the first 16 million training tokens of each source, and in those of all sources.
     """
     samples = {source: held_out(data, source, max_bytes) for source in data.sources}
     coder = data.tokenizer()
@@ -124,7 +124,7 @@ def report(data: DataDir, reference: Coder | None = None, max_bytes: int = 1_000
     piece = _kinds(coder)["piece"]
     used = np.zeros(coder.vocab_size, bool)
     for row in rows:
-        # What the tokenizer lost before is not to be seen in what it gives back now.
+        # Decoded texts do not show what the tokenizer lost when it encoded the originals.
         row["lossy_documents"] = max(row["lossy_documents"], samples[row["source"]][1])
         stream = data.stream(row["source"])
         here = np.bincount(stream.read(0, min(stream.tokens, _USED_TOKENS)), minlength=coder.vocab_size) > 0
@@ -144,7 +144,7 @@ def sweep(
     chat_tokens: bool = False,
     corpus_bytes: int | None = None,
 ) -> list[dict[str, typing.Any]]:
-    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others: a row for each.
+    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the rest. Returns a row for each.
 
     `parameters` are those of the embedding, and of the head unless `tied`. Raises ConfigError if there is too little
     text.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from jaxlm.config import ConfigError, RunError
 
 FIRST_READ_BYTES = 256 << 20  # a file above this is not hashed before its first record is given out
-FIRST_READ_SECONDS = 20.0  # all those hashes together delay the first batches by about this much; then records go first
+FIRST_READ_SECONDS = 20.0  # hashing delays the first batches by about this much in all; after that, records go first
 BACKGROUND_BYTES_PER_SECOND = 200e6
 RETRY_SECONDS = (0.5, 2.0)  # the pauses after the first and the second failure to read a file
 _CHUNK = 4 << 20
@@ -23,7 +23,7 @@ Entry = Mapping[str, object]  # a file in the manifest: `file`, `size`, `sha256`
 
 
 class DamagedData(ConfigError):
-    """A file of the data differs from the manifest. The same command can't do better: the file must be mended (exit code 2)."""
+    """A file of the data differs from the manifest. Running again does not help: the file must be replaced (exit code 2)."""
 
 
 def mend(root: pathlib.Path) -> str:
@@ -52,10 +52,10 @@ class Verifier:
         self._stop = threading.Event()
 
     def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
-        """Returns what `act`, which reads `what` of a file, returns; tries three times, since networks have hiccups.
+        """Calls `act`, which reads `what` of a file, up to three times, since networks have hiccups; returns its result.
 
-        Raises DamagedData if the bytes are not those in the manifest; RunError if the file is sound or can't be read at
-        all.
+        Raises DamagedData if the file differs from the manifest; RunError if reading fails though the file is sound, or
+        can't be read at all.
         """
         with self._reading(entry):
             for pause in (*RETRY_SECONDS, None):
@@ -90,7 +90,7 @@ class Verifier:
         return f"{path}, for {time.monotonic() - since:.1f} s" if path else ""
 
     def check(self, entry: Entry) -> None:
-        """Hashes a file. Raises DamagedData if it is not the one in the manifest, OSError if it can't be read."""
+        """Hashes a file. Raises DamagedData if it differs from the manifest, OSError if it can't be read."""
         if file_sha256(self._root / str(entry["file"])) != entry["sha256"]:
             raise self.damaged(entry)
         self._sound.add(entry["file"])
@@ -99,17 +99,17 @@ class Verifier:
         return DamagedData(f"{self._root / str(entry['file'])} is damaged ({why}): {mend(self._root)}")
 
     def content(self, entry: Entry) -> bytes:
-        """Returns the bytes of a small file. Raises DamagedData if they are not those in the manifest, RunError as `read`."""
+        """Returns the bytes of a small file. Raises DamagedData if they differ from the manifest, RunError as `read` does."""
         content = self.read(entry, "the content", (self._root / str(entry["file"])).read_bytes)
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise self.damaged(entry)
         return content
 
     def first_read(self, entry: Entry, *, always: bool = False) -> None:
-        """Hashes a file before its first record is used, unless this was done. Raises DamagedData, OSError.
+        """Hashes a file, once, before its first record is used. Raises DamagedData, OSError.
 
-        Leaves files above FIRST_READ_BYTES, and all after FIRST_READ_SECONDS, to the background, unless `always`: else
-        the first batch, whose rows are in every shard, would wait for all of a large corpus.
+        Leaves files above FIRST_READ_BYTES, and all after FIRST_READ_SECONDS, to the background, unless `always`: the
+        first batch has rows from every shard, and would wait until a whole large corpus is hashed.
         """
         name = entry["file"]
         late = entry["size"] > FIRST_READ_BYTES or self._spent > FIRST_READ_SECONDS
@@ -123,7 +123,7 @@ class Verifier:
             self._spent += time.monotonic() - start
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Verifies files in a daemon thread, slowly; `damage` tells. One that can't be read is left to whoever needs it."""
+        """Verifies files in a daemon thread, slowly; sets `damage`. Skips files that can't be read: their readers raise."""
         self.end()
         self._stop = threading.Event()
         job = (list(entries), self._stop)
@@ -147,7 +147,7 @@ class Verifier:
                     return
 
     def _hash_slowly(self, entry: Entry, stop: threading.Event) -> str:
-        """Returns the sha256 of a file; "" when told to end."""
+        """Returns the sha256 of a file; "" if `stop` is set."""
         digest = hashlib.sha256()
         with open(self._root / str(entry["file"]), "rb", buffering=0) as file:
             while chunk := file.read(_CHUNK):

@@ -23,7 +23,7 @@ def choose(n_bytes: int) -> int:
 def train(
     sample: Callable[[], Iterable[str]], n_bytes: int, say: Say, *, chat_tokens: bool, model_type: str
 ) -> Tokenizer:
-    """Trains a tokenizer on a sample of a text of `n_bytes`, of the size that `choose` says or the most that it supports."""
+    """Trains a tokenizer on a sample of `n_bytes` of text, of the size by `choose` or the largest that the sample supports."""
     size = choose(n_bytes)
     say(
         f"vocabulary: {size:,} ids for {megabytes(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
@@ -40,14 +40,14 @@ def train(
 
 
 def with_size(config: Config, vocab_size: int) -> Config:
-    """Returns the config with this `model.vocab_size`, if it leaves that open."""
+    """Returns the config with this `model.vocab_size`, if its own is 0."""
     if config.model.vocab_size:
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
 
 
 def required(config: Config) -> int:
-    """Returns the size that the data's vocabulary must have; 0 = any, as for a model from elsewhere with more rows."""
+    """Returns the size that the data's vocabulary must have; 0 = any, as an imported model may have more rows."""
     return 0 if config.origin else config.model.vocab_size
 
 

@@ -1,6 +1,6 @@
 """Trains a SentencePiece model, in a process of its own (`jaxlm.host.child`).
 
-SentencePiece neither hears signals while it trains nor tells an interrupted iterator from a bad one. A process can be ended.
+SentencePiece ignores signals while it trains, and can't tell an interrupted iterator from a bad one. A process can be ended.
 This file imports nothing of jaxlm, so that it starts at once.
 """
 
@@ -12,7 +12,7 @@ import sentencepiece
 
 
 def train(messages: Iterator, tell: Callable[[dict], None]) -> None:
-    """Tells the `model` in base64, or the `error` of SentencePiece. Gets its settings, lists of lines, None."""
+    """Receives settings, lists of lines, then None. Sends the `model` in base64, or SentencePiece's `error`."""
     settings, model = next(messages), io.BytesIO()
     lines = (line for lines in iter(lambda: next(messages), None) for line in lines)
     try:

@@ -1,6 +1,6 @@
-"""The face of every tokenizer, and the one place that reads one: ours, or that of a Hugging Face model, as it is.
+"""The interface of all tokenizers, and the code that loads them: ours, or a Hugging Face model's, unchanged.
 
-One from elsewhere is tokenizer.json (or tokenizer.model), its companions, and `IDS`: what else its model's folder said.
+An imported tokenizer is tokenizer.json (or tokenizer.model), its companions, and `IDS`, made from the model's folder.
 """
 
 import codecs
@@ -21,8 +21,8 @@ from jaxlm.host import files as files_lib
 class Prompted:
     """A tokenizer whose every text begins with virtual tokens, which stand for trained vectors (prompt tuning).
 
-    Their ids begin at `first`, the model's `vocab_size`: no text becomes them, they are no text, and no model says
-    them.
+    Their ids begin at `first`, the model's `vocab_size`. No text is encoded to them, they decode to no text, and no
+    model generates them.
     """
 
     def __init__(self, coder: "Coder", length: int, first: int):
@@ -41,7 +41,7 @@ class Prompted:
         return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
 
 
-# What every tokenizer can do stands in `Tokenizer`. Two with the same `sha256` return the same ids for every text.
+# `Tokenizer` documents the interface. Two tokenizers with the same `sha256` return the same ids for every text.
 Coder = Tokenizer | imported.HfTokenizer | Prompted
 
 
@@ -57,17 +57,17 @@ class Encoded(typing.Protocol):
     """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`)."""
 
     vocab_size: int
-    sha256: str  # of all of it, in hex
+    sha256: str  # of all the text, in hex
 
     def tokenizer(self) -> Coder:
-        """Returns the tokenizer that encoded it."""
+        """Returns the tokenizer that encoded the text."""
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> the number of its tokens."""
+        """Returns source -> number of tokens."""
 
 
 def ours(tokenizer: Coder) -> bool:
-    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
+    """True if jaxlm trained the tokenizer; False if it came with an imported model."""
     return IDS not in tokenizer.files
 
 
@@ -92,7 +92,7 @@ def load(path: str | os.PathLike) -> Coder:
 
 
 def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
-    """Returns the tokenizer that these files make, name -> content, as `Tokenizer.files` has them."""
+    """Returns the tokenizer of these files (name -> content), as in `Tokenizer.files`."""
     if IDS not in files:
         return Tokenizer(files[MODEL])
     with _named(where):
@@ -101,7 +101,7 @@ def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
 
 @contextlib.contextmanager
 def _named(where: str | os.PathLike) -> Iterator[None]:
-    """Puts the folder in front of what is wrong with its tokenizer."""
+    """Puts the folder in front of errors about its tokenizer."""
     try:
         yield
     except ConfigError as error:
@@ -125,15 +125,15 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def names(files: Iterable[str]) -> list[str]:
-    """Returns those of some files of a data directory that belong to its tokenizer."""
+    """Returns the names among a data directory's files that belong to its tokenizer."""
     return [name for name in files if name in (JSON, MODEL, IDS, *COMPANIONS)]
 
 
 class Text:
-    """The text of a row whose ids come a few at a time; how they are parted does not matter.
+    """Decodes a row whose ids come a few at a time; how the ids are split does not matter.
 
-    Holds back what may be half a character or the beginning of a stop string. The first whole one ends it, and is
-    `stopped`.
+    Holds back what may be half a character or the beginning of a stop string. The first whole stop string ends the text,
+    and is `stopped`.
     """
 
     def __init__(self, tokenizer: Coder, stops: Sequence[str] = ()):
@@ -144,7 +144,7 @@ class Text:
         self.stopped: str | None = None
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Returns the text that is sure now. Ids behind the vocabulary become nothing."""
+        """Returns the new text that is certain. Ids beyond the vocabulary become nothing."""
         raw = b"".join(self._pieces[i] for i in map(int, ids) if i < len(self._pieces))
         return self._take(self._decoder.decode(raw))
 
@@ -166,6 +166,6 @@ class Text:
         return text[: len(text) - held]
 
     def _unsure(self, text: str) -> int:
-        """The length of the longest end of a text with which a stop string begins."""
+        """Returns the length of a text's longest suffix that is a proper prefix of a stop string."""
         ends = (text[-n:] for n in range(min(len(text), self._longest - 1), 0, -1))
         return next((len(end) for end in ends if any(len(end) < len(s) and s.startswith(end) for s in self._stops)), 0)

@@ -1,6 +1,6 @@
-"""The one way from a text to the ids that a model reads: what a text begins with, then the text.
+"""The only way from a text to the ids that a model reads: the tokenizer's opening, then the text.
 
-A text without it is one that the model has never seen the like of (Gemma: a perplexity of 5.9e9 instead of 3.46 on
+Without the opening, a text is unlike all that the model has seen (Gemma: a perplexity of 5.9e9 instead of 3.46 on
 LAMBADA, lm-evaluation-harness, pull request 1465). `tests/data/tokenizer/test_ids.py` lists every program that feeds
 text to a model.
 """
@@ -23,14 +23,14 @@ def conversation(tokenizer: Coder, text: str) -> list[int]:
 
 
 def opened(tokenizer: Coder, ids: Sequence[int]) -> list[int]:
-    """Returns the ids of a text that somebody else encoded, with what is missing of `tokenizer.opening` in front."""
+    """Returns ids that were encoded elsewhere, with the part of `tokenizer.opening` that they lack in front."""
     return [*_missing(tokenizer, ids), *ids]
 
 
 def conversations(
     tokenizer: Coder, texts: Sequence[str], cuts: Sequence[Sequence[int]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns for each text (the ids of `conversation`, int32[n]; how many stand in front of each cut, int64, or -1)."""
+    """Returns for each text (the ids of `conversation`, int32[n]; the number of ids before each cut, int64, or -1)."""
     whole = []
     for ids, at in tokenizer.encode_cut(texts, cuts):
         front = _missing(tokenizer, ids.tolist())
@@ -39,7 +39,7 @@ def conversations(
 
 
 def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:
-    """What is missing in front of ids whose template may have written the end of `tokenizer.opening` already."""
+    """Returns the part of `tokenizer.opening` that ids lack in front; a template may have written its end already."""
     opening = tokenizer.opening
     there = next(n for n in range(len(opening), -1, -1) if tuple(ids[:n]) == opening[len(opening) - n :])
     return opening[: len(opening) - there]

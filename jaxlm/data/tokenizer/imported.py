@@ -1,7 +1,7 @@
-"""Tokenizers of Hugging Face models, used as they are: tokenizer.json by the library `tokenizers`, or tokenizer.model.
+"""Tokenizers of Hugging Face models, used unchanged: tokenizer.json by the library `tokenizers`, or tokenizer.model.
 
-Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3, Qwen) writes each byte as a printable
-character; the other (Llama 2, Mistral) writes a space as U+2581, and bytes without a piece as `<0x0A>`.
+Two kinds of vocabulary are supported: byte-level (GPT-2, Llama 3, Qwen) writes each byte as a printable character;
+byte-fallback (Llama 2, Mistral) writes a space as U+2581, and bytes without a piece as `<0x0A>`.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jaxlm.data.tokenizer.ours import GUARD, Tokenizer, controls_of, encode_mark
 from jaxlm.host.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
-# Kept beside it, for exports: they decide no ids.
+# Kept with the tokenizer, for exports: they decide no ids.
 JINJA = "chat_template.jinja"
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", JINJA)
 _MOST_IDS = 10_000_000  # no tokenizer has so many; a table of raw bytes has a row for each
@@ -30,7 +30,7 @@ _MISSING = 'this model has a tokenizer.json, which needs the library tokenizers:
 
 
 class HfTokenizer:
-    """A tokenizer.json. Attributes and functions are those of `Tokenizer`."""
+    """A tokenizer.json, with the interface of `Tokenizer`."""
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files = dict(files)
@@ -52,7 +52,7 @@ class HfTokenizer:
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_marked(self, text: str) -> list[int]:
-        """The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
+        """Leaves the splitting at control tokens to the library, which handles spaces there; splits texts with a guard here."""
         if GUARD in text:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
@@ -71,7 +71,7 @@ class HfTokenizer:
         ]
 
     def _behind_controls(self, text: str) -> dict[int, int]:
-        """Place behind a control token -> how many of them stand up to there. They part the text, so it need not be encoded."""
+        """Returns each control token's end -> how many such tokens end by there. A cut at such an end needs no encoding."""
         if GUARD in text:
             return {}
         return {match.end(): number for number, match in enumerate(controls_of(self).finditer(text), 1)}
@@ -79,7 +79,7 @@ class HfTokenizer:
     def _in_front(
         self, text: str, cuts: Sequence[int], ends: Mapping[int, int], ids: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """How many ids stand in front of each cut."""
+        """Returns the number of ids before each cut; see `Tokenizer.encode_cut`."""
         whole = ids[text]
         controls = np.flatnonzero(np.isin(whole, list(self.controls.values()))) if ends else ()
         at = []
@@ -128,7 +128,7 @@ class HfTokenizer:
 
 
 class HfSentencePiece(Tokenizer):
-    """A tokenizer.model from elsewhere, as SentencePiece itself reads it."""
+    """An imported tokenizer.model, as SentencePiece itself reads it."""
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files[MODEL])
@@ -142,7 +142,7 @@ class HfSentencePiece(Tokenizer):
         return HfSentencePiece, (self.files,)
 
     def _split(self, text: str) -> Iterator[str | None]:
-        """A model that puts a space in front of every text would put one in front of every part."""
+        """Does not split for a model that puts a space in front of every text: it would put one in front of every part."""
         if self._prefix:
             return iter([_sound(text)] if text else [])
         return super()._split(text)
@@ -153,9 +153,9 @@ class HfSentencePiece(Tokenizer):
 
 
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
-    """Returns the content of `IDS` for a model's folder; `ends` are all ids that it calls EOS.
+    """Returns the content of `IDS` for a model's folder; `ends` are all ids that the folder calls EOS.
 
-    Raises ConfigError if nothing there names the token that ends a text, or a file is no JSON.
+    Raises ConfigError if no file names the token that ends a text, or a file is no JSON.
     """
     settings = settings_of(files, "tokenizer_config.json")
     named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
@@ -179,7 +179,7 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
         raise ConfigError("it does not say which token ends a text: name it as eos_token in tokenizer_config.json")
     if JSON in files:  # transformers 5 then ignores add_bos_token and add_eos_token
         opening = _put_in_front(files[JSON])
-    else:  # where neither is said, BOS: LlamaTokenizer was trained so, and transformers 4 does so
+    else:  # with neither setting, BOS: LlamaTokenizer was trained so, and transformers 4 does so
         said = {"add_bos_token", "add_eos_token"} & settings.keys()
         opening = [bos] if bos is not None and (settings.get("add_bos_token") or not said) else []
     ends = [i for i in dict.fromkeys([eos, *ends]) if type(i) is int]
@@ -187,7 +187,7 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
 
 
 def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
-    """A function from a token to its id."""
+    """Returns a function from a token to its id."""
     if JSON in files:
         return _open(files[JSON])[0].token_to_id
     model = Tokenizer(files[MODEL])
@@ -202,7 +202,7 @@ def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
 
 
 def _put_in_front(content: bytes) -> list[int]:
-    """What the post-processor of a tokenizer.json puts in front of a text."""
+    """Returns the ids that the post-processor of a tokenizer.json puts in front of a text."""
     tokenizer, _ = _open(content)
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
     at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
@@ -210,7 +210,7 @@ def _put_in_front(content: bytes) -> list[int]:
 
 
 def _open(content: bytes) -> tuple[typing.Any, dict]:
-    """(the library's tokenizer, the JSON), without padding, truncation and BPE dropout: a text always has the same ids."""
+    """Returns (the tokenizer, the JSON), without padding, truncation and BPE dropout: a text always has the same ids."""
     try:
         import tokenizers
     except ImportError:
@@ -228,19 +228,19 @@ def _open(content: bytes) -> tuple[typing.Any, dict]:
 
 
 def with_controls(content: bytes, pieces: Iterable[str]) -> bytes:
-    """Returns a tokenizer.json with these control tokens; those that it lacks get the next ids."""
+    """Returns a tokenizer.json with these control tokens; missing ones get the next ids."""
     tokenizer, _ = _open(content)
     tokenizer.add_special_tokens([*pieces])
     return tokenizer.to_str().encode()
 
 
 def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int, tuple[int, ...]]:
-    """(EOS, BOS, opening, separator, ends) of `IDS`; no ends in one that was written before 28 November 2026."""
+    """Returns (EOS, BOS, opening, separator, ends) of `IDS`; files written before 28 November 2026 have no ends."""
     stored = settings_of(files, IDS)
     opening = tuple(stored["opening"])
     for i in (stored["eos_id"], *opening, stored["bos_id"] or 0):
         if type(i) is not int or not 0 <= i < vocab_size:
-            raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
+            raise ConfigError(f"it names the token id {i!r:.60}, but has {vocab_size:,} ids: copy its files again")
     if not all(isinstance(piece, str) for piece in stored.get("rows", [])):
         raise ConfigError(f"{IDS} is damaged (rows={stored['rows']!r:.60}): copy it again")
     ends = tuple(i for i in stored.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
@@ -252,7 +252,7 @@ def json_line(content: dict) -> bytes:
 
 
 def settings_of(files: Mapping[str, bytes], name: str) -> dict:
-    """Returns what a file beside a tokenizer says; {} without it. Raises ConfigError if it is damaged."""
+    """Returns the settings in one of a tokenizer's files; {} without the file. Raises ConfigError if it is damaged."""
     try:
         return json_of(files.get(name, b"{}"))
     except ValueError as error:
@@ -269,14 +269,14 @@ def _sound(text: str) -> str:
 
 
 def _prefix(tokenizer: HfTokenizer | HfSentencePiece) -> bytes:
-    """The space that is put in front of every text, if one is."""
+    """Returns the space that the tokenizer puts in front of every text, or b"" if it puts none."""
     ids = tokenizer.encode("a")
     raw = tokenizer.piece_bytes()
     return b" " if b"".join(raw[i] for i in ids) == b" a" else b""
 
 
 def _kinds(part: object) -> set[str]:
-    """The types that stand anywhere in a part of a tokenizer.json."""
+    """Returns all values of "type" anywhere in a part of a tokenizer.json."""
     if isinstance(part, list):
         return set().union(*map(_kinds, part))
     if not isinstance(part, dict):
@@ -286,7 +286,7 @@ def _kinds(part: object) -> set[str]:
 
 
 def _vocabulary(spec: dict) -> dict[str, int]:
-    """Piece -> id of the model, without added tokens."""
+    """Returns piece -> id of the model, without added tokens."""
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, list):  # Unigram: [piece, score]
         return {piece: i for i, (piece, _) in enumerate(vocabulary)}
@@ -294,7 +294,7 @@ def _vocabulary(spec: dict) -> dict[str, int]:
 
 
 def _raw_bytes(spec: dict) -> list[bytes]:
-    """The raw text of each id of a tokenizer.json; empty for control tokens and for ids that nothing has."""
+    """Returns the raw text of each id of a tokenizer.json; b"" for control tokens and unused ids."""
     decoder = _kinds(spec.get("decoder"))
     if "ByteLevel" in decoder:
         raw_of = _byte_level
@@ -304,7 +304,7 @@ def _raw_bytes(spec: dict) -> list[bytes]:
         kind = spec["model"].get("type", "unknown")
         raise ConfigError(
             f"{JSON} is of a kind that is not supported ({kind} with the decoder {', '.join(sorted(decoder)) or 'none'}): "
-            "byte-level and byte-fallback vocabularies are"
+            "only byte-level and byte-fallback vocabularies are"
         )
     pieces = {i: raw_of(piece) for piece, i in _vocabulary(spec).items()}
     unknown = spec["model"].get("unk_token")
@@ -318,7 +318,7 @@ def _raw_bytes(spec: dict) -> list[bytes]:
 
 
 def _single_bytes(spec: dict) -> Iterator[int]:
-    """The ids of one byte each."""
+    """Yields the ids of single bytes."""
     byte_level = "ByteLevel" in _kinds(spec.get("decoder"))
     for piece, i in _vocabulary(spec).items():
         if (piece in _bytes_of_characters()) if byte_level else _BYTE.fullmatch(piece):
@@ -338,7 +338,7 @@ def _byte_level(piece: str) -> bytes:
 
 @functools.cache
 def _bytes_of_characters() -> dict[str, int]:
-    """The character by which each byte is written in a byte-level vocabulary (openai/gpt-2, encoder.py)."""
+    """Returns character -> the byte that it stands for in a byte-level vocabulary (openai/gpt-2, encoder.py)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,7 +1,7 @@
 """SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
 
-Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. They are control pieces: a text that spells one
-is text.
+Ids 0, 1, 2 are unk, bos, eos; the five ChatML tokens have the last ids. A text that spells such a token is not encoded
+to its id: it stays text.
 """
 
 import base64
@@ -28,22 +28,22 @@ _SPACE_BYTES = tuple(_SPACE.encode())
 _MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
 _LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
 _PIECE_CHARS = 1 << 17
-_LINES = 1000  # that a message to the process that trains holds
-_FEW = 64  # texts or words that are encoded before threads have started
+_LINES = 1000  # in one message to the training process
+_FEW = 64  # this many texts or words are encoded before threads have started
 _THREADS = 2  # fixed: the number is written into the model's bytes
 # What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
 _WORDS = re.compile(f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
 _JOINED = re.compile(f"[^{_SPACE}]{_SPACE}|\n")
 _PROBE = "  \ufb01 \u2460  e\u0301\t\n A "
-GUARD = "\ufdd0"  # no character: inside what spells a control token it says that this is ordinary text
+GUARD = "\ufdd0"  # no character: inside the spelling of a control token, it marks this as ordinary text
 _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
 class Tokenizer:
-    """A SentencePiece model, with what every tokenizer can do. Two with the same `sha256` give the same ids for every text.
+    """A SentencePiece model, and the interface of all tokenizers. Equal `sha256`: equal ids for every text.
 
-    `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` is what
-    `coder.read` makes it from. `by_word`: no piece reaches across words, so that a text may be cut into words first.
+    `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` are what
+    `coder.read` loads. `by_word`: no piece reaches across words, so that a text may be cut into words first.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -86,13 +86,13 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_marked(self, text: str) -> list[int]:
-        """Returns the ids of a text in which a control token that it spells is that token, unless a `GUARD` is in it."""
+        """Returns the ids of a text; the spelling of a control token becomes that token, unless a `GUARD` is inside."""
         return encode_marked(self, text)
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns for each text (`encode_marked` of it, int32[n]; how many ids are in front of each of its cuts, int64).
+        """Returns for each text (its `encode_marked`, int32[n]; the number of ids before each of its cuts, int64).
 
-        A cut is a place in the text, in characters; -1 if the text in front of it alone has other ids.
+        A cut is a place in the text, in characters; its number is -1 if the text before it, alone, has other ids.
         """
         split = controls_of(self).split
         parts_of = [split(text) for text in texts]
@@ -131,7 +131,7 @@ class Tokenizer:
 
     def _learn(self, seen: set[str]) -> Mapping[str, bytes]:
         """Returns word -> int32 ids, for at least the words in `seen`."""
-        words = self._words  # other threads may put a new one in its place, but never take anything out of this one
+        words = self._words  # other threads may replace this dict by a new one, but never remove anything from it
         new = [word for word in seen if word not in words]
         for word, ids in zip(new, self._encode_all(new), strict=True):
             words[word] = np.asarray(ids, np.int32).tobytes()
@@ -146,7 +146,7 @@ class Tokenizer:
         self._word_chars = 0
 
     def _encode_whole(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encodes whole texts, for models made elsewhere; cuts the longest texts at newlines."""
+        """Encodes whole texts, for imported models; cuts the longest texts at newlines."""
         parts, owners = [], []
         for owner, text in enumerate(texts):
             for part in self._split(text):
@@ -181,14 +181,14 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], follows: bool = False) -> str:
         """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD.
 
-        Some tokenizers (Llama 2) put a space in front of a text. It is taken away unless the text `follows` another one.
+        Some tokenizers (Llama 2) put a space in front of a text. It is removed unless the text `follows` another text.
         """
         del follows
         table = self._raw_bytes
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 
     def _pieces(self) -> Iterator[str]:
-        """Yields the pieces that text can become."""
+        """Yields the pieces that text can be encoded to."""
         for i in range(self.vocab_size):
             if not self._sp.is_control(i):
                 yield self._sp.id_to_piece(i)
@@ -224,7 +224,7 @@ class Tokenizer:
 
 
 def encode_marked(tokenizer, text: str) -> list[int]:
-    """See `Tokenizer.encode_marked`; for a tokenizer that encodes the text between control tokens by itself."""
+    """See `Tokenizer.encode_marked`. Encodes each text between control tokens separately."""
     ids: list[int] = []
     for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
@@ -232,11 +232,11 @@ def encode_marked(tokenizer, text: str) -> list[int]:
 
 
 def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
-    """(the part that a cut is in, what of this part is in front of it) of each cut. Every second part is a control token."""
+    """Returns for each cut (its part's number, this part's text before the cut). Every second part is a control token."""
     ends, heads = [*itertools.accumulate(map(len, parts))], []
     for cut in cuts:
         number = bisect.bisect_left(ends, cut)
-        if number % 2 and cut == ends[number]:  # behind a control token
+        if number % 2 and cut == ends[number]:  # after a control token
             number += 1
         heads.append((number, parts[number][: cut - ends[number] + len(parts[number])]))
     return heads
@@ -248,7 +248,7 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer, by the arguments alone. "unigram" (Kudo 2018) takes about seven times as long as "bpe".
+    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes about 7 times as long as "bpe".
 
     Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
@@ -283,7 +283,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
 
 
 def _train_apart(lines: Iterator[str], settings: dict[str, object]) -> dict[str, str]:
-    """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns what `tokenizer_child.train` tells."""
+    """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns what `child.train` sends."""
     trainer = Child("jaxlm.data.tokenizer.child:train")
     try:
         trainer.send(settings)
@@ -295,7 +295,7 @@ def _train_apart(lines: Iterator[str], settings: dict[str, object]) -> dict[str,
         if death.code is not None and death.code < 0:
             raise RunError(
                 f"the training of a tokenizer was killed by signal {-death.code}, perhaps for memory: it holds a sample of "
-                "the text; free some and run the same command again"
+                "the text; free some memory and run the same command again"
             ) from None
         return {"error": death.said}
     finally:
@@ -310,7 +310,7 @@ class VocabularyTooLarge(ConfigError):
             f"the text is too small for a vocabulary of {vocab_size}; the largest it supports is {largest}: set "
             "--config.model.vocab_size=0, which chooses by the amount of text, or a smaller number"
             if largest
-            else "the text is too small to train a tokenizer on: give more of it, or a tokenizer by --config.data.tokenizer"
+            else "the text is too small to train a tokenizer on: give more text, or a tokenizer by --config.data.tokenizer"
         )
         self.largest = largest
 
@@ -321,7 +321,7 @@ def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
         return VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
     if "sentences_.empty()" in message:
         return ConfigError("there is no text to train a tokenizer on; check the sources")
-    last = (message.strip().splitlines() or ["it ended without a word"])[-1]
+    last = (message.strip().splitlines() or ["it ended without a message"])[-1]
     return ConfigError(f"SentencePiece could not train a vocabulary of {vocab_size}: {last[:200]}")
 
 
@@ -336,7 +336,7 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
-    """Returns a SentencePiece model with control pieces behind its last id. What other text becomes does not change."""
+    """Returns a SentencePiece model with control pieces after its last id. All other text keeps its ids."""
     # Needs protobuf; a model is read without it.
     from sentencepiece import sentencepiece_model_pb2
 

@@ -125,7 +125,7 @@ def test_every_layout_fits_a_record_that_has_just_its_fields():
 
 def test_a_layout_that_is_not_known_is_refused_and_can_be_named(tmp_path):
     record = {"riddle": "What has keys?", "hint": "music", "solved": "A piano."}
-    why = r"bench.jsonl:1 has a layout that is not known \(fields: riddle, hint, solved\); name them: .*bench.jsonl:QUESTION>A"
+    why = r"bench.jsonl:1 has an unknown layout \(fields: riddle, hint, solved\); name its fields: .*bench.jsonl:QUESTION>A"
     with pytest.raises(ConfigError, match=why):
         items(tmp_path, record)
     found, names = items(tmp_path, record, fields=("*.jsonl:riddle+hint>solved",))
@@ -140,5 +140,5 @@ def test_a_layout_that_is_not_known_is_refused_and_can_be_named(tmp_path):
 
 
 def test_fields_that_hold_something_else_are_told(tmp_path):
-    with pytest.raises(ConfigError, match=r"bench.jsonl:1 has the fields of RACE, EleutherAI, but not what they hold"):
+    with pytest.raises(ConfigError, match=r"bench.jsonl:1 has the fields of RACE, EleutherAI, but in another form"):
         items(tmp_path, {"article": "x", "problems": "[{"})

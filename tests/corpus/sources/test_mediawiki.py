@@ -77,7 +77,7 @@ def test_a_truncated_dump_yields_what_came_before(tmp_path, read_source):
     assert [d.id for d in documents] == ["x.xml:1", "x.xml:2"]
     assert stats.skipped == {"page cut short or too large": 1}
     (tmp_path / "x.xml").write_bytes(b"<feed>other XML</feed>")
-    assert read_source(tmp_path)[1].skipped == {"no page of MediaWiki in it": 1}
+    assert read_source(tmp_path)[1].skipped == {"it holds no MediaWiki page": 1}
 
 
 @pytest.mark.parametrize(

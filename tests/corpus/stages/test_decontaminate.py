@@ -161,7 +161,7 @@ def test_the_index_is_the_same_each_time(tmp_path):
 
 
 def test_a_file_of_which_nothing_can_be_indexed_is_refused(tmp_path):
-    why = r"bench.jsonl: no item of its 1 has 5 words that are its own \(prepare.stages.decontaminate.min_words"
+    why = r"bench.jsonl: none of its 1 items has 5 words of its own \(prepare.stages.decontaminate.min_words"
     with pytest.raises(ConfigError, match=why):
         make_stage(tmp_path, [{"question": "Why?", "answer": "So."}])
 

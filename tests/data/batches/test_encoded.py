@@ -186,7 +186,7 @@ def test_answers_that_are_written_otherwise_are_rows_of_their_own(tmp_path):
     assert (len(found), counts.alone, counts.read) == (4, 2, 2)
     assert len(set(found.keys_E[:3].tolist())) == 1
     (line,) = counts.lines("chats", 400)
-    assert line.startswith("2 answers are rows of their own, so many rows more: ")
+    assert line.startswith("2 answers get extra rows of their own: ")
     last, counts = build(tokenizer, dataclasses.replace(one, last=True), seq_len=400)
     ((ids, kinds),) = last.segments(0)
     assert (tokenizer.decode(ids[kinds > 0]), counts.alone) == (f"# {said[-1]}", 0)

@@ -37,7 +37,7 @@ def test_a_data_directory_is_opened_if_its_ids_are_the_models(data):
     options = {"text_key": "text", "val_fraction": 0.1}
     for tokenizer in (data.tokenizer(), chat.grown(data.tokenizer())):
         assert replay.open_text(str(data.path), tokenizer, **options).sha256 == data.sha256
-    with pytest.raises(ConfigError, match="is of another tokenizer: set replay"):
+    with pytest.raises(ConfigError, match="has another tokenizer: set replay"):
         replay.open_text(str(data.path), tiny_chats.tokenizer(), **options)
 
 

@@ -179,7 +179,7 @@ def test_pack_keeps_the_weights_of_each_text():
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ([text(9, 1, 2), text(9, 1, 2)], "a group of 4 tokens is longer than a row of train.seq_len=3"),
+        ([text(9, 1, 2), text(9, 1, 2)], "a group of 4 tokens exceeds train.seq_len=3"),
         ([text(9)], "it needs two tokens or more"),
         ([rows.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
     ],

@@ -52,7 +52,7 @@ def test_faults_of_chats(tokenizer, tmp_path):
     ]
     found, _ = surveyed(tmp_path / "a.jsonl", tokenizer, faults)
     told = findings(found)
-    assert told["the same again"] == ["a.jsonl:1"]  # "... = FILE:1"
+    assert told["repeated examples"] == ["a.jsonl:1"]  # "... = FILE:1"
     assert told["empty answers"] == ["a.jsonl:4"]
     assert told["junk in an answer: assistant (As an AI language model)"] == ["a.jsonl:5"]
     assert told["junk in an answer: chat_tokens (<|im_end|>)"] == ["a.jsonl:5"]
@@ -61,7 +61,7 @@ def test_faults_of_chats(tokenizer, tmp_path):
     assert told["longer than a row of 64 tokens together with the answer"] == ["a.jsonl:7"]
     assert len(told) == 7
     assert found.figures()["asked_alike"] == 2
-    assert "the same again: 1 (14.3%): a.jsonl:2 = a.jsonl:1" in found.lines()
+    assert "repeated examples: 1 (14.3%): a.jsonl:2 = a.jsonl:1" in found.lines()
 
 
 def test_faults_of_pairs(tokenizer, tmp_path):
@@ -74,7 +74,7 @@ def test_faults_of_pairs(tokenizer, tmp_path):
     told = findings(found)
     assert told == {
         "pairs of two equal sides": ["a.jsonl:2"],
-        "pairs that stand elsewhere the other way round": ["a.jsonl:1"],
+        "pairs that occur again with their sides swapped": ["a.jsonl:1"],
         "empty answers": ["a.jsonl:4"],
         "both sides together longer than a row of 64 tokens": ["a.jsonl:5"],
     }

@@ -130,7 +130,7 @@ def test_raw_files_are_prepared_first(tmp_path):
     assert f"first jaxlm prepare {texts} --out" in refused("quickstart", f"data.dir={texts}")
     said = []
     check("base", "workdir=w", f"data.path={texts}", say=said.append)
-    assert said == [f"{texts}: not read: 1 .md; jaxlm prepare {texts} --out=DATA takes them in"]
+    assert said == [f"{texts}: not read: 1 .md; jaxlm prepare {texts} --out=DATA reads them too"]
     (texts / "README.md").unlink()
     assert f"no data that jaxlm made: --config.data.path={texts}" in refused("quickstart", f"data.dir={texts}")
 

@@ -113,7 +113,7 @@ WRONG = {
     "nothing": ("x{% for m in messages[1:] %}{% generation %}{% endgeneration %}{% endfor %}", "nothing in it is the"),
     "another question": (
         CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant: '"),
-        "writes message 2 in another way than the model is asked for it, by ': '",
+        "writes message 2 without ': ', which ends the prompt for this message",
     ),
     "an exception": ("{{ messages | length + 'x' }}", "refuses these messages: TypeError"),
     "no end of it": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "refuses these messages: RecursionError"),

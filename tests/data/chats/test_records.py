@@ -123,7 +123,7 @@ def test_the_flag_is_one_that_a_shell_takes_and_keeps_what_is_ignored(tmp_path):
     for _ in range(2):
         with pytest.raises(ConfigError) as error:
             tiny_chats.make(str(path), tiny_chats.tokenizer(), overrides=given)
-        (flag,) = shlex.split(str(error.value).partition("not there: ")[2])
+        (flag,) = shlex.split(str(error.value).partition("such keys: ")[2])
         given = [flag.removeprefix("--config.")]
         ignored |= {"tools" if ignored else "label"}
         assert set(config_files.load("base", given).examples.ignore) == ignored
@@ -180,9 +180,7 @@ def test_scores_that_contradict_are_counted(tmp_path):
     found, notes = read(tmp_path, *(row | more for more in scores), pairs=True)
     assert len(found) == 2
     (line,) = notes.lines()
-    assert line.startswith(
-        "1 row trained on as they stand, though their scores say that the rejected side is the better one"
-    )
+    assert line.startswith("1 row trained on unchanged, though their scores say that the rejected side is better")
 
 
 WHOLE = [SYSTEM, ASK, SAY, AGAIN]
@@ -301,7 +299,7 @@ def test_a_role_that_is_ignored_passes_as_it_did_before(role, template, sha256, 
 def test_calls_without_words_are_not_promised(tmp_path):
     """Their answer is empty without the key: they were trained on so, and are left out."""
     _, notes = read(tmp_path, {"messages": [ASK, CALL, ANSWER, SAY]})
-    assert notes.as_before().endswith(" gives the run its batches back, but for rows whose answer is empty without it")
+    assert notes.as_before().endswith(" gives the run its batches back, except rows whose answer is empty without it")
     found, notes = read(tmp_path, {"messages": [ASK, CALL]}, {"messages": [ASK, SAY]}, ignore=("tool_calls",))
     assert (len(found), notes.as_before()) == (1, "")
 
