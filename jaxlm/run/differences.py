@@ -1,4 +1,4 @@
-"""Compares two runs, or two starts of a run: what went in differently, and the first step at which metrics part."""
+"""Compares two runs, or two starts of a run: their different inputs, and the first step at which metrics differ."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from jaxlm.run import held_out_texts, ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
 MOST_TOLD = 12  # changes in a line
-_DIGITS = 9  # of a commit, that tell it from all others
+_DIGITS = 9  # of a commit, enough to identify it
 _NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
 _BLOCKS = 10  # of the steps that two losses are compared over
 
@@ -61,7 +61,7 @@ def _of_run(folder: pathlib.Path) -> dict[str, dict]:
 
 
 def _facts(config: dict, start: dict) -> dict[str, dict]:
-    """What went into a start, kind -> name -> fact, without secrets and without what only says where the run lies."""
+    """The inputs of a start, kind -> name -> fact, without secrets and without keys that only say where the run is."""
     hardware = start.get("hardware") or {}
     return {
         "config": {name: key for name, key in _flat(redact(older.known(config))).items() if name not in _HERE},
@@ -90,7 +90,7 @@ def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
 
 
 def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
-    """Returns what changed since the run's last start, before this one is recorded; [] if its files are damaged."""
+    """Returns what changed since the run's last start, before the new one is recorded; [] if the files are damaged."""
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:
         return []
@@ -131,7 +131,7 @@ def _parted(a: Curve, b: Curve, common: list[int], kinds: tuple[str, ...]) -> di
         names = [name for name in a[step].keys() & b[step].keys() if name.startswith(kinds)]
         parted = [name for name in names if a[step][name] != b[step][name]]
         if parted:
-            name = min(parted, key=lambda name: (name != "train/loss", name))  # of several the loss says most
+            name = min(parted, key=lambda name: (name != "train/loss", name))  # the loss first: it says most
             return {"step": step, "metric": name, "a": a[step][name], "b": b[step][name]}
     return None
 

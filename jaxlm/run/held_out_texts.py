@@ -1,4 +1,4 @@
-"""Says whether two runs measure the same held-out text: else their losses and bits per byte are of different things."""
+"""Says whether two runs measure the same held-out text: else their losses and bits per byte can't be compared."""
 
 import math
 import pathlib
@@ -19,7 +19,7 @@ def known(data: typing.Any) -> bool:
 
 
 def of_data(data: shards.DataDir, config: Config) -> Texts:
-    """Returns the texts of a data directory that a config measures: the hash of each, and of how much of it, if not of all."""
+    """Returns the texts that a config measures: source -> the text's hash, and how much of it is measured, if not all."""
     texts, e = {}, config.eval
     for source, sha256 in data.held_out_texts().items():
         entry, limit = data.entry(source, "val"), ""
@@ -33,7 +33,7 @@ def of_data(data: shards.DataDir, config: Config) -> Texts:
 
 
 def of_run(folder: pathlib.Path) -> Texts:
-    """Returns the texts that a run measures; {} if that is not known, because it has no such data, or not any more."""
+    """Returns the texts that a run measures; {} if unknown: it has no such data, or the data changed or is gone."""
     start = (ledger.read(folder)["starts"] or [{}])[-1]
     if start.get("held_out"):
         return start["held_out"]
@@ -46,7 +46,7 @@ def of_run(folder: pathlib.Path) -> Texts:
 
 
 def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
-    """Returns a line that says that two runs measure different texts, and what to do; "" if not, or if one is unknown."""
+    """Returns a line if two runs measure different texts, with what to do; "" if not, or if a run's texts are unknown."""
     names = sorted(source for source in a.keys() | b.keys() if a.get(source) != b.get(source))
     if not (a and b and names):
         return ""

@@ -32,7 +32,7 @@ _SHOWN = 5  # documents of a spike in the terminal
 
 @dataclasses.dataclass(eq=False)
 class NonFinite(Watch):
-    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never. The state is not saved."""
+    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 = never. Does not save the state."""
 
     reads = ("skipped_in_a_row",)
 

@@ -1,6 +1,6 @@
 """Keeps the reference's log-probabilities of preference pairs in the run's folder, since training changes the reference.
 
-WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: hashes of pairs and model
+WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: their hashes
 """
 
 import hashlib

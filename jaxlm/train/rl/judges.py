@@ -470,7 +470,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _foreign(file: str) -> bool:
-    """True for a file of Python, of an installed package or of jaxlm: a line of the user's own code says more."""
+    """True for a file of Python, of an installed package or of this folder: a line of the user's own code says more."""
     standard = sysconfig.get_paths()["stdlib"]
     return file.startswith(("<", standard, os.path.dirname(__file__))) or "site-packages" in file
 
