@@ -150,7 +150,7 @@ def _loss(a: Curve, b: Curve, common: list[int]) -> dict | None:
 def _verdict(parted: dict | None, loss: dict | None, common: list[int]) -> str:
     if not parted:
         return f"identical to the last bit over all {len(common)} common steps, up to step {common[-1]}"
-    line = f"{parted['metric']} parts at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
+    line = f"{parted['metric']} first differs at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
     if not loss:
         return line
     gap = f"loss B - loss A is {loss['mean']:+.4f} ± {loss['error']:.4f} over the last {loss['steps']} common logged steps"

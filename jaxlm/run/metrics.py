@@ -63,7 +63,7 @@ class Appender:
             error = self._attempt()
         if error and not self._failing:
             self._failing = error.strerror or str(error)
-            console.say(f"{self._path} can't be written ({self._failing}): it goes on once it can, and training now")
+            console.say(f"{self._path} can't be written ({self._failing}): training goes on, and writing once it can")
         elif not error and self._failing:
             lost = f"{self._dropped:,} records were lost" if self._dropped else "nothing was lost"
             console.say(f"{self._path} is written again; {lost}")
@@ -117,7 +117,7 @@ class JsonLines(Appender):
 
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
-    """Yields the records of metrics.jsonl; none without a file. `containing`: only from lines with this text, which is faster."""
+    """Yields the records of metrics.jsonl; none without a file. `containing`: only of lines with this text, faster."""
     try:
         lines = open(path, encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     paid for too, at its price. That time counts as DOWN, or as HUNG as far as the supervisor says so. It does not count if
     that start did all its steps, or was refused before its first one.
 
-    Reads metrics.jsonl and run.json, so only the first process calls this. If a record's activities are damaged, its time counts as STEP.
+    Reads metrics.jsonl and run.json, so only the first process calls this. Time without activities counts as STEP.
     """
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):

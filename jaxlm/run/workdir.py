@@ -74,7 +74,7 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
                 check_fingerprint(meta.get("fingerprint", {}), fingerprint)
             except ConfigError as error:
                 saved = files.json_of((folder / "config.json").read_bytes())
-                newer = not as_before or "ignore" in saved.get("examples", {})  # the run was begun by a version that reads as this one
+                newer = not as_before or "ignore" in saved.get("examples", {})  # it read as this version
                 raise ConfigError(f"{error}" if newer else f"{error}. When it began, {as_before}") from None
 
 

@@ -87,7 +87,7 @@ def _ratios(config: OptimConfig, params: dict) -> dict | None:
 def _need_matrices(params: dict, key: str, instead: str) -> None:
     names = [name for name, _ in tree.named_leaves(params)]
     if not any(map(_is_matrix, names)):
-        raise ConfigError(f"optim.{key} is for kernels of layers, and none is trained ({names[0]}, ...): {instead}")
+        raise ConfigError(f"optim.{key} needs layer kernels; only {names[0]}, ... are trained: {instead}")
 
 
 def _planned(config: OptimConfig, steps: int) -> optax.Schedule:

@@ -115,8 +115,8 @@ class Parts:
             here, there = (dict(tree.named_leaves(x)) for x in (self.abstract.params[name], part))
             if odd := {n for n, x in here.items() if n not in there or x.shape != there[n].shape} | there.keys() - here:
                 raise ConfigError(
-                    f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is not there: leave "
-                    "config.adapter as the origin has it"
+                    f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is missing: keep "
+                    "the origin's config.adapter"
                 )
             arrays[name] = jax.device_put(part, self.shardings.params[name])
         return arrays

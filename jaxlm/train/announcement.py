@@ -91,7 +91,7 @@ def _data(tokens: Mapping[str, int], passes: Mapping[str, float]) -> str:
 
 
 def _memory(program: Program, devices: int) -> str:
-    parts = f"{size(program.state)} for state and batch, {size(program.temporaries)} for its own"
+    parts = f"{size(program.state)} for state and batch, {size(program.temporaries)} for temporaries"
     line = f"memory: a step needs {size(program.need)}{' a device' * (devices > 1)} ({parts})"
     return line if program.room is None else f"{line}; there are {size(program.room.bytes)} {program.room.of}"
 
@@ -159,7 +159,7 @@ class FirstRate(Watch):
         remaining = left * took / steps + between
         usd = self.spent()[1] + remaining / 3600 * self.usd_per_hour
         cost = f", {dollars(usd)} for the whole run" if self.usd_per_hour else ""
-        without = "" if between else ", evaluations and saves apart"
+        without = "" if between else ", without evaluations and saves"
         self.say(f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self.steps:,}{cost}{without}")
 
 

@@ -225,9 +225,7 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
     with run.clock.spend(run.batches.activity):
         try:
             return run.batches(state)
-        except (
-            Exception
-        ) as error:  # the state is good: an error must not lose the steps since the last checkpoint
+        except Exception as error:  # the state is good: an error must not lose the steps since the last checkpoint
             return failure("no batch", step + 1, error)
 
 
@@ -253,7 +251,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
                 done = hook(moment)
         except Exception as error:
             known = isinstance(error, ConfigError | RunError | OSError)
-            if not known and not (hook.decoration and jax.process_count() == 1):  # other processes may wait for this one
+            if not known and not (hook.decoration and jax.process_count() == 1):  # others may wait for this process
                 return failure(hook.name, moment.step, error)
             ends = hook.vital or (moment.step >= run.steps and not hook.decoration)
             then = "the next start makes up for it" if ends else "it is left out"

@@ -207,7 +207,7 @@ def open(
         if origin := read(folder):
             if checkpoint != "latest":
                 raise ConfigError(
-                    f"{path} is no run but a model, which has no checkpoint {checkpoint}: ask for none, or for latest"
+                    f"{path} is a model, not a run: it has no checkpoint {checkpoint}; give none, or latest"
                 )
             return origin.merged() if merge else origin
     if not folder.is_dir():

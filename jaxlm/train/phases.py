@@ -214,9 +214,7 @@ class Phases(Hook):
         """Returns `evaluate`. Raises ConfigError if it is None (no text is held out) but a gate needs it."""
         blind = [phase.name for phase in self._plan if phase.config.max_val_loss and evaluate is None]
         if blind:
-            raise ConfigError(
-                f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"
-            )
+            raise ConfigError(f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, but data.dir has none")
         return evaluate
 
     def begin(self) -> Ending | None:

@@ -103,7 +103,7 @@ def lacking(
     return (
         f"{directory} has {console.size(free)} free, and the run will need {console.size(bytes_)}: {count} checkpoints of "
         f"{console.size(size)} (config.checkpoint.keep_last={config.keep_last}, keep_best={config.keep_best}{every}, one on "
-        "its way), less those that are there, and the reserve; saving fails when the disk is full"
+        "its way), less the existing ones, and the reserve; saving fails when the disk is full"
     )
 
 

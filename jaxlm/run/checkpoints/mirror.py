@@ -258,7 +258,7 @@ class Mirror:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
     def _claim(self, timeout_s: float) -> str:
-        """Makes this start own the mirror, once. Returns why it can't be written to, or "". Raises Refused: another run's."""
+        """Makes this start own the mirror, once. Returns "" or why it can't be written. Raises Refused if it is another's."""
         if self._run_id:
             return ""
         path, local = self._workdir / ".run_id", self._local_steps()

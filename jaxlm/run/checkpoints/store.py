@@ -355,7 +355,7 @@ class Checkpointer:
         """Restores only the collection "params". Raises the same errors as `restore`."""
         folder = self.directory / str(step)
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
-            raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
+            raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained in addition")
         with working(f"restoring checkpoint {step}"):
             return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 

@@ -122,7 +122,7 @@ class Watch:
             return max(2 * MINUTE, 20 * statistics.median(self._steps), 3 * longest) if known else _FIRST_STEP
         # A start may make data or not, and compile from a cache or not: earlier times say too little.
         known = longest and activity in (clock.ROLLOUT, clock.EVALUATE, clock.SAVE)
-        rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # a failed reward is tried three times
+        rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # a reward is tried three times
         return rewards + max(10 * MINUTE if known else _FIRST, 10 * longest)
 
 
@@ -135,7 +135,7 @@ def _kind(sign: Sign) -> str:
 
 
 class Child:
-    """A process in a group of its own, with a pulse. `passed`: environment variable -> file descriptor to hand down."""
+    """A process in a group of its own, with a pulse. `passed`: variable -> descriptor to hand down and close here."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class Death:
     hung: float = 0.0  # the seconds without a sign of life, if the child was ended for that
     out_of_memory: bool = False  # the kernel ended a process for want of memory meanwhile
     stuck: bool = False  # it could not be ended
-    fault: bool = False  # storage or network failed before its first step, as the child said, and no other program restarts it
+    fault: bool = False  # the child said that storage or network failed before its first step; only we restart it
 
     def words(self) -> str:
         """Returns what happened, for the user."""

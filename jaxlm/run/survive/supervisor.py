@@ -132,7 +132,7 @@ class Times:
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` all that a child prints."""
+    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` a child's output."""
 
     command: Sequence[str]
     config: Config

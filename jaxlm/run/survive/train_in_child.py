@@ -31,7 +31,7 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains or resumes in `workdir`, under a supervisor; returns its exit code. Raises ConfigError if another run is there."""
+    """Trains or resumes in `workdir`, under a supervisor; returns the exit code. Raises ConfigError: another run is there."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
@@ -49,7 +49,7 @@ def last_words(folder: pathlib.Path) -> str:
 
 
 def result(config: Config, mixture: dict[str, float]) -> Result | None:
-    """Returns the result of the run in `workdir`; None if it is not done. Raises ConfigError if the folder holds another run."""
+    """Returns the result of the run in `workdir`; None if it is not done. Raises ConfigError if another run is there."""
     folder, steps = pathlib.Path(config.workdir), config.train.steps
     path = folder / "metrics.jsonl"
     if not path.is_file():

@@ -49,7 +49,7 @@ def judged(config: Config) -> bool:
     """True if batches must hold the reference's log-probabilities, `reference`; see the module's text.
 
     New LoRA adapters change nothing at first, so the model without them is the reference. Prompts, and unmerged adapters
-    of an origin, do.
+    of an origin, change it.
     """
     return has_reference(config.dpo) and not (config.adapter.kind == "lora" and config.origin_merge)
 

@@ -103,7 +103,7 @@ def recounted(folder: pathlib.Path, config: Config) -> str:
         return ""
     return (
         f"MFU steps down here, the speed does not: {looked_up:,} of {parameters:,} parameters are only looked up, and no "
-        "longer count as products"
+        "longer count as matrix products"
     )
 
 

@@ -49,7 +49,7 @@ _MATH_S = 2  # for math-verify to read, and to compare: evaluating an answer suc
 _READ = 2000  # characters of an answer that math-verify reads: the last ones
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers: how such a clause ends.
-_N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else matching 1,000,000,... takes for ever
+_N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else 1,000,000,... matches for ever
 _NUMBER, _GAP, _ENDLESS = re.compile(_N), r"[\s$*]*(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
 _OR = r"[^\d.,;:\n]{0,20},?\s*\bor\b(?:\s*[A-Za-z]+\s)?"
 _TO = r"[\s$*]*(?:\b(?:to|through)\b|[\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
@@ -208,7 +208,7 @@ class Judge:
             if gym and gym.hook and not self._forks.confined:
                 raise Refused(
                     f"config.reward.tasks: {gym.name} runs what the policy writes as Python, and here nothing keeps that from "
-                    "network and disk (a seccomp filter of Linux on x86-64 or aarch64 does): leave the task out"
+                    "network and disk (Linux on x86-64 or aarch64 does, by a seccomp filter): leave the task out"
                 )
             with contextlib.suppress(Exception):  # imports what the task needs to judge, once for all forks
                 gym.exact(0, gym.entry(0)["answer"]) if gym else _equal("2", "$1 + 1$")
@@ -336,7 +336,7 @@ def _values(name: str, options: Options, config: type) -> dict[str, object]:
     values = {}
     for key, text in options.items():
         if key in ("seed", "size"):
-            raise Refused(f"reasoning_gym:{name}: {key} is not to be set: questions follow from config.seed")
+            raise Refused(f"reasoning_gym:{name}: {key} can't be set: questions depend on config.seed")
         if key not in fields:
             raise Refused(f"reasoning_gym:{name} has no option {key!r}{_hint(key, fields)}")
         value, default = _value(text), fields[key].default
@@ -344,7 +344,7 @@ def _values(name: str, options: Options, config: type) -> dict[str, object]:
         if kind is float and type(value) is int:
             value = float(value)
         if kind in (bool, int, float, str) and type(value) is not kind:
-            raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; it is {default} by itself")
+            raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; the default is {default}")
         values[key] = value
     return values
 
