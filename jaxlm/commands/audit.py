@@ -24,7 +24,7 @@ _WINDOW_TOKENS = 1 << 20
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the junk in DATA/documents; without documents, in DATA's shards; without shards, in the sources.
 
-    Each source is compared with the others, so all are read; --source shows the findings of one.
+    Each source is compared with the others, so all are read; --source shows the findings of one source.
     """
     for option in ("top", "max_bytes"):
         if getattr(args, option) < 0:
@@ -95,7 +95,7 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
 
 
 def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
-    """The sources of `data`, or of `prepare` if it has none. `max_bytes` of each, from all over it; 0: all."""
+    """The sources of `data`, else of `prepare`; each limited to `max_bytes`, in parts from all over it (0: no limit)."""
     d = config.data
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "tfds_dir": d.tfds_dir}
     specs = [SourceSpec(name, s.path, **plain, hub_dir=d.hub_dir) for name, s in d.sources.items() if s.path]

@@ -37,7 +37,7 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
     made = about | make()
     try:
         files.write_atomically(path, (json.dumps(made, ensure_ascii=False, indent=1) + "\n").encode())
-    except OSError as error:  # finished data may lie on a disk that can't be written
+    except OSError as error:  # finished data may be on a read-only disk
         console.say(f"{path} can't be written: {error.strerror}")
     return made
 

@@ -81,7 +81,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
 
 
 def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
-    """Returns the config with the vocabulary of the data in `data.dir`, if there is any; says so if a given folder has none."""
+    """Returns the config with the vocabulary of the data in `data.dir`, if there is any. Says so if a given folder has no data."""
     if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
         if any(override.startswith("data.dir=") for override in overrides):
             say(f"there is no finished data in {config.data.dir}, so the number of epochs is unknown")

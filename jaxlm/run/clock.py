@@ -17,7 +17,7 @@ COMPILE = "compile"  # compiling the train step, and its first call
 DATA = "data"  # waiting for a batch
 ROLLOUT = "rollout"  # drawing answers from the policy, and their rewards
 STEP = "step"  # productive: steps that nobody has done before
-REPEATED = "repeated"  # steps that an earlier start did, and lost
+REPEATED = "repeated"  # steps that an earlier start did and lost
 EVALUATE = "evaluate"  # held-out loss, benchmarks, samples, reports
 SAVE = "save"  # the loop stands still for a checkpoint
 MIRROR = "mirror"  # waiting for the mirror, at the start and at the end
@@ -125,7 +125,7 @@ class Clock:
         return others / number if number else first
 
     def doing(self) -> str:
-        """Returns what goes on besides training, such as "evaluating"; "" for nothing."""
+        """Returns what the run does besides training, such as "evaluating"; "" for nothing."""
         return _WORDS.get(self._detail) or _WORDS.get(self.activity, "")
 
     def after(self, step: int) -> None:
@@ -138,7 +138,7 @@ class Clock:
         self.redo = step
 
     def add(self, activity: str, seconds: float) -> None:
-        """Counts seconds that passed outside this process, such as those since an earlier start died."""
+        """Counts seconds that passed outside this process, such as the time since an earlier start died."""
         self._seconds[activity] += seconds
 
     def seconds(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from jaxlm.host import files
 from jaxlm.host.redact import redact
 from jaxlm.run import held_out_texts, ledger, metrics
 
-_HERE = ("workdir", "data.dir")  # keys that only say where a run lies
+_HERE = ("workdir", "data.dir")  # keys that only say where a run is
 MOST_TOLD = 12  # changes in a line
 _DIGITS = 9  # of a commit, enough to identify it
 _NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price

@@ -57,6 +57,6 @@ def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
 
 
 def since_training(folder: pathlib.Path, data: shards.DataDir, config: Config) -> str:
-    """Returns a line if this held-out text is not the one that the run in a folder was measured on; "" else."""
+    """Returns a line if this held-out text is not the text that the run in a folder measured; "" else."""
     line = differ(of_run(folder), of_data(data, config), "")
     return line and f"not the text that training measured: {line}"

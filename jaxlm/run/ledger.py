@@ -158,8 +158,7 @@ def end(
 ) -> None:
     """Writes into run.json how the newest start ended, if it is process `pid` and wrote no ending itself. Never raises.
 
-    A supervisor gives its child's `pid`. If the supervisor ended the child because it `hung`, the child's own ending is
-    overwritten.
+    A supervisor gives its child's `pid`. If the child was ended because it `hung`, its own ending is overwritten.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 
@@ -207,7 +206,7 @@ def _now() -> str:
 
 
 def packages() -> dict[str, str | None]:
-    """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
+    """Returns the versions of the packages that a run's numbers depend on; None for an absent package."""
     versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

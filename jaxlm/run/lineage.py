@@ -18,7 +18,7 @@ _RANKED = (("val/accuracy", "held-out pairs ranked right"), ("train/accuracy", "
 _REWARD = (("val/reward", "held-out reward"), ("train/reward", "reward"))
 # The main figure of a kind of training: the first of these that was measured.
 _FIGURES = {"dpo": _RANKED, "reward": _RANKED, "ppo": _REWARD, "grpo": _REWARD}
-_COMMANDS = ("train", "-m", "jaxlm.main")  # words of a command line in front of the config's name
+_COMMANDS = ("train", "-m", "jaxlm.main")  # words of a command line before the config's name
 
 
 class Origin(typing.NamedTuple):

@@ -74,7 +74,7 @@ class _Guarded:
 
 
 class TensorBoard(_Guarded):
-    """Writes an event file for TensorBoard, one for each start. tensorboardX makes the events.
+    """Writes an event file for TensorBoard, one for each start. tensorboardX creates the events.
 
     tensorboardX's writer is not used: after a moment of a full disk its thread is dead, and the eleventh scalar hangs.
     """
@@ -133,7 +133,7 @@ class WandB(_Guarded):
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
         self._run: typing.Any = None
         with self._guard("W&B can't be used"):
-            import wandb  # here, because it is large and seldom asked for
+            import wandb  # here, because it is large and seldom used
 
             settings = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
             if redact(sys.argv) != sys.argv:

@@ -81,7 +81,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
 
 
 def _before(last: dict, starts: list[dict]) -> dict:
-    """Returns the previous start as in run.json, {} without one; one that died too early for that, from its `opening`."""
+    """Returns the previous start as in run.json, or from its `opening` if it died too early; {} if there is none."""
     start = starts[-1] if starts else {}
     opened = last.get(metrics.START)
     if not isinstance(opened, dict):

@@ -51,7 +51,7 @@ def adopt() -> Config | None:
             os.set_inheritable(int(descriptor), False)  # only this process and the supervisor hold the lock
     faulthandler.register(signal.SIGUSR1, file=int(os.environ[STACKS]), all_threads=True)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died meanwhile
+    if os.getppid() != parent:  # the supervisor died meanwhile
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
     interrupts.hold()  # as `main` did already, but not every program that calls this

@@ -26,7 +26,7 @@ _OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
 
 
 def check(config: Config, mesh: Mesh) -> pathlib.Path:
-    """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
+    """Does all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
     folder = workdir(config.workdir)
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
     sharding.check_batch(mesh, **{"train.microbatch_size": size})
@@ -111,7 +111,7 @@ def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
 def _check_same(
     folder: pathlib.Path, what: str, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]
 ) -> None:
-    """Compares these keys of a section with the config that the folder's checkpoints were made with, if there are any."""
+    """Compares these keys of a section with the config of the folder's checkpoints, if there are any."""
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return

@@ -1,4 +1,4 @@
-"""Makes the optimizer, which turns gradients into updates, and the schedule of the learning rate.
+"""Builds the optimizer, which turns gradients into updates, and the schedule of the learning rate.
 
 The optimizer does not contain the schedule: the train step looks up the rate by the step's number and multiplies the
 updates by it. So every optimizer has the same schedule, and a skipped step does not delay it.
@@ -39,8 +39,7 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     would reach one step after the last.
 
     The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like `params`. The
-    train step also accepts a shorter tree, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: each rate holds for all
-    parameters below its name.
+    train step also accepts a shorter tree, such as {"embed": 1e-4, "layers_0": 1e-3, ...}, a rate for all below a name.
 
     Raises ConfigError if `matrix_lr_ratio` is not 1, and no matrix of a layer is trained.
     """
@@ -135,7 +134,7 @@ def make(
 
 def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:
     """Adds the decoupled weight decay; if `decay_follows_rate`, times the step's rate over its peak."""
-    # The train step multiplies it by the rate once more, so then it falls as the rate's square. One factor serves all
+    # The train step multiplies the decay by the rate again, so then it falls as the rate's square. One factor serves all
     # parameters, because all rates are the same share of their peaks.
     # Where a step is only timed (tune, doctor), a rate left to the rule is 0: a peak of 1 then avoids 0 / 0.
     peak = config.lr * max(jax.tree.leaves(ratios), default=1.0) if config.lr else 1.0

@@ -33,7 +33,7 @@ class TrainState:
 
 
 def init(params: Variables, tx: optax.GradientTransformation, running: dict[str, float] | None = None) -> TrainState:
-    """Returns the state before the first step."""
+
     zero = functools.partial(jnp.zeros, (), jnp.int32)
     return TrainState(
         step=zero(),

@@ -1,4 +1,4 @@
-"""Makes the train step, a pure function (frozen, state, batch) -> (state, metrics), which is jitted once.
+"""Builds the train step, a pure function (frozen, state, batch) -> (state, metrics), which is jitted once.
 
 Legend: B batch, A parts (microbatches, or minibatches of a step), M rows of a part, T tokens.
 """

@@ -37,10 +37,9 @@ class Ending:
     """How a run ends.
 
     Attributes:
-      code: DONE: all steps are done. STOPPED: the run should not go on as it is. PREEMPTED: the same command continues
+      code: DONE: all steps are done. STOPPED: the run should not continue like this. PREEMPTED: the same command continues
         the run. ROLL_BACK: the run should continue from an earlier checkpoint and skip the batches that spoiled it.
-        FAILED: something outside failed, and the same command may succeed later. REFUSED: it fails until the user changes
-        something.
+        FAILED: something outside failed, and the same command may succeed later. REFUSED: only a change can help.
       keep: True if the state is worth a checkpoint. The state of a ROLL_BACK never is.
       cause: its name in `runs.on_exit` and `notify.events`: "gate", "budget", "stall", ...; "" if it has none.
       first_bad: ROLL_BACK only: the first step whose batch is skipped; the last such step is where the run ended.
@@ -110,7 +109,7 @@ class Hook:
 
     Attributes:
       activity: what its time counts as (`run.clock`).
-      vital: True if the run must not go on without what the hook does: if it fails, the run ends.
+      vital: True if the run must not go on without the hook: if it fails, the run ends.
       decoration: True if the run loses nothing without it: a failure in it is only reported.
     """
 
@@ -217,7 +216,7 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
 
 
 def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
-    """Returns the batch of step `step` + 1; None after the last step; the Ending if it fails."""
+    """Returns the batch of step `step` + 1; None after the last step; an Ending if that fails."""
     if step >= run.steps:
         return None
     if run.batches.from_state:

@@ -52,7 +52,7 @@ class Outlook:
         return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
 
     def ahead(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
-        """Returns the three futures after `step`, or why there are none. Raises ValueError, ArithmeticError: no curve fits."""
+        """Returns the three futures after `step`, or TooEarly. Raises ValueError or ArithmeticError if no curve fits."""
         fitted = forecast.fit(*self.losses(), self.rate, step, self.steps)
         return fitted if isinstance(fitted, forecast.TooEarly) else forecast.futures(fitted, self.steps, *self.prices())
 

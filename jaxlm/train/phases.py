@@ -1,6 +1,6 @@
 """Phases of a run: each ends with a bill, and with a gate that may stop the run before the next phase costs anything.
 
-A phase's budget counts its own dollars alone; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill
+A phase's budget counts only its own dollars; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill
 stand in run.json. A phase has several rows if it was stopped and resumed; the last row counts.
 """
 
@@ -218,7 +218,7 @@ class Phases(Hook):
         return evaluate
 
     def begin(self) -> Ending | None:
-        """Returns the Ending of an earlier start that still holds, or None. Records what `phases.accept` accepts."""
+        """Returns the Ending by which an earlier start was stopped, if it still holds. Records what `phases.accept` accepts."""
         verdict = from_first(self._held_back)
         return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 

@@ -108,15 +108,13 @@ class _Begin(Hook):
     def __call__(self, moment: Moment) -> None:
         jax.block_until_ready(moment.state)
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it has so many events that it slows down the host
+        options.python_tracer_level = 0  # the Python tracer's many events would slow down the host
         jax.profiler.start_trace(str(self._trace.folder), create_perfetto_trace=True, profiler_options=options)
         self._trace.running = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction of a compiled program."""
-
     opcode: str  # in HLO, such as `fusion`
     scope: str  # its place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or ""
     target: str = ""  # the function that a custom call calls
@@ -154,7 +152,7 @@ class Profile:
 
     seconds: float  # from the first traced operation to the last, divided by the number of steps
     shares: dict[str, float]  # class (one of CLASSES) -> its share of `seconds`
-    rows: list[Row]  # those with the most time first
+    rows: list[Row]  # the row with the most time first
 
 
 def classify(event: Event) -> str:

@@ -52,7 +52,7 @@ class Log:
         lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:
-        """Records that a ConfigError ended the start before its first step: the time after it is not the run's."""
+        """Records it if a ConfigError ends the start before its first step: the time after that is not the run's."""
         if kind and issubclass(kind, ConfigError) and not self._clock.step:
             with contextlib.suppress(OSError):
                 if jax.process_index() == 0:

@@ -29,7 +29,7 @@ def make(
     """Returns the hooks and the watches. What they open is closed with `stack`."""
     c, kind, folder, scores, ends = ready.config, opened.kind, opened.folder, opened.scores, bill.milestones
     model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
-    # It gets the training loss as a watch, and the held-out loss from the hook HeldOut.
+    # Overfit gets the training loss as a watch, and the held-out loss from the hook HeldOut.
     overfit = stability.Overfit(c.stability.overfit_evals, kind.switch(order))
     sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
     held_out, remark = bill.checked(kind.held_out(ready)), kind.remark(ready)

@@ -1,4 +1,4 @@
-"""What a kind of training gives to the one loop: its objective, data, batches and evaluation."""
+"""What a kind of training gives to the training loop: its objective, data, batches and evaluation."""
 
 import dataclasses
 import pathlib
@@ -90,7 +90,7 @@ class Kind:
         return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
-        """Returns the watches besides those of all kinds."""
+        """Returns the watches that only this kind has."""
         return ()
 
     def remark(self, ready: Ready) -> hooks.Remark:

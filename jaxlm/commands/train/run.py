@@ -1,4 +1,4 @@
-"""Runs any kind of training: connects it to the one loop, and tries again after a rollback. Run it again to resume."""
+"""Runs any kind of training: connects it to the training loop, and tries again after a rollback. Run it again to resume."""
 
 import contextlib
 import dataclasses

@@ -12,7 +12,7 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.host.files import chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last by a limit of the shell
-# What a disk may do wrong for a while: a full one, a quota, a bad block or cable, a remount, a network folder that moved.
+# Disk errors that may pass: a full disk, a quota, a bad block or cable, a remount, a network folder that moved.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 # Words of errors that a damaged file never causes.
 _NEVER = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
@@ -112,7 +112,7 @@ def words(error: BaseException, place: object) -> str:
     for link in errors:
         match = _PATH.search(str(link))
         path = str((isinstance(link, OSError) and link.filename) or (match and match[1]) or "")
-        if path and not path.startswith("/proc/"):  # there it is the number of an open folder: `files.plain_path`
+        if path and not path.startswith("/proc/"):  # such a path is an open folder's number: `files.plain_path`
             return f"{text}: {path}"
     return f"{text}: {place}"
 

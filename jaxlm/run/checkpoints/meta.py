@@ -35,7 +35,7 @@ def of_run(config: Config, data: Order, base: Mapping[str, str | int]) -> dict:
 
 
 def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
-    content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # as it reads back: no tuples
+    content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # lists for tuples, as JSON reads back
     return {**content, _SEAL: seal(content)}
 
 

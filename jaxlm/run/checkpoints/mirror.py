@@ -65,7 +65,7 @@ class Mirror:
         self._child: Child | None = None  # the process that copies
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # guards what follows, up to the empty line
+        self._lock = threading.Lock()  # guards the next attributes, up to the empty line
         self._wanted: list[int] = []  # steps to copy
         self._copying: int | None = None
         self._due, self._busy, self._closing = False, False, False
@@ -74,7 +74,7 @@ class Mirror:
         self._whole: set[int] = set()  # steps that were read back
         self._partial: set[int] = set()  # steps that are only partly there
         self._stale: set[int] = set()  # whole steps that a rollback undid
-        self._start = secrets.token_hex(8)  # tells this start from others of the same run
+        self._start = secrets.token_hex(8)  # identifies this start among those of the run
         self._run_id = ""  # set once this start owns the mirror
 
     def latest(self) -> int | None:
@@ -96,7 +96,7 @@ class Mirror:
         local, shown = self._local_steps(), redact_url(self._url)
         try:
             if unwritable := self._claim(_ANSWER_S if local else self._config.mirror_timeout_s):
-                self._fail(unwritable)  # it can still be read
+                self._fail(unwritable)  # the mirror can still be read
             if local:
                 return None
             _say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
@@ -312,7 +312,7 @@ class Mirror:
         except TimeoutError:
             raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
         except Died as death:
-            # The last line that it printed is a library's, and may hold the URL with its secrets.
+            # The last line that the process printed is a library's, and may hold the URL with its secrets.
             words = f": {death.said}" if death.said else ""
             why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
             raise Abandoned(why, late=False) from None

@@ -205,7 +205,7 @@ def _sums(folder: pathlib.Path) -> Sums:
 
 
 def _check_source(folder: pathlib.Path, sums: Sums) -> None:
-    """Raises Trouble if a file is no longer as it was when the checkpoint was verified (`checksums.json` in it)."""
+    """Raises Trouble if a file changed after the checkpoint was verified (by its `checksums.json`)."""
     try:
         verified = files.json_of((folder / "checksums.json").read_bytes())["files"]
         changed = [name for name in sums if verified.get(name, sums[name]) != sums[name]]
@@ -330,7 +330,7 @@ def own(remote: Remote, run_id: str, job: dict) -> None:
 
 
 def check_owner(remote: Remote, job: dict) -> None:
-    """Raises Trouble if another run, or a later start of this one, writes to the mirror."""
+    """Raises Trouble if another run, or a later start of this run, writes to the mirror."""
     record = owner(remote)
     if record is None:
         own(remote, job["id"], job)
@@ -352,7 +352,7 @@ def manifest_of(remote: Remote, step: int) -> dict:
     except FileNotFoundError:
         raise Unfinished(f"the mirror's copy of checkpoint {step} is not whole") from None
     record = unseal(content)
-    # The mark names the manifest that was there when all was read back: another one proves nothing.
+    # The mark has the hash of the manifest that was read back: a mark for another manifest proves nothing.
     mark = {"manifest": hashlib.sha256(content).hexdigest()}
     if record is None or unseal(verified) != mark or record["step"] != step:
         raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: its manifest is not what was written")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
-from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
+from jax._src import distributed  # the only way to the coordinator's store; Orbax uses it too
 
 from jaxlm.config import RunError
 from jaxlm.devices.processes import together, working
@@ -38,8 +38,7 @@ class Votes:
     """Lets the threads of several processes, which save one checkpoint together, learn that one of them failed.
 
     Orbax's own barrier waits for a failed process until a time-out of 20 minutes. Here each process writes into the
-    coordinator's key-value store whether its part succeeded, and reads what the others wrote. All processes create their
-    Votes at the same step.
+    coordinator's key-value store whether its part succeeded, and reads the others' votes. All create Votes at the same step.
     """
 
     def __init__(self):
@@ -112,7 +111,7 @@ class Saving:
                 began = time.monotonic()
                 self._verify()
                 self.verify_s = time.monotonic() - began
-        except Exception as error:  # whatever it is, training must go on, and one line must say it
+        except Exception as error:  # whatever the error is, training must go on, and one line must say it
             self.failed, self.full = damage.words(error, self.folder), damage.full(error)
             votes.fail(self.failed)
             self.left_behind = jax.process_count() > 1

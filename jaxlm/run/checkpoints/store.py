@@ -21,14 +21,14 @@ from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpoi
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 from jaxlm.step.state import TrainState
 
-if typing.TYPE_CHECKING:  # it imports fsspec, which `jaxlm sample` need not wait for
+if typing.TYPE_CHECKING:  # mirror imports fsspec, and `jaxlm sample` should not wait for that
     from jaxlm.run.checkpoints.mirror import Mirror
 
 _DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
 _RETRY_S, _NEXT_RETRY_S = 10.0, 60.0  # after the first failure, and after each further one
 _PATIENCE_S, _PATIENCE_STOPPING_S = 1200.0, 120.0  # for a save in flight at the end, or when the run was asked to stop
-_HANGS_S = 600.0  # a save that takes this long, and five times the longest before it, hangs
+_HANGS_S = 600.0  # a save that takes longer, and over five times the longest earlier one, hangs
 
 
 class Checkpointer:
@@ -73,7 +73,7 @@ class Checkpointer:
         self._safe_since = time.monotonic()  # when the save of the newest whole checkpoint began
         self._deleting: list[threading.Thread] = []
         self._aside, self._prepared = [], False  # folders of checkpoints that did not read back
-        if read_only:  # else all processes must agree on what is there, because they save together
+        if read_only:  # else all processes must agree on the steps, because they save together
             self.reserve, self._steps = None, set(keep.steps(self.directory))
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
@@ -269,7 +269,7 @@ class Checkpointer:
             self._beside(functools.partial(remove_partial, self.directory, step))
 
     def _rotate(self) -> None:
-        # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
+        # Only on the first process: it writes metrics.jsonl, so only it surely knows the scores of earlier starts. And no
         # other process has to wait for a deletion.
         there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
         whole = [step for step in there if self.verified(step)]
@@ -283,7 +283,7 @@ class Checkpointer:
         if jax.process_index() or not folders:
             return
         # Why it renames first: deleting takes time and may be cut short, and then half a checkpoint under its own name would
-        # pass for a whole one. A rename is atomic. The next start deletes what is left under the new name.
+        # look whole. A rename is atomic. The next start deletes what is left under the new name.
         gone = []
         for path in folders:
             name = path if path.name.endswith(_DELETING) else path.with_name(path.name + _DELETING)

@@ -85,7 +85,7 @@ class Watch:
     def begin(self, now: float) -> None:
         """Forgets the watched process, but not the learned times: a new process begins now."""
         self._sign: Sign | None = None
-        self._busy_at, self._used_s = now, 0.0  # when it was last seen busy, and the processor time used by then
+        self._busy_at, self._used_s = now, 0.0  # when the child was last seen busy, and the processor time used by then
         self._looked = self._not_before = now
 
     def look(self, sign: Sign, now: float, processor_s: float = 0.0) -> float:
@@ -99,7 +99,7 @@ class Watch:
             if self._sign.activity in _STEPS:
                 self._steps.append(seconds)
         self._sign = sign
-        self._used_s = min(self._used_s, processor_s)  # a worker that ended takes its time with it
+        self._used_s = min(self._used_s, processor_s)  # the time of a worker that ended is no longer counted
         if processor_s - self._used_s > _BUSY * (now - self._busy_at) or sign.activity not in BY_PROCESSOR:
             self._busy_at, self._used_s = now, processor_s
         alive = max(sign.when, self._not_before)
@@ -110,7 +110,7 @@ class Watch:
     def budget(self, sign: Sign) -> float:
         """Returns for how many seconds a run may be silent after this sign of life."""
         activity, longest = sign.activity, self._longest.get(_kind(sign), 0.0)
-        if activity == clock.MIRROR:  # it ends by itself
+        if activity == clock.MIRROR:  # the mirror has its own time-out
             return max(self.hang_s or _FIRST, self.mirror_timeout_s + 2 * MINUTE)
         if self.hang_s:
             meets = self.meeting_s and activity == clock.START
@@ -120,7 +120,7 @@ class Watch:
         if activity in _STEPS:
             known = len(self._steps) >= _STEPS_TO_LEARN
             return max(2 * MINUTE, 20 * statistics.median(self._steps), 3 * longest) if known else _FIRST_STEP
-        # A start may make data or not, and compile from a cache or not: earlier times say too little.
+        # A start may prepare data or not, and compile from a cache or not: earlier times say too little.
         known = longest and activity in (clock.ROLLOUT, clock.EVALUATE, clock.SAVE)
         rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # a reward is tried three times
         return rewards + max(10 * MINUTE if known else _FIRST, 10 * longest)
@@ -171,7 +171,7 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        """True if the kernel killed a process of this container for want of memory since the start."""
+        """True if the kernel killed a process of this container for lack of memory since the start."""
         return _out_of_memory_kills() > self._killed_before
 
     def ended(self, timeout_s: float = 0.0) -> bool:
@@ -224,7 +224,7 @@ class Child:
         while time.monotonic() < end:
             time.sleep(0.1)
             before, size = size, os.fstat(self._stacks).st_size
-            if size == before > first:  # it has written all
+            if size == before > first:  # the stacks are complete
                 break
         return os.pread(self._stacks, size - first, first).decode("utf-8", "replace")
 
@@ -260,9 +260,9 @@ class Death:
     step: int
     activity: str
     hung: float = 0.0  # the seconds without a sign of life, if the child was ended for that
-    out_of_memory: bool = False  # the kernel ended a process for want of memory meanwhile
-    stuck: bool = False  # it could not be ended
-    fault: bool = False  # the child said that storage or network failed before its first step; only we restart it
+    out_of_memory: bool = False  # the kernel ended a process for lack of memory meanwhile
+    stuck: bool = False  # the child could not be ended
+    fault: bool = False  # the child said that storage or network failed before its first step; nobody else restarts it
 
     def words(self) -> str:
         """Returns what happened, for the user."""

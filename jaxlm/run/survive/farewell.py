@@ -32,13 +32,13 @@ _ASK_EVERY_S, _ANSWER_S = 5.0, 2.0  # of the cloud's own server
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Identifies a start in run.json: by its `pid` (None: any, on any host), and it began at `since` or later."""
+    """Identifies a start in run.json: its process id (None: any, on any host), and that it began at `since` or later."""
 
     pid: int | None
     since: float
 
     def ended(self, folder: pathlib.Path) -> dict:
-        """Returns how run.json says that this start ended; {} if it died before it could say so, or nothing can be read."""
+        """Returns this start's ending in run.json; {} if it died before it wrote one, or nothing can be read."""
         starts = within(READ_S, lambda: ledger.read(folder)["starts"])
         with contextlib.suppress(LookupError, TypeError, ValueError):
             last = starts[-1]
@@ -49,7 +49,7 @@ class Start:
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Sends how the run's last start ended, and runs `runs.on_exit` once the mirror is complete. Never raises."""
+    """Sends a message on how the last start ended; runs `runs.on_exit` once the mirror is complete. Never raises."""
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
@@ -188,7 +188,7 @@ class Aws:
             if error.code == 404:
                 return ""  # nothing is planned
             if error.code == 401:
-                self._token = ""  # it has run out
+                self._token = ""  # the token has expired
             raise
 
 

@@ -162,7 +162,7 @@ def _request(url: str, body: bytes | None = None) -> str:
 
 
 def _apprise(url: str):  # the class is apprise's, which may not be installed
-    """Returns apprise's sender for one URL; None if apprise knows no such URL. It logs URLs, so it may not log."""
+    """Returns apprise's sender for one URL; None if apprise knows no such URL. Silences apprise's log, which shows URLs."""
     import apprise
 
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
@@ -213,7 +213,7 @@ def at_terminal(number: int | None) -> bool:
 
 
 def _shell(command: str, environment: dict[str, str], key: str) -> None:
-    """Runs the command in a session of its own, so that no ctrl-C or hang-up of ours ends it half-way."""
+    """Runs the command in a session of its own, so that no ctrl-C or hang-up of this process ends it."""
     process = subprocess.Popen(
         command,
         shell=True,

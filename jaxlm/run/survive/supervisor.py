@@ -84,11 +84,11 @@ def _several(config: Config) -> bool:
 
 
 def _lock(config: Config) -> typing.IO[str] | None:
-    """The lock on the run's folder, for all starts; None if another process of the run takes it, or nobody can."""
+    """The lock on the run's folder, for all starts; None if another process of the run takes it, or locking fails."""
     distributed, folder = config.distributed, pathlib.Path(config.workdir)
     alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
     if config.workdir and alone:
-        with contextlib.suppress(OSError):  # the training says what is wrong
+        with contextlib.suppress(OSError):  # the training itself will say what is wrong
             folder.mkdir(parents=True, exist_ok=True)
             return ledger.lock(folder)
     return None
@@ -147,7 +147,7 @@ class Supervisor:
         self._hangs = children.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
         self.requests = supervised.Requests()
-        self._at_once: float | None = None  # when they asked to stop at once
+        self._at_once: float | None = None  # when the user asked to stop at once
         self._over = False
         self._woken = threading.Event()
         self._since = time.monotonic()  # from here the time of the next start counts
@@ -176,7 +176,7 @@ class Supervisor:
                 if self.requests.came:
                     return self._stopped(death)
                 if place and children.within(_READ_S, lambda: files.moved(self._folder, place)):
-                    if death.code != 1:  # else it said so itself
+                    if death.code != 1:  # else the child said so itself
                         _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
                     return 1
                 progress.note(death)
@@ -251,7 +251,7 @@ class Supervisor:
         _say(words)
         stacks = child.stacks(self.times.stacks)
         _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
-        # The disk may be what hangs.
+        # In case the disk hangs: with a time-out.
         if path := children.within(_READ_S, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
         self.tell("stall", words)
@@ -348,7 +348,7 @@ class Supervisor:
         if self._child:
             self._child.send_all(signal.SIGSTOP)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # here it stops, until `fg`
+        os.kill(os.getpid(), signal.SIGTSTP)  # this process stops here, until `fg`
         signal.signal(signal.SIGTSTP, self._on_pause)
         if self._child:
             self._child.send_all(signal.SIGCONT)
@@ -386,6 +386,6 @@ def _say(text: str) -> None:
 
 
 def command() -> list[str] | None:
-    """Returns how to start this very program again; None if it runs inside another program, which changed `sys.argv`."""
+    """Returns the command that starts this program again; None if it runs inside another program, which changed `sys.argv`."""
     arguments, whole = sys.argv[1:], sys.orig_argv
     return [sys.executable, *whole[1:]] if whole[len(whole) - len(arguments) :] == arguments else None

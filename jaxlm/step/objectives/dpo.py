@@ -48,8 +48,7 @@ def by_token(config: DpoConfig) -> bool:
 def judged(config: Config) -> bool:
     """True if batches must hold the reference's log-probabilities, `reference`; see the module's text.
 
-    New LoRA adapters change nothing at first, so the model without them is the reference. Prompts, and unmerged adapters
-    of an origin, change it.
+    New LoRA adapters change nothing at first, so the model without them is the reference. Prompts and an origin's adapters do.
     """
     return has_reference(config.dpo) and not (config.adapter.kind == "lora" and config.origin_merge)
 

@@ -75,7 +75,7 @@ class Progress:
         self._shown.close()
 
     def parts(self, alone: bool) -> list[Part]:
-        """Returns the live line; not `alone`, without `doing`: the newer activity shows itself."""
+        """Returns the live line; without `doing` unless `alone`, since a newer activity shows itself."""
         known = self._ends_at is not None
         left = f"left {duration(max(0.0, self._ends_at - time.monotonic()))}" if known else ""
         filled = _BAR * self._step // max(self._total, 1)

@@ -61,8 +61,7 @@ class Meter:
     def measure(self, step: int, total: int) -> dict[str, float]:
         """Returns `now`, and the speed since the last call: tokens/s, MFU, seconds of steps left until step `total`.
 
-        The speed counts the time of steps and of waiting for their batches. The first call returns no speed: its time may
-        include compilation.
+        The speed counts steps and the waits for their batches. The first call, whose step may compile, returns no speed.
         """
         record, spent = self.now(step), self.clock.seconds()
         training = sum(spent[name] for name in _TRAINING)
@@ -147,7 +146,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: all if it is logged or was skipped, else those in `reads`."""
+        """Waits until a step is done, and returns its metrics: all of a logged or skipped step, else only those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:

@@ -1,4 +1,4 @@
-"""What the child process does: makes questions, judges answers, calls the user's function. Imports no JAX.
+"""What the child process does: generates questions, judges answers, calls the user's function. Imports no JAX.
 
 Packages of the extra `rl` are imported when a task needs them.
 """
@@ -48,7 +48,7 @@ _BLOCK = 500  # questions that a task generates at a time, if it can't generate 
 _MATH_S = 2  # for math-verify to read, and to compare: evaluating an answer such as 9**9**9 never ends
 _READ = 2000  # characters of an answer that math-verify reads: the last ones
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers: how such a clause ends.
+# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one number. These patterns find such clauses.
 _N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else 1,000,000,... matches for ever
 _NUMBER, _GAP, _ENDLESS = re.compile(_N), r"[\s$*]*(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
 _OR = r"[^\d.,;:\n]{0,20},?\s*\bor\b(?:\s*[A-Za-z]+\s)?"
@@ -110,7 +110,7 @@ class Forks:
             os.waitpid(pid, 0)
         if not ended:
             return f"took over {_WAIT_S:g} s"
-        with contextlib.suppress(ValueError):  # it wrote nothing, or half
+        with contextlib.suppress(ValueError):  # the fork wrote nothing, or only a part
             return json.loads(said)
         return "ended before it was judged"
 
@@ -190,7 +190,7 @@ class Judge:
             self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
             if None in self._tasks:
                 _import("math_verify", "math-verify", "gsm8k")
-                logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would quote answers that it can't read
+                logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # its log would quote unreadable answers
         except Refused as error:
             raise Refused(f"config.reward.tasks: {error}") from None
         self._name = f"config.reward.function={function}"
@@ -273,7 +273,7 @@ ORDERS["exact_truth"] = Judge.exact  # for answers that no policy wrote, in the 
 
 def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
     """Answers each order, (name, arguments), with `done`, `refused` or `failed`. `process.Process` starts it by its name."""
-    sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program needs
+    sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program imports
     judge = Judge()
     for name, arguments in orders:
         try:

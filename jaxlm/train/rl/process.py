@@ -101,7 +101,7 @@ class Process:
                 _ordered(self._child, "load", self._load, max(self.timeout_s, _START_S))
             except ConfigError as error:
                 self.close()
-                if self.starts > 1:  # it loaded at first, and no longer does
+                if self.starts > 1:  # it could be loaded at the first start, and no longer can
                     raise Failed(str(error)) from None
                 raise
         return self._child

@@ -32,7 +32,7 @@ from jaxlm.train.rl.process import Failed, Processes
 _KEPT = 4  # batches in memory: the log asks for them again
 _TRIES = 64  # questions to generate for one item at most, until one fits
 _HALF = 2**31  # training takes questions below it, evaluation from it on
-_AT_ONCE = 16  # questions made by an order, so that it ends in time
+_AT_ONCE = 16  # questions generated in one order, so that the order ends in time
 _PROBED = 16  # questions generated to see how long they are
 _COLUMNS = ("answer", "task")  # of a task's questions
 _TRUTH = "####"  # of GSM8K: what follows it is the final answer
@@ -293,7 +293,7 @@ class Made:
         return chosen
 
     def _questions(self, numbers: Sequence[int]) -> list[Item | str | None]:
-        """The questions of these numbers; None for a question that is too long, a text that says why if there is none."""
+        """The questions of these numbers; None for a question that is too long, a text for a failure."""
         questions = []
         for first in range(0, len(numbers), _AT_ONCE):
             part = numbers[first : first + _AT_ONCE]

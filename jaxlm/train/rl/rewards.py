@@ -36,7 +36,7 @@ from jaxlm.train.rl.process import OUTPUT, Failed, Processes
 from jaxlm.train.rl.prompts import Item, parse_tasks
 
 _LOST = 8  # answers of a call on which a task may hang or die
-_ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
+_ALONE_S = 5.0  # for a task to judge one answer; usually milliseconds
 _CANDIDATES = 32  # true answers that are tried as the constant one
 _ROWS = 8  # scored by a reward model at one time
 _SHOWN = 60  # characters of an answer in a message
@@ -65,8 +65,6 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
 
 
 class Rewarder:
-    """Scores answers."""
-
     def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
         self._kinds = [
@@ -94,7 +92,7 @@ class Rewarder:
         return total.astype(np.float32), parts
 
     def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
-        """Returns 1 for each answer that its task judges right, else 0, float32[N]. Raises RunError if it hangs on several.
+        """Returns 1 for each answer that its task judges right, else 0, float32[N]. Raises RunError if a task hangs on many.
 
         `order`: "exact_truth" if the answers are true answers of the tasks, which need no fork. An answer that a task can't
         judge is wrong: some tasks raise on unexpected answers, or take for ever. The first one of each task is reported.
@@ -147,7 +145,7 @@ class Rewarder:
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """The rewards by `ask` of each answer by itself. If the call fails, one by one; a few may fail, and get 0."""
+        """The rewards by `ask` of each answer by itself. If the call fails, it asks one by one; a few may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:

@@ -39,7 +39,7 @@ FOLDER = "rollouts"
 _WORD = re.compile(r"\w+")
 _ALL = 2**31
 _BURST = 8  # tokens of an answer between two checks for its end
-_EVALUATION = 2**31  # evaluations draw with other seeds than any step
+_EVALUATION = 2**31  # evaluations use other seeds than all steps
 
 
 class Answer(typing.NamedTuple):
