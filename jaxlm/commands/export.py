@@ -47,7 +47,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return 0
     say(f"all {done.tensors} tensors{' of the adapter' if base else ''} equal the run's, rounded to {dtype}")
     if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
-        say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
+        say(f"AutoTokenizer loads Qwen's tokenizer for every qwen2 model: load this tokenizer with {other}")
     if base and base.codes != "none":
         say(f"PEFT uses its base unquantised, training used {base.codes}: --to=hf writes the model as it was trained")
     if base:

@@ -104,7 +104,7 @@ def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict
         keep(folder, plan)
         if not (run["loss"] or run["why"]):
             output = place / train_in_child.OUTPUT
-            say(f"{what}: ended with code {code}: {train_in_child.last_words(place)} (all that it said: {output})")
+            say(f"{what}: ended with code {code}: {train_in_child.last_words(place)} (its output: {output})")
             return code or 1
         left = sum(other["planned_hours"] or 0.0 for other in plan["runs"] if not (other["loss"] or other["why"]))
         came = f"loss {run['loss']:.4f}" if run["loss"] else "it diverged"

@@ -36,7 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return best(config, budget.dollars_of(args.budget), args)
     config = settle.by_rule(_settled(config), say)
     if config.train.microbatch_size == -1:
-        say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
+        say("train.microbatch_size=-1 (all rows that fit) is planned as one row a device; the table shows how many fit")
     target = None
     if config.plan.mesh:
         mesh = fit.parse_mesh(config.plan.mesh)
@@ -81,7 +81,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
 
 
 def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
-    """Returns the config with the vocabulary of the data in `data.dir`, if there is any. Says so if a given folder has no data."""
+    """Returns the config with the vocabulary of the data in `data.dir`, if any; says so if a given folder has no data."""
     if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
         if any(override.startswith("data.dir=") for override in overrides):
             say(f"there is no finished data in {config.data.dir}, so the number of epochs is unknown")

@@ -51,8 +51,8 @@ def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
     if not (a and b and names):
         return ""
     return (
-        f"held-out texts differ ({', '.join(names)}): losses and bits per byte of these are of different texts; the way to "
-        f"measure runs on one text is jaxlm eval RUN --text=FOLDER{runs}"
+        f"held-out texts differ ({', '.join(names)}): their losses and bits per byte can't be compared; to "
+        f"measure runs on one text: jaxlm eval RUN --text=FOLDER{runs}"
     )
 
 

@@ -181,7 +181,7 @@ def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int
             last |= new
             _write(folder, book)
     except OSError as error:
-        say(f"run.json does not say how this start ended: {error}")
+        say(f"run.json can't be updated with how this start ended: {error}")
 
 
 def lock(folder: pathlib.Path) -> typing.IO[str]:

@@ -76,7 +76,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
     """Returns the seconds and dollars of each command of a script. Raises ConfigError if a file holds no number."""
     if not folder.is_dir():
-        what = "there is no such folder; it has a file NAME with the seconds of each command"
+        what = "there is no such folder; it should have a file NAME with the seconds of each command"
         raise ConfigError(f"--took={folder}: {what}")
     rows = []
     for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):

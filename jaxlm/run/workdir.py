@@ -85,7 +85,7 @@ def check_data_seed(config: Config) -> None:
     if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
         raise ConfigError(
             f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
-            f"--config.data.seed={seed}, with which it is made again as it was"
+            f"--config.data.seed={seed}, to make the same data again"
         )
 
 

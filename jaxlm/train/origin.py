@@ -281,7 +281,7 @@ def other_template(config: Config, own: coder.Coder) -> str:
         now = chat.grown(coder.load(config.data.tokenizer), config.examples.template)
         if chat.template(now) != chat.template(own):
             place = f"{config.workdir}/{workdir.TOKENIZER}"
-            return f"the run keeps the chat template that it began with, in {place}; another one is there now"
+            return f"the run keeps the chat template that it began with, in {place}; the origin or examples.template now has another"
     return ""
 
 
@@ -367,7 +367,7 @@ def _found(origin: str, run: pathlib.Path) -> str:
 
 def _named(identity: Mapping[str, str | int]) -> str:
     step = f", step {identity['step']}" if "step" in identity else ""
-    return f"{identity.get('path', 'a model that nothing is known of')}{step}"
+    return f"{identity.get('path', 'an unknown model')}{step}"
 
 
 def _digests(meta: dict) -> dict[str, int]:

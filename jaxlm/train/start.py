@@ -107,7 +107,7 @@ class Log:
             say(f"changed since the last start: {'; '.join(differences.words(changed))}")
         texts = held_out_texts.of_data(data, config) if held_out_texts.known(data) else {}
         if done and texts and (line := held_out_texts.differ(held_out_texts.of_run(self._folder), texts, "")):
-            say(f"from here on another text is measured than before, also for the best checkpoint: {line}")
+            say(f"from here on another held-out text is measured, also for the best checkpoint: {line}")
         palm = flops.of(config).palm
         ledger.record_start(
             self._folder, asked, step=done, changed=changed, flops_per_token=palm, held_out=texts, **facts

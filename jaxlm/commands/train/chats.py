@@ -141,7 +141,7 @@ class Pairs(Chats):
         if self._scores:
             return ready
         if ready.data.train.margins_E.any():
-            say("the margins of these pairs are not used: a reward model takes them, DPO does not")
+            say("the margins of these pairs are not used: a reward model uses margins, DPO does not")
         if not dpo.judged(c):
             return ready
         sizes = {"batch_size": c.eval.batch_size, "tile": c.loss.tile_tokens}
@@ -174,7 +174,7 @@ def tokenizer(config: Config) -> coder.Coder:
         )
     if config.origin_state:
         raise ConfigError(
-            f"origin_state=True goes on with what the origin did; {config.program} begins anew: set it to False"
+            f"origin_state=True continues the origin's training; {config.program} begins a new one: set it to False"
         )
     return origin.prompted(origin.speaker(config), config)
 
@@ -193,7 +193,7 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     rows = origin.trained_rows(config.adapter, speaker)
     if config.adapter.kind == "prompt" and config.examples.template == "chatml":
         raise ConfigError(
-            "config.examples.template=chatml has rows to train, and prompt tuning trains none: take plain"
+            "config.examples.template=chatml has tokens to train, and prompt tuning trains no tokens: take plain"
         )
     untrained = {speaker.id_of(piece) for piece in chat.own_rows(speaker)} - {*rows}
     if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:

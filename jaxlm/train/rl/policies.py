@@ -37,7 +37,7 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
             _BEGINNING,
             functools.partial(_word, common_word),
             'the reward rose from {low:.3g} to {high:.3g} while one word, "{word}", went from {before:.0%} to {now:.0%} of all '
-            "that is said: the reward can be had by repeating it; look at rollouts/",
+            "words: repeating it earns the reward; look at rollouts/",
         ),
         *_OF_ANSWERS,
         Row(
@@ -129,7 +129,7 @@ def first_lines(config: Config) -> list[str]:
     updates = p.epochs * p.minibatches
     lines = [
         f"a step: {count(r.prompts)} prompts x {count(r.answers)} answers of at most {count(r.max_new_tokens)} tokens, then "
-        f"{updates} update{'s' * (updates > 1)}; the answers stand in rollouts/ of the run"
+        f"{updates} update{'s' * (updates > 1)}; the answers are in rollouts/ of the run"
     ]
     if config.program == "grpo":
         lines.append(

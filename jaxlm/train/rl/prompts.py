@@ -208,7 +208,7 @@ class Reader(typing.NamedTuple):
     def too_long(self, who: str) -> str:
         """Returns a line on prompts that do not fit, with what to do; it begins with `who`: "they are"."""
         return (
-            f"{who} longer than the {self.room:,} tokens that train.seq_len leaves beside rollout.max_new_tokens; raise "
+            f"{who} longer than the {self.room:,} tokens that train.seq_len leaves besides rollout.max_new_tokens; raise "
             "train.seq_len or train.batch_size"
         )
 
@@ -257,7 +257,7 @@ class Made:
         if long := made.count(None):
             reader.say(
                 f"{long} of the first {_PROBED} questions of {self._label} are longer than the {reader.room:,} tokens that "
-                "train.seq_len leaves beside rollout.max_new_tokens: such are left out, and others made"
+                "train.seq_len leaves besides rollout.max_new_tokens: they are left out, and others generated"
             )
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:

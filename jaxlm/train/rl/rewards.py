@@ -54,7 +54,7 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
     if evaluating and not config.run_code:
         raise ConfigError(
             f"config.reward.tasks={evaluating[0]} runs what the policy writes as Python, in processes without network, disk "
-            "and your environment: --config.reward.run_code=True consents"
+            "and your environment: --config.reward.run_code=True allows it"
         )
     loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in specs]
     processes = Processes(loaded, config.function, config.format, config.timeout_s, folder)
@@ -195,7 +195,7 @@ class Scorer:
         name, trained = origin.provenance["path"], origin.trained()
         if reward.HEAD not in trained:
             raise ConfigError(
-                f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward, and no Hugging Face model "
+                f"config.reward.model={name} gives no scores: it is neither a run of jaxlm train reward nor a Hugging Face model "
                 "with one label (ForSequenceClassification)"
             )
         self._tokenizer, self._mesh = chat.dated(origin.tokenizer(), moment), mesh
