@@ -281,7 +281,7 @@ def other_template(config: Config, own: coder.Coder) -> str:
         now = chat.grown(coder.load(config.data.tokenizer), config.examples.template)
         if chat.template(now) != chat.template(own):
             place = f"{config.workdir}/{workdir.TOKENIZER}"
-            return f"the run keeps the chat template that it began with, in {place}; the origin or examples.template now has another"
+            return f"the run keeps the chat template that it began with, in {place}; origin or examples.template has another"
     return ""
 
 

@@ -195,7 +195,7 @@ class Scorer:
         name, trained = origin.provenance["path"], origin.trained()
         if reward.HEAD not in trained:
             raise ConfigError(
-                f"config.reward.model={name} gives no scores: it is neither a run of jaxlm train reward nor a Hugging Face model "
+                f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward and no Hugging Face model "
                 "with one label (ForSequenceClassification)"
             )
         self._tokenizer, self._mesh = chat.dated(origin.tokenizer(), moment), mesh
