@@ -125,7 +125,7 @@ def foretold(config: Config) -> dict[str, typing.Any] | None:
 
 
 def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
-    """Returns what a run needs on the disk: the bytes of a checkpoint, the most checkpoints at once, bytes of a token."""
+    """Returns what a run needs on the disk: the bytes of a checkpoint, the most checkpoints at once, bytes per token."""
     c = config.checkpoint
     kept = {"keep_last": c.keep_last, "keep_best": c.keep_best, "keep_every": c.keep_every}
     kept["phases"] = len(config.phases.plan)

@@ -29,7 +29,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     `parted` is the first step at which a metric of training or evaluation differs, None if all are equal to the last bit.
     `held_out` is a line if their held-out texts differ; then no `val/` metric counts. `loss` has the mean of loss B - loss A
     over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989), if there
-    are 20 common steps.
+    are at least 20 common steps.
     """
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:

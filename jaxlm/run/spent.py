@@ -45,7 +45,7 @@ def process_began() -> float:
 def opening(record: dict, usd_per_hour: float, refused: bool = False) -> dict:
     """Returns the first record of a start: `record`, its machine and its price. See `carry_on`.
 
-    The start may die before run.json lists it; then the next one learns from this record what the time since cost.
+    The start may die before run.json lists it; then the next start learns from this record what the time since cost.
     `refused`: it is also the last record, since the start ends with exit code 2 before its first step.
     """
     return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour, "refused": refused}}

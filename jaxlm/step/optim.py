@@ -39,7 +39,7 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     would reach one step after the last.
 
     The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like `params`. The
-    train step also accepts a shorter tree, such as {"embed": 1e-4, "layers_0": 1e-3, ...}, a rate for all below a name.
+    train step also accepts a shorter tree, {"embed": 1e-4, "layers_0": 1e-3, ...}: one rate for all parameters below a name.
 
     Raises ConfigError if `matrix_lr_ratio` is not 1, and no matrix of a layer is trained.
     """

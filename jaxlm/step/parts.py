@@ -141,7 +141,7 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone, even for absent devices; an abstract mesh: for this platform."""
+        """Returns the train step, lowered from shapes alone, even for absent devices; of an abstract mesh for this platform."""
         jitted = self.jit()  # before the `with`: it makes a key, which absent devices can't hold
         shapes = (self.frozen, self.abstract, self.batch())
         if isinstance(self.mesh, AbstractMesh):

@@ -153,7 +153,7 @@ _EXACT = ("embedding", "/rows", "/prompt")  # tables
 
 
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
-    """Returns the parameters in the compute type. Vectors, embedding tables and codes of quantised kernels keep theirs.
+    """Returns the parameters in the compute type. Vectors, embedding tables and quantised kernels' codes keep their types.
 
     The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would lose most
     of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the head.

@@ -71,7 +71,7 @@ class Batches(typing.Protocol):
 
     Attributes:
       activity: what the wait for a batch counts as (`run.clock`).
-      from_state: True if a batch is computed from the state. Then the loop first waits for the previous step, on its time.
+      from_state: True if a batch is computed from the state. Then the loop first waits for the previous step (time of STEP).
     """
 
     activity: str

@@ -225,7 +225,7 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
 
 
 def pretrained_on(folder: str) -> str:
-    """Returns the data directory of the run that pretrained the model in `folder`, over any runs between; "" if unknown."""
+    """Returns the data directory of the run that pretrained the model in `folder`, however indirectly; "" if unknown."""
     while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
         saved = config_files.from_run(file)
         if saved.program == "pretrain":

@@ -1,7 +1,7 @@
 """Phases of a run: each ends with a bill, and with a gate that may stop the run before the next phase costs anything.
 
 A phase's budget counts only its own dollars; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill
-stand in run.json. A phase has several rows if it was stopped and resumed; the last row counts.
+are in run.json. A phase has several rows if it was stopped and resumed; the last row counts.
 """
 
 import dataclasses
@@ -177,7 +177,7 @@ Evaluate = typing.TypeVar("Evaluate")
 
 
 class Phases(Hook):
-    """Closes each phase with a row in the bill. Stops the run if its gate fails, or its budget or the run's is spent.
+    """Closes each phase with a row in the bill. Stops the run if the phase's gate fails, or its budget or the run's is spent.
 
     Only the first process reads and writes files and knows the dollars: it decides for all. A single process checks the
     budget after every step, several only every `log.every_steps`, since all wait for the decision. Raises ConfigError if

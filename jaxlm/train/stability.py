@@ -186,7 +186,7 @@ def carry_out(
 
 
 def settings(config: Config) -> str:
-    """Returns the settings on which it depends whether a diverged run may do better next time, as one text."""
+    """Returns the settings that decide whether a diverged run is worth another try, as one text."""
     train = config.train
     return repr((config.optim, config.stability, train.batch_size, train.microbatch_size, train.seq_len))
 

@@ -40,7 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 class Chats(Kind):
-    """SFT: trains the answers in chats, of the whole model or an adapter (`config.adapter`). Raises ConfigError."""
+    """SFT: next-token prediction on the answers of chats, of all parameters or of an adapter. Raises ConfigError."""
 
     next_command = "jaxlm chat {}"
 

@@ -63,14 +63,14 @@ class Kind:
         """Opens the data; builds it first if it is missing. Called on all processes."""
 
     def as_before(self, data: Order) -> str:
-        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if not differently."""
+        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if in the same way."""
         return ""
 
     def origin(self, config: Config) -> Origin | None:
         """Returns the weights to begin from; None for new ones."""
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Returns `ready` with what depends on the model before the first step of a start; that step follows `state`."""
+        """Returns `ready` with what is computed from the model (`state`, `frozen`) before the first step of a start."""
         return ready
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:

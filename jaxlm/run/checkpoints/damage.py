@@ -1,4 +1,4 @@
-"""Distinguishes damaged checkpoints from failing disks, by errors of Python, Orbax and TensorStore, and words the errors."""
+"""Distinguishes damaged checkpoints from failing disks by errors of Python, Orbax and TensorStore; puts errors into words."""
 
 import contextlib
 import errno

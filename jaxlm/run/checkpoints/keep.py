@@ -82,7 +82,7 @@ def needed(checkpoints: pathlib.Path) -> set[int]:
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
-    """Returns the most checkpoints that a run has at once, with the one that is being written."""
+    """Returns the most checkpoints that a run has at once, including the one being written."""
     every = steps // config.keep_every if config.keep_every else 0
     return config.keep_last + config.keep_best + every + pinned + 1
 

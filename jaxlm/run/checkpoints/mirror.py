@@ -1,6 +1,6 @@
 """Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
 
-A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned. Nothing here imports JAX.
+A separate process (`mirror_worker`) copies, so that hanging storage can be abandoned. Nothing here imports JAX.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ class Mirror:
         self._wake()
 
     def wait(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
+        """Waits up to `timeout` seconds while copies are under way. Returns False if they still are."""
         if self._thread:
             self._thread.join(timeout)
         return not (self._thread and self._thread.is_alive())
@@ -258,7 +258,7 @@ class Mirror:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
     def _claim(self, timeout_s: float) -> str:
-        """Makes this start own the mirror, once. Returns "" or why it can't be written. Raises Refused if it is another's."""
+        """Makes this start own the mirror, once. Returns "" or why it can't be written. Raises Refused if another run does."""
         if self._run_id:
             return ""
         path, local = self._workdir / ".run_id", self._local_steps()

@@ -1,10 +1,10 @@
-"""Copies checkpoints to the mirror and back, in a process of its own that `mirror.py` may abandon. Imports no JAX.
+"""Copies checkpoints to the mirror and back, in a separate process that `mirror.py` may abandon. Imports no JAX.
 
 Each job is answered with events, then `done` or `error`. The mirror holds:
 
 run_id.json                        the run that owns the mirror, and the start of it that writes here
 config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
-checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were
+checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were then
 checkpoints/<step>/manifest.json   size and sha256 of each file: written when all files were read back
 checkpoints/<step>/verified.json   written when the logs were read back too: only then the step counts
 """
@@ -360,7 +360,7 @@ def manifest_of(remote: Remote, step: int) -> dict:
 
 
 def held(remote: Remote) -> dict[str, list[int]]:
-    """Returns the steps that the mirror holds `whole`, by their manifests, and only in part. Reads no arrays."""
+    """Returns the steps that the mirror holds `whole`, by their manifests, and in part (`partial`). Reads no arrays."""
     of_kind = {"whole": [], "partial": []}
     for step in steps(remote):
         try:

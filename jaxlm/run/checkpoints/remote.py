@@ -89,14 +89,14 @@ class Remote:
         return self._patiently(copy)
 
     def names(self, folder: str) -> list[str]:
-        """Returns the names of all files under a folder, sorted; none if there is no such folder."""
+        """Returns the names of all files under a folder, sorted; [] if there is no such folder."""
         with contextlib.suppress(*_ABSENT):
             paths = self._patiently(lambda: self._fs.find(self._path(folder)))
             return sorted(path[len(self._root) + 1 :] for path in paths)
         return []
 
     def folders(self, folder: str) -> list[str]:
-        """Returns the names of the folders in `folder`, without its path; none if there is no such folder."""
+        """Returns the names of the folders in `folder`, without its path; [] if there is no such folder."""
         with contextlib.suppress(*_ABSENT):
             entries = self._patiently(lambda: self._fs.ls(self._path(folder), detail=True))
             return sorted(pathlib.PurePath(entry["name"]).name for entry in entries if entry["type"] == "directory")

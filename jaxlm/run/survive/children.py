@@ -179,7 +179,7 @@ class Child:
         return bool(select.select([self._ended], [], [], timeout_s)[0])
 
     def sign(self) -> Sign:
-        """Returns the last sign of life; the start itself before the first one."""
+        """Returns the last sign of life; before the first, the start of the process."""
         if sign := self._pulse.read():
             self._last = Sign(*sign)
         return self._last
@@ -216,7 +216,7 @@ class Child:
         return sum(sum(map(int, fields[11:15])) for fields in self._group()) / _TICKS
 
     def stacks(self, timeout_s: float) -> str:
-        """Returns the stacks of all threads, which the process writes itself, also while it hangs; "" if it can't."""
+        """Returns the stacks of all threads, which the process writes itself, even while it hangs; "" if it can't."""
         first = size = os.fstat(self._stacks).st_size
         self.send(signal.SIGCONT)  # a stopped process can't answer
         self.send(signal.SIGUSR1)

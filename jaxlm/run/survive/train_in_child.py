@@ -31,7 +31,7 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains or resumes in `workdir`, under a supervisor; returns the exit code. Raises ConfigError if it holds another."""
+    """Trains or resumes in `workdir`, under a supervisor; returns the exit code. Raises ConfigError if it has another run."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]

@@ -1,4 +1,4 @@
-"""Keeps the reference's log-probabilities of preference pairs in the run's folder, since training changes the reference.
+"""Keeps the reference's log-probabilities of preference pairs in the run's folder: training overwrites the reference.
 
 WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: their hashes
 """
@@ -53,7 +53,7 @@ def _of_model(variables: Variables) -> str:
 
 
 def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
-    """What is wrong with the file, to follow its name; "" if it can be used. `model`: "" for any."""
+    """What is wrong with the file, in words after its name; "" if it can be used. `model`: "" for any model."""
     if not path.is_file():
         return "is missing"
     try:

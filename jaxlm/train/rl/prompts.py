@@ -101,7 +101,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Prompts of a file, in another order each pass."""
+    """Prompts of a file, in another order each epoch."""
 
     name: str
     train: Sequence[Item]
@@ -327,7 +327,7 @@ Source = Rows | Made
 
 @dataclasses.dataclass(frozen=True)
 class Prompts(Order):
-    """What a run asks, and in which order. Several sources are drawn from in turn.
+    """What a run asks, and in which order. Draws from several sources in turn.
 
     Attributes:
       room: the most tokens that a prompt has.

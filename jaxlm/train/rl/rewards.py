@@ -145,7 +145,7 @@ class Rewarder:
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """The rewards by `ask` of each answer by itself. If the call fails, it asks one by one; a few may fail, and get 0."""
+        """The rewards by `ask`, each of one answer. If the call fails, a call for each; a few may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:
@@ -184,7 +184,7 @@ def _where(item: Item, answer: str) -> str:
 
 
 class Scorer:
-    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError: no such head, or no template.
+    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError without such a head or a template.
 
     Args:
       tokens: how long a chat may be; a longer chat loses its oldest tokens.
