@@ -270,7 +270,7 @@ class Phases(Hook):
         return table(self._rows), self._over(step) if accepted or not verdict else verdict
 
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
-        """(cause, why) if the run's budget is spent and steps are left after `step` (None: the metrics' last); else None."""
+        """(cause, why) if the run's budget is spent with steps left after `step` (default: the last logged); else None."""
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
         took = {"usd": usd, "hours": seconds / 3600}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
