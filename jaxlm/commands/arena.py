@@ -20,7 +20,7 @@ from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes the answers that are missing and opens the page; or prints results, or writes votes."""
+    """Generates missing answers and opens the page; or prints results, or exports votes."""
     reads = args.results or args.export_votes or args.export_pairs
     path = pathlib.Path(args.store).expanduser()
     if not path.is_file() and (reads or not args.words):
@@ -51,7 +51,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _settled(player: Contestant) -> Contestant:
-    """A run with the step of its checkpoint, so that a run that trains on is another contestant; or its like."""
+    """Fixes the step of a run's checkpoint, so that a run that trains on is another contestant. Others stay as they are."""
     if player.kind != "run":
         return player
     if not model.is_there(player.where):

@@ -22,9 +22,9 @@ _WINDOW_TOKENS = 1 << 20
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the junk in DATA/documents; if there are no documents, in DATA's shards; if no shards either, in the sources.
+    """Prints the junk in DATA/documents; without documents, in DATA's shards; without shards, in the sources.
 
-    Each source is compared with the others, so all are read; --source shows the findings of one.
+    Each source is compared with the others, so all are read; --source shows the findings of one source.
     """
     for option in ("top", "max_bytes"):
         if getattr(args, option) < 0:
@@ -54,7 +54,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
-    """What the text is, in words, and for each source a function that reads it (at most `max_bytes` of it; 0: all)."""
+    """The kind of text, in words, and for each source a function that reads it (at most `max_bytes`; 0: all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
         what = "prepared documents"
@@ -95,7 +95,7 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
 
 
 def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
-    """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
+    """The sources of `data`, else of `prepare`; each limited to `max_bytes`, in parts from all over it (0: no limit)."""
     d = config.data
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "tfds_dir": d.tfds_dir}
     specs = [SourceSpec(name, s.path, **plain, hub_dir=d.hub_dir) for name, s in d.sources.items() if s.path]

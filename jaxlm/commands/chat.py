@@ -1,4 +1,4 @@
-"""`jaxlm chat`: a talk with the models of one or several runs, in the terminal."""
+"""`jaxlm chat`: a chat with the models of one or several runs, in the terminal."""
 
 import argparse
 import contextlib
@@ -41,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         talk = Talk(voices, config.sample, config.seed, terminal)
         if args.system:
             talk.system(args.system)
-        with contextlib.suppress(KeyboardInterrupt):  # the second one during an answer
+        with contextlib.suppress(KeyboardInterrupt):  # the second ctrl-C during an answer
             for line in args.message or terminal.lines():
                 if not talk.line(line):
                     break
@@ -49,7 +49,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _names(runs: list[tuple[str, str]]) -> list[str]:
-    """What the models are called: by their folders; with their steps or by all of the path where that is not enough."""
+    """The models' names: their folders' names; if some are equal, with the steps, or with the whole paths too."""
     short = [pathlib.Path(folder).resolve().name for folder, _ in runs]
     if len({*short}) == len(short):
         return short
@@ -63,7 +63,7 @@ def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
         say(line)
     of_text = config.program == "pretrain" and run.data and ours(run.tokenizer)
     if of_text and chat.speaks(run.tokenizer) and not plain:
-        say("it was trained on text, not on chats: --plain lets it go on with what you type")
+        say("the model was trained on text, not on chats: --plain continues what you type")
     return run
 
 
@@ -82,7 +82,7 @@ def _voice(run: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
 
 
 def _has_template(tokenizer) -> bool:
-    """Whether a model has a chat template. Raises ConfigError if it has one that can't be read."""
+    """True if a model has a chat template. Raises ConfigError if the template can't be read."""
     try:
         chat.template(tokenizer)
     except ConfigError:

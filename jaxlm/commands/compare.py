@@ -18,12 +18,12 @@ from jaxlm.report.benchmarks import title
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints a sentence for each task, with a table of the figures behind it."""
+    """Prints a sentence for each task, and a table of the figures."""
     folders = [pathlib.Path(config.workdir), pathlib.Path(args.other or config.workdir)]
     if args.votes and args.command:
         raise ConfigError("--votes and --command are two ways to judge: give one of them")
     if args.lower_is_better and not args.command:
-        raise ConfigError("--lower-is-better is of --command's scores: of benchmarks and votes the direction is known")
+        raise ConfigError("--lower-is-better is for --command's scores: the direction of benchmarks and votes is known")
     steps = _steps(args.checkpoint, one_run=not args.other)
     if args.votes:
         comparisons = [compare.votes(_votes(pathlib.Path(args.votes)))]
@@ -50,7 +50,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _steps(words: str, one_run: bool) -> list[str]:
-    """The steps of A and of B, "latest" where none is named."""
+    """The steps of A and of B, "latest" if not given."""
     steps = [word.strip() for word in words.split(",")] if words else []
     if one_run and len(steps) != 2:
         raise ConfigError("compare what? jaxlm compare RUN_A RUN_B, or two checkpoints of one run: --checkpoint=A,B")

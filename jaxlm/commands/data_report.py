@@ -1,4 +1,4 @@
-"""Writes DATA/report.html, a page with everything that `prepare` and `tokenize` found out about a corpus."""
+"""Writes DATA/report.html, a page with all results of `prepare` and `tokenize` on a corpus."""
 
 import json
 import pathlib
@@ -30,14 +30,14 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
 
 
 def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
-    """Returns the entries of `about` and of what `make` returned, cached in a JSON file as long as `about` is the same."""
+    """Returns `about` merged with what `make` returns, cached in a JSON file as long as `about` is the same."""
     known = files.json_there(path)
     if about.items() <= known.items():
         return known
     made = about | make()
     try:
         files.write_atomically(path, (json.dumps(made, ensure_ascii=False, indent=1) + "\n").encode())
-    except OSError as error:  # finished data may lie on a disk that can't be written
+    except OSError as error:  # finished data may be on a read-only disk
         console.say(f"{path} can't be written: {error.strerror}")
     return made
 
@@ -77,7 +77,7 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
 
 
 def write_with(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
-    """Writes DATA/report.html as `write` does, with `inspected` instead of what `inspect` finds, which takes long."""
+    """Writes DATA/report.html as `write` does, with `inspected` in place of the result of `inspect`, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = prepare.examples(root)
     summary["clusters"] = files.json_there(root / "clusters.json") or None

@@ -1,4 +1,4 @@
-"""`jaxlm diff RUN_A RUN_B`: what differs between two runs, and the first step at which they part."""
+"""`jaxlm diff RUN_A RUN_B`: what differs between two runs, and the first step with different metrics."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from jaxlm.run import differences
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints a table of what went in differently, and a line of verdict."""
+    """Prints a table of the different inputs, and the verdict."""
     if not args.other:
         raise ConfigError("which runs? jaxlm diff RUN_A RUN_B, the folders of two runs")
     differing = differences.compare(pathlib.Path(config.workdir), pathlib.Path(args.other))

@@ -1,4 +1,4 @@
-"""`jaxlm doctor`: checks this machine before a run starts on it, and says a verdict a line."""
+"""`jaxlm doctor`: checks this machine before a run starts on it, and prints each verdict on a line."""
 
 import argparse
 import dataclasses
@@ -37,11 +37,11 @@ class Report:
         return any(finding.hung for finding in self.findings)
 
     def name(self, who: str) -> None:
-        """Names this process in front of what follows: where there are several, all print."""
+        """Puts this process's name before the later findings: if there are several processes, all print."""
         self._who = who
 
     def check(self, name: str, ask: Callable[[], Finding | list[Finding]], seconds: float = 30.0) -> None:
-        """Runs one check, at most for `seconds`, and prints what it found."""
+        """Runs one check, at most for `seconds`, and prints its findings."""
         for finding in findings.examine(name, ask, seconds):
             finding = dataclasses.replace(finding, name=self._who + finding.name)
             print(json.dumps(dataclasses.asdict(finding)) if self._as_json else finding, flush=True)
@@ -73,7 +73,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         report.name(machine.who)
         report.check("memory", machine.memory)
     _storage(report, config, args, _checkpoint_bytes(machine))
-    if machine and not report.hung:  # what hangs once would hang what follows
+    if machine and not report.hung:  # what hangs once would hang the next checks
         report.check("checkpoint", machine.checkpoint, 60)
         report.check("config", machine.fits_the_run, COMPILE_S)
         report.check("links", machine.links, 60)
@@ -90,7 +90,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _checkpoint_bytes(machine: typing.Any) -> int:
-    """The bytes of one checkpoint; UNKNOWN_BYTES if the plan can't say, about which another finding says why."""
+    """The bytes of one checkpoint; UNKNOWN_BYTES if the plan can't say; another finding says why."""
     try:
         return files.within(START_S, lambda: machine.checkpoint_bytes)
     except Exception:

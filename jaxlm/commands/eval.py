@@ -24,13 +24,15 @@ from jaxlm.run import held_out_texts
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints a table of what a checkpoint scores, and writes it to RUN/eval/STEP."""
+    """Prints a table of a checkpoint's scores, and writes them to RUN/eval/STEP."""
     model.check_run(config, args.config)
     folder = pathlib.Path(config.workdir)
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
     if args.limit and args.text:
-        raise ConfigError("--limit is of questions, and --text measures each document: give a folder with fewer")
+        raise ConfigError(
+            "--limit limits questions, but --text measures each document: give a folder with fewer documents"
+        )
     names = [] if args.text else list(config.eval.tasks)
     if args.tasks is not None:
         names = [name.strip() for name in args.tasks.split(",")]
@@ -66,7 +68,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[list[TaskResult], list[str]]:
-    """Returns (results, tasks that could not be kept). Each is kept as soon as it is there: ctrl-C loses none."""
+    """Returns (results, tasks whose result could not be written). Writes each at once: ctrl-C loses none."""
     scored, lost = [], []
     try:
         for result in answered:
@@ -85,7 +87,7 @@ def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[l
 
 
 def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, bool]:
-    """Writes a result; returns (a line about it, or "", and False if it can't be written): it is still printed then."""
+    """Writes a result; returns (a line about it or "", whether it was written). If not, it is still printed."""
     try:
         return results.add(folder, result, about), True
     except OSError as error:
@@ -93,7 +95,7 @@ def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, b
 
 
 def _held_out(run: Restored, config: Config) -> dict[str, float]:
-    """Returns the metrics of the run's held-out text, over the text that training evaluates; none if it holds out none."""
+    """Returns the metrics of the run's held-out text, as training evaluates it; {} if no text is held out."""
     if run.data is None:  # a model from elsewhere
         return {}
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
@@ -131,7 +133,7 @@ def _show(held_out: dict[str, float], scored: Sequence[TaskResult], as_json: boo
 
 
 def _rest(row: dict) -> list[str]:
-    """Returns the cells behind the value; "" for what a row has not."""
+    """Returns the cells after the value; "" for what a row lacks."""
     spread = "" if row.get("stderr") is None else f"{2 * row['stderr']:.2g}"
     chance = "" if row.get("chance") is None else f"{row['chance']:.3g}"
     asked = console.count(row["items"]) if row.get("items") else ""

@@ -24,7 +24,7 @@ from jaxlm.train import origin, outlook
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Writes the model, reads it back, compares it with the run, and says where it is."""
+    """Writes the model, reads it back, compares it with the run, and says where the files are."""
     if not config.workdir:
         raise ConfigError("which run? jaxlm export RUN --to=hf --out=DIR, with the folder of a run")
     dtype, out = export.dtype_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
@@ -45,11 +45,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
         seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
         print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype} | seconds))
         return 0
-    say(f"all {done.tensors} tensors{' of the adapter' if base else ''} are the run's, as {dtype} holds them")
+    say(f"all {done.tensors} tensors{' of the adapter' if base else ''} equal the run's, rounded to {dtype}")
     if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
-        say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
+        say(f"AutoTokenizer loads Qwen's tokenizer for every qwen2 model: load this tokenizer with {other}")
     if base and base.codes != "none":
-        say(f"its base, in {base.codes} in training, is whole for PEFT: --to=hf writes the model as it was trained")
+        say(f"PEFT uses its base unquantised, training used {base.codes}: --to=hf writes the model as it was trained")
     if base:
         say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
         if base.ids:
@@ -73,7 +73,7 @@ def _check_kind(config: Config, opened: origin.Origin, to: str) -> None:
 
 
 def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple[export.Source, card.Base | None]:
-    """Returns (what is exported, with its card; what that says of an adapter's base)."""
+    """Returns (the model or adapter to export, with its card; what the card says of an adapter's base)."""
     name, step = pathlib.Path(config.workdir).resolve().name, int(opened.provenance["step"])
     tokenizer, model, trained = coder.plain(opened.tokenizer()), opened.config.model, opened.trained()
     scores, adapted = config.program == "reward", peft.Adapted(opened.adapter, trained) if to == "peft" else None
@@ -90,7 +90,7 @@ def _source(config: Config, opened: origin.Origin, to: str, dtype: str) -> tuple
 
 
 def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
-    """Returns (which model an adapter's base is, what its card says of it). Raises ConfigError if it lacks rows of its own."""
+    """Returns (an adapter's base, what the card says of it). Raises ConfigError if the adapter lacks rows of new ids."""
     base, ids = opened.meta()["base"], opened.config.model.vocab_size
     path = pathlib.Path(base["path"])
     had = inherit.ids_of(path)
@@ -105,7 +105,7 @@ def _base(opened: origin.Origin) -> tuple[peft.Base, card.Base]:
 
 
 def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
-    """Returns what the model card says, from the run's files and its data's; what is exported is not in it yet."""
+    """Returns the model card's facts, from the files of the run and its data; `_source` adds the facts of the export."""
     folder = pathlib.Path(config.workdir)
     gathered, (sources, mixture) = outlook.gather(folder), _sources(config, step)
     return card.Facts(
@@ -127,13 +127,13 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
 
 
 def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
-    """What the card says of the data: (source -> origin, share of the first mixture, tokens; both mixtures in words, or "")."""
+    """The card's facts on the data: (source -> origin, share of the first mixture, tokens; both mixtures in words, or "")."""
     try:
         data = shards.open_data(config.data.dir)
     except ConfigError:
         return {}, ""
     mixture, words = data.mixture, ""
-    with contextlib.suppress(ConfigError):  # of another program, which draws no rows from it
+    with contextlib.suppress(ConfigError):  # another program, which draws no rows from the data
         order = open_order(config)
         mixture, switch = order.mixture, order.switch()
         words = rows.mixture_words(order, step) if switch is not None and switch < step else ""
@@ -142,7 +142,7 @@ def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
     for name in data.sources:
         prepared = config.prepare.sources.get(name)
         path = prepared.path if prepared else recipe.get(f"source {name}", "")
-        # Of a folder of this machine only the name: where it lies is nobody's business.
+        # Of a local folder only the name: its path is private.
         place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
         sources[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
     return sources, words

@@ -13,15 +13,15 @@ from jaxlm.corpus import recipes
 from jaxlm.corpus.sources import survey
 from jaxlm.host.console import megabytes
 
-_MADE = (recipes.MANIFEST, "tokenizer.model")  # by jaxlm, in a data directory
-_LONG_BYTES = 1 << 16  # of a text: from here on rather a book
+_MADE = (recipes.MANIFEST, "tokenizer.model")  # files that jaxlm writes into a data directory
+_LONG_BYTES = 1 << 16  # a longer text is probably a book
 _KINDS = {"html": "HTML", "markdown": "Markdown", "code": "source", "mediawiki": "MediaWiki", "warc": "WARC"}
 
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
     """Returns the config for the folder, file or glob that the command line names; None if it names a config or a run.
 
-    Sets `args.preset` to the recipe's name, and `args.told` to lines that say what is there and where the result goes.
+    Sets `args.preset` to the recipe's name, and `args.told` to lines on what the folder holds and where the result goes.
     """
     args.told = []
     named = config_files.find(args.config) if args.config else None
@@ -67,7 +67,7 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
 
 
 def guess(seen: survey.Survey) -> str:
-    """Returns the name of the preset for what a folder mostly holds, by bytes. In doubt that is `docs`, the mildest of all."""
+    """Returns the name of the preset for the main kind of text in a folder, by bytes; in doubt `docs`, the mildest."""
     kind = next(iter(seen.sizes), "")
     if kind == "text" and seen.sizes[kind] >= _LONG_BYTES * seen.files[kind]:
         return "books"
@@ -75,7 +75,7 @@ def guess(seen: survey.Survey) -> str:
 
 
 def command(args: argparse.Namespace, data: str, kept_bytes: int) -> str:
-    """Returns the command that goes on after `prepare`: after a folder the shipped model that fits its amount of text."""
+    """Returns the command after `prepare`; for a folder it trains the shipped model that fits the amount of text."""
     if args.preset:
         model = "quickstart" if kept_bytes < 20e6 else "local_35m"
         return f"jaxlm train {model} --config.data.dir={shlex.quote(data)}"
@@ -89,7 +89,7 @@ def _out(place: pathlib.Path) -> str:
 
 
 def _check(out: str, place: pathlib.Path, given: str | None) -> None:
-    """Raises ConfigError if the result would be read as a document the next time, or if two folders are named for it."""
+    """Raises ConfigError if the next run would read the result as documents, or if two folders are given for it."""
     if given and pathlib.Path(given) != pathlib.Path(out):
         raise ConfigError(f"two folders for the result: --out={given} and --config.data.dir={out}; give one of them")
     into, read = pathlib.Path(out).resolve(), place.resolve()

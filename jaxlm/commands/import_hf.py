@@ -27,7 +27,7 @@ from jaxlm.run.checkpoints import saving
 from jaxlm.run.workdir import TOKENIZER
 from jaxlm.train import origin, start
 
-_ROWS = 1024  # of the embedding: so many more than the tokenizer has ids are nothing special
+_ROWS = 1024  # that an embedding may have beyond the tokenizer's ids, without a warning
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -89,7 +89,7 @@ def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
-    """Yields a new folder beside `out`, if there is room; it takes its name if the block ends well, and else goes."""
+    """Yields a new folder next to `out`, if the disk has room; renames it to `out` if the block succeeds, else deletes it."""
     part = out.with_name(f".{out.name}.importing")
 
     def begin() -> None:
@@ -108,7 +108,7 @@ def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
 
 
 def _write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes tokenizer, config.json and run.json; config.json makes it a run, so it comes last."""
+    """Writes tokenizer, config.json and run.json; config.json makes the folder a run, so it is written last."""
     coder.write(chat.settled(tokenizer), out / TOKENIZER)
     nothing = {"manifest_sha256": "", "choices": {}, "changed": []}
     ledger.record_start(out, config, step=0, hardware=start.hardware(), **nothing)

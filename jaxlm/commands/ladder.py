@@ -1,4 +1,4 @@
-"""`jaxlm ladder`: small finished runs of a config's family on its own data, and what they foretell of it."""
+"""`jaxlm ladder`: trains small runs of a config's family on its data, and predicts the config's loss from them."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ _LEAST = 3  # sizes, and budgets
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Does the runs that are not done, prints the law and what it foretells, and keeps all in LADDER/ladder.json."""
+    """Trains the missing runs, prints the scaling law and its prediction, and writes all to LADDER/ladder.json."""
     rungs.check(config)
     supervisor.wanted("on")  # or says that this needs Linux
     if processes.several(config.distributed):
@@ -75,7 +75,7 @@ def wanted(args: argparse.Namespace) -> Asked:
 
 
 def _numbers(option: str, text: str) -> list[float]:
-    """The numbers of an option, rising: "250k,500k,1M"."""
+    """The numbers of an option such as "250k,500k,1M", ascending."""
     numbers = set()
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([kmb]?)", word.strip().lower())
@@ -83,12 +83,12 @@ def _numbers(option: str, text: str) -> list[float]:
             raise ConfigError(f"--{option}={text}: {word!r} is no number such as 500k, 1.5M or 2B")
         numbers.add(float(match[1]) * _UNITS[match[2]])
     if text and len(numbers) < _LEAST:
-        raise ConfigError(f"--{option}={text}: give at least {_LEAST} different ones")
+        raise ConfigError(f"--{option}={text}: give at least {_LEAST} different numbers")
     return sorted(numbers)
 
 
 def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict[str, float]) -> int:
-    """Trains what is not done, and writes the ladder after each run. Returns the exit code."""
+    """Trains the missing runs, and writes the ladder after each. Returns the exit code."""
     for number, (run, rung) in enumerate(zip(plan["runs"], climbed, strict=True), start=1):
         if run["loss"] or run["why"]:
             continue
@@ -104,7 +104,7 @@ def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict
         keep(folder, plan)
         if not (run["loss"] or run["why"]):
             output = place / train_in_child.OUTPUT
-            say(f"{what}: ended with code {code}: {train_in_child.last_words(place)} (all that it said: {output})")
+            say(f"{what}: ended with code {code}: {train_in_child.last_words(place)} (its output: {output})")
             return code or 1
         left = sum(other["planned_hours"] or 0.0 for other in plan["runs"] if not (other["loss"] or other["why"]))
         came = f"loss {run['loss']:.4f}" if run["loss"] else "it diverged"
@@ -113,14 +113,14 @@ def climb(folder: pathlib.Path, plan: Ladder, climbed: list[Rung], mixture: dict
 
 
 def note(run: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
-    """Puts what came of a run into its entry of the ladder, if it is done."""
+    """Puts the result of a run into its entry of the ladder, if the run is done."""
     if measured := train_in_child.result(rung.config, mixture):
         run |= {"hours": measured.hours, "loss": measured.loss}
         run |= {"bits_per_byte": measured.bits_per_byte, "bytes_per_token": measured.bytes_per_token}
 
 
 def keep(folder: pathlib.Path, plan: Ladder) -> None:
-    """Draws what conclusions the runs so far allow, and writes the ladder."""
+    """Draws the conclusions that the runs so far allow, and writes the ladder."""
     plan["hours"]["spent"] = sum(run["hours"] for run in plan["runs"])
     ladder.conclude(plan)
     ladder.write(folder, plan)

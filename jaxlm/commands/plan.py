@@ -29,14 +29,14 @@ from jaxlm.run.workdir import has_checkpoints
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the plan for `plan.mesh`, for which it also compiles the step, or for one device of each accelerator.
 
-    The plan is that of the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
+    The plan is for the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     if args.budget:
         return best(config, budget.dollars_of(args.budget), args)
     config = settle.by_rule(_settled(config), say)
     if config.train.microbatch_size == -1:
-        say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
+        say("train.microbatch_size=-1 (all rows that fit) is planned as one row a device; the table shows how many fit")
     target = None
     if config.plan.mesh:
         mesh = fit.parse_mesh(config.plan.mesh)
@@ -58,10 +58,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def best(config: Config, usd: float, args: argparse.Namespace) -> int:
-    """Prints the best model for so many dollars on each accelerator, in the proportions of the config."""
+    """Prints the best model for `usd` dollars on each accelerator, in the proportions of the config."""
     budget.check(config)
     if "phases.shrink=cpu" in args.overrides:  # the config is small by now
-        raise ConfigError("--budget is of the whole run: leave config.phases.shrink out")
+        raise ConfigError("--budget is for the whole run: leave config.phases.shrink out")
     config = _settled(with_data(config, args.overrides))
     fitted, folder = ladder.known(config, say) or (None, None)
     with console.working("choosing a model for each accelerator"):
@@ -81,19 +81,19 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
 
 
 def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
-    """Returns the config with the vocabulary of the data in `data.dir`, if there is any; says so if a named folder has none."""
+    """Returns the config with the vocabulary of the data in `data.dir`, if any; says so if a given folder has no data."""
     if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
         if any(override.startswith("data.dir=") for override in overrides):
-            say(f"there is no finished data in {config.data.dir}, so nobody knows how often the run would read it")
+            say(f"there is no finished data in {config.data.dir}, so the number of epochs is unknown")
         return config
     return with_keys(config, model={"vocab_size": shards.open_data(config.data.dir).vocab_size})
 
 
 def _settled(config: Config) -> Config:
-    """The config with a vocabulary and, in the place of auto, the remat that takes longest."""
+    """The config with a vocabulary and, if remat is auto, with the slowest remat."""
     config = settle.sized(config, say)
     if config.model.remat == "auto":
-        say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
+        say("model.remat=auto is chosen on the device; planned here as full, the slowest that it may choose")
         config = settle.assuming(config, remat="full", rows=-1)
     return config
 
@@ -114,7 +114,7 @@ def data(config: Config) -> dict[str, typing.Any] | None:
 
 
 def foretold(config: Config) -> dict[str, typing.Any] | None:
-    """Returns the held-out loss that the ladder in WORKDIR/ladder foretells, with its interval; None if there is no ladder."""
+    """Returns the held-out loss that the ladder in WORKDIR/ladder predicts, with its interval; None without a ladder."""
     if not (known := ladder.known(config, say)):
         return None
     fitted, folder = known
@@ -125,7 +125,7 @@ def foretold(config: Config) -> dict[str, typing.Any] | None:
 
 
 def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
-    """Returns what a run leaves on the disk: the bytes of a checkpoint, how many there are at most, bytes of a token."""
+    """Returns what a run needs on the disk: the bytes of a checkpoint, the most checkpoints at once, bytes per token."""
     c = config.checkpoint
     kept = {"keep_last": c.keep_last, "keep_best": c.keep_best, "keep_every": c.keep_every}
     kept["phases"] = len(config.phases.plan)

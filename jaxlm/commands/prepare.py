@@ -12,13 +12,13 @@ from jaxlm.host.console import megabytes, print_table, say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes DATA/documents and DATA/report.html, and prints how much of each source was kept and removed."""
+    """Writes DATA/documents and DATA/report.html, and prints how much of each source was kept and removed."""
     if not config.data.dir:
         raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
     for line in args.told:
         say(line)
     if config.prepare.target:
-        # Refuses a path that is not there before all the work.
+        # Refuses a missing path before all the work.
         audit.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
     done = prepare.prepare(config.prepare, config.data, config.engine, say)
     weights = _weights(config, done, bool(args.preset))
@@ -30,14 +30,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
     page = data_report.write(config, done)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
     say(f"prepared, sha256 {done.sha256[:12]}; open {page}")
-    say(f"done: {megabytes(kept)} of text in {done.path / 'documents'}; what went is in {done.path / 'removed'}")
+    say(f"done: {megabytes(kept)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}")
     if kept:
         say(f"next: {folder.command(args, str(done.path), kept)}")
     return 0
 
 
 def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> None:
-    """Names the stages that took much, and what would keep it."""
+    """Names the stages that removed much, and the settings that would keep it."""
     much = removals.much(
         done.manifest, done.path, {name: source.stages for name, source in config.prepare.sources.items()}
     )

@@ -1,4 +1,4 @@
-"""`jaxlm report RUN`: one page with everything that a run's files say. It may be asked for while the run goes on."""
+"""`jaxlm report RUN`: one page with everything that a run's files say, also while the run goes on."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from jaxlm.train import outlook
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Writes RUN/report.html, or with --json prints the same numbers. Prints what --took names."""
+    """Writes RUN/report.html, or with --json prints the same numbers. With --took, also prints the commands' times."""
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")

@@ -37,7 +37,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _show(prompts: list[str], stream: samples.Stream) -> None:
-    """Prints each prompt with its text as that comes, then the speed. All processes follow; the first one prints."""
+    """Prints each prompt, streams its text, then prints the speed. All processes call it; only the first prints."""
     first, at = jax.process_index() == 0, -1
     for row, piece in stream:
         if first:
@@ -52,7 +52,7 @@ def _show(prompts: list[str], stream: samples.Stream) -> None:
 
 
 def _begin(prompts: list[str], at: int, row: int) -> None:
-    """Ends the text of prompt `at`, and begins those up to `row` with their prompts; a text may be empty."""
+    """Ends the text of prompt `at`, and prints the prompts up to `row`; texts in between are empty."""
     for number in range(at, row):
         if number >= 0:
             print("\n")

@@ -22,7 +22,7 @@ _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it."""
+    """Serves until ctrl-C or SIGTERM, then ends open streams and returns 0."""
     _check(config, args)
     from jaxlm.serve import guard
     from jaxlm.serve.batcher import Batcher
@@ -73,7 +73,7 @@ def _serve(server, listening: socket.socket) -> None:
     quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
     settings = uvicorn.Config(server.app(), http=Arriving, timeout_graceful_shutdown=2, **quiet)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises what came once more
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises the signal again
     say(f"serving {server.name} at {address.url(listening)}; ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(settings).run([listening])

@@ -11,7 +11,7 @@ from jaxlm.run import ledger, metrics
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the documents that step N, from 1, really trained on."""
+    """Prints the documents that step N (counted from 1) trained on."""
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     if args.step > config.train.steps:

@@ -34,7 +34,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if jax.process_count() > 1:
         raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
     if config.data.dir and not config.model.vocab_size:
-        with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
+        with contextlib.suppress(ConfigError):  # opening the data later says what is wrong
             make_data(config.data, config.prepare, config.engine, 0, say)
     config = settle.sized(config, say)
     backends = hardware.backends(config.model, jax.devices()[0].platform)
@@ -54,7 +54,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             with console.working("the fastest again, in turns"):
                 trials = runner.rematch(trials, start)
         except KeyboardInterrupt:
-            say("stopped: what follows is of the candidates tried so far")
+            say("stopped: the results below are of the candidates tried so far")
             trials = sorted(runner.done, key=bench.slowness)
     table = [bench.row(config, trial) for trial in trials]
     print_table(table if args.json else bench.readable(table), args.json)
@@ -111,7 +111,7 @@ def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
 
 
 def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:
-    """Raises ConfigError if the model, the mesh or this device can't have one of the values to try."""
+    """Raises ConfigError if the model, the mesh or this device does not support one of the values to try."""
     ways = sharding.batch_ways(mesh)
     for backend in values["attention"]:
         if backend not in backends:
@@ -128,7 +128,7 @@ def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: M
 
 @contextlib.contextmanager
 def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
-    """Yields batches on the mesh: from the config's data, or of random tokens (no data, or examples, whose shape is one)."""
+    """Yields batches on the mesh: from the config's data, or random tokens (without data, or for examples)."""
     t = config.train
     if config.program != "pretrain":
         yield itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))

@@ -17,7 +17,7 @@ COMPILE = "compile"  # compiling the train step, and its first call
 DATA = "data"  # waiting for a batch
 ROLLOUT = "rollout"  # drawing answers from the policy, and their rewards
 STEP = "step"  # productive: steps that nobody has done before
-REPEATED = "repeated"  # steps that an earlier start did, and lost
+REPEATED = "repeated"  # steps that an earlier start did and lost
 EVALUATE = "evaluate"  # held-out loss, benchmarks, samples, reports
 SAVE = "save"  # the loop stands still for a checkpoint
 MIRROR = "mirror"  # waiting for the mirror, at the start and at the end
@@ -25,7 +25,7 @@ DOWN = "down"  # from the death of a start to the next one, on the same machine
 HUNG = "hung"  # no sign of life, until the supervisor ended it
 ACTIVITIES = (START, RESTORE, COMPILE, DATA, ROLLOUT, STEP, REPEATED, EVALUATE, SAVE, MIRROR, DOWN, HUNG)
 
-FAULT = "a fault of the storage or the network"  # the detail of the last sign of a start that ends for one
+FAULT = "a fault of the storage or the network"  # the detail of a start's last sign, if such a fault ends it
 
 _WORDS = {
     START: "starting",
@@ -35,7 +35,7 @@ _WORDS = {
     EVALUATE: "evaluating",
     SAVE: "saving",
     MIRROR: "copying to the mirror",
-    "samples": "sampling",  # the name of a hook says it better than what its time counts as
+    "samples": "sampling",  # a hook's name says more than its activity
 }
 
 PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor of a Pulse
@@ -44,7 +44,7 @@ PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor
 class Pulse:
     """A few bytes that two processes share: the run writes what it does and since when, the supervisor reads it.
 
-    They are memory, not a file on disk, so that a disk that hangs does not hide what hangs.
+    They are memory, not a file on disk, so that a hanging disk does not hide what hangs.
     """
 
     _FORMAT = struct.Struct("=Qqd32s96s")  # version (odd while it is written), step, monotonic time, activity, detail
@@ -106,7 +106,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, activity: str, detail: str = "") -> Iterator[None]:
-        """Counts the time in the `with` block as `activity`; afterwards the activity before it goes on."""
+        """Counts the time in the `with` block as `activity`, then resumes the previous activity."""
         before, began = self.activity, time.monotonic()
         self.begin(activity, detail)
         try:
@@ -120,16 +120,16 @@ class Clock:
         self._spells[detail] = first, others + seconds, number + 1
 
     def usual_s(self, detail: str) -> float:
-        """Returns how long `spend` with this detail took on average; 0 if never. The first counts only alone: it compiled."""
+        """Returns the mean time of `spend` with this detail; 0 if none. The first, which compiled, counts only if alone."""
         first, others, number = self._spells.get(detail, (0.0, 0.0, 0))
         return others / number if number else first
 
     def doing(self) -> str:
-        """Returns what goes on besides training, such as "evaluating"; "" for nothing."""
+        """Returns what the run does besides training, such as "evaluating"; "" for nothing."""
         return _WORDS.get(self._detail) or _WORDS.get(self.activity, "")
 
     def after(self, step: int) -> None:
-        """Says that `step` was sent to the device. The time from now on counts as STEP; as REPEATED if it was done before."""
+        """Notes that `step` was sent to the device. From now on time counts as STEP, or as REPEATED for a repeated step."""
         self.step = step
         self.begin(REPEATED if step <= self.redo else STEP)
         self.redo = max(step, self.redo)  # for a rollback within this start
@@ -138,7 +138,7 @@ class Clock:
         self.redo = step
 
     def add(self, activity: str, seconds: float) -> None:
-        """Counts seconds that passed outside this process, such as those since an earlier start died."""
+        """Counts seconds that passed outside this process, such as the time since an earlier start died."""
         self._seconds[activity] += seconds
 
     def seconds(self) -> dict[str, float]:

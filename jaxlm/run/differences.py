@@ -1,4 +1,4 @@
-"""Compares two runs, or two starts of a run: what went in differently, and the first step at which metrics part."""
+"""Compares two runs, or two starts of a run: their different inputs, and the first step at which metrics differ."""
 
 import json
 import math
@@ -14,9 +14,9 @@ from jaxlm.host import files
 from jaxlm.host.redact import redact
 from jaxlm.run import held_out_texts, ledger, metrics
 
-_HERE = ("workdir", "data.dir")  # keys that only say where a run lies
+_HERE = ("workdir", "data.dir")  # keys that only say where a run is
 MOST_TOLD = 12  # changes in a line
-_DIGITS = 9  # of a commit, that tell it from all others
+_DIGITS = 9  # of a commit, enough to identify it
 _NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
 _BLOCKS = 10  # of the steps that two losses are compared over
 
@@ -29,7 +29,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     `parted` is the first step at which a metric of training or evaluation differs, None if all are equal to the last bit.
     `held_out` is a line if their held-out texts differ; then no `val/` metric counts. `loss` has the mean of loss B - loss A
     over the last half of the common steps, and its standard error by blocks of steps (Flyvbjerg and Petersen 1989), if there
-    are 20 common steps.
+    are at least 20 common steps.
     """
     paths = [folder / "metrics.jsonl" for folder in (a, b)]
     if absent := [path.parent for path in paths if not path.is_file()]:
@@ -61,7 +61,7 @@ def _of_run(folder: pathlib.Path) -> dict[str, dict]:
 
 
 def _facts(config: dict, start: dict) -> dict[str, dict]:
-    """What went into a start, kind -> name -> fact, without secrets and without what only says where the run lies."""
+    """The inputs of a start, kind -> name -> fact, without secrets and without keys that only say where the run is."""
     hardware = start.get("hardware") or {}
     return {
         "config": {name: key for name, key in _flat(redact(older.known(config))).items() if name not in _HERE},
@@ -90,7 +90,7 @@ def _inputs(a: dict[str, dict], b: dict[str, dict]) -> Iterable[dict]:
 
 
 def since_last_start(folder: pathlib.Path, config: Config, new: dict) -> list[dict]:
-    """Returns what changed since the run's last start, before this one is recorded; [] if its files are damaged."""
+    """Returns what changed since the run's last start, before the new one is recorded; [] if the files are damaged."""
     starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
     if not starts or not before:
         return []
@@ -131,7 +131,7 @@ def _parted(a: Curve, b: Curve, common: list[int], kinds: tuple[str, ...]) -> di
         names = [name for name in a[step].keys() & b[step].keys() if name.startswith(kinds)]
         parted = [name for name in names if a[step][name] != b[step][name]]
         if parted:
-            name = min(parted, key=lambda name: (name != "train/loss", name))  # of several the loss says most
+            name = min(parted, key=lambda name: (name != "train/loss", name))  # the loss first: it says most
             return {"step": step, "metric": name, "a": a[step][name], "b": b[step][name]}
     return None
 
@@ -150,7 +150,7 @@ def _loss(a: Curve, b: Curve, common: list[int]) -> dict | None:
 def _verdict(parted: dict | None, loss: dict | None, common: list[int]) -> str:
     if not parted:
         return f"identical to the last bit over all {len(common)} common steps, up to step {common[-1]}"
-    line = f"{parted['metric']} parts at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
+    line = f"{parted['metric']} first differs at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
     if not loss:
         return line
     gap = f"loss B - loss A is {loss['mean']:+.4f} ± {loss['error']:.4f} over the last {loss['steps']} common logged steps"

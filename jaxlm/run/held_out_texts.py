@@ -1,4 +1,4 @@
-"""Says whether two runs measure the same held-out text: else their losses and bits per byte are of different things."""
+"""Says whether two runs measure the same held-out text: else their losses and bits per byte can't be compared."""
 
 import math
 import pathlib
@@ -19,7 +19,7 @@ def known(data: typing.Any) -> bool:
 
 
 def of_data(data: shards.DataDir, config: Config) -> Texts:
-    """Returns the texts of a data directory that a config measures: the hash of each, and of how much of it, if not of all."""
+    """Returns the texts that a config measures: source -> the text's hash, and how much of it is measured, if not all."""
     texts, e = {}, config.eval
     for source, sha256 in data.held_out_texts().items():
         entry, limit = data.entry(source, "val"), ""
@@ -33,7 +33,7 @@ def of_data(data: shards.DataDir, config: Config) -> Texts:
 
 
 def of_run(folder: pathlib.Path) -> Texts:
-    """Returns the texts that a run measures; {} if that is not known, because it has no such data, or not any more."""
+    """Returns the texts that a run measures; {} if unknown: it has no such data, or the data changed or is gone."""
     start = (ledger.read(folder)["starts"] or [{}])[-1]
     if start.get("held_out"):
         return start["held_out"]
@@ -46,17 +46,17 @@ def of_run(folder: pathlib.Path) -> Texts:
 
 
 def differ(a: Mapping[str, str], b: Mapping[str, str], runs: str) -> str:
-    """Returns a line that says that two runs measure different texts, and what to do; "" if not, or if one is unknown."""
+    """Returns a line if two runs measure different texts, with what to do; "" if not, or if a run's texts are unknown."""
     names = sorted(source for source in a.keys() | b.keys() if a.get(source) != b.get(source))
     if not (a and b and names):
         return ""
     return (
-        f"held-out texts differ ({', '.join(names)}): losses and bits per byte of these are of different texts; the way to "
-        f"measure runs on one text is jaxlm eval RUN --text=FOLDER{runs}"
+        f"held-out texts differ ({', '.join(names)}): their losses and bits per byte can't be compared; to "
+        f"measure runs on one text: jaxlm eval RUN --text=FOLDER{runs}"
     )
 
 
 def since_training(folder: pathlib.Path, data: shards.DataDir, config: Config) -> str:
-    """Returns a line if this held-out text is not the one that the run in a folder was measured on; "" else."""
+    """Returns a line if this held-out text is not the text that the run in a folder measured; "" else."""
     line = differ(of_run(folder), of_data(data, config), "")
     return line and f"not the text that training measured: {line}"

@@ -23,7 +23,7 @@ from jaxlm.host import files
 from jaxlm.host.console import say
 from jaxlm.host.redact import redact
 
-# What a start has, where it has it.
+# The types of a start's fields; each may be missing.
 _START = {
     "time": files.TEXT,
     "step": files.whole(0),
@@ -50,9 +50,9 @@ _LISTS: dict[str, Callable[[object], bool]] = {
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty ones without a file.
+    """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty lists without a file.
 
-    If it is damaged, it becomes run.json.damaged.N, and the lists that are whole stay: nothing depends on this file alone.
+    A damaged file becomes run.json.damaged.N, and its undamaged lists are kept: nothing depends on this file alone.
     """
     path, empty = folder / "run.json", {key: [] for key in _LISTS}
     try:
@@ -77,9 +77,9 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
-    """Returns what a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
+    """Returns the time that a run's chat template always sees as the present, with its UTC offset; run.json keeps it.
 
-    That is when its first start asked for it, or (of a run begun before 28 November 2026) when that start began.
+    It is the time of the first call or, in a run begun before 28 November 2026, of the first start.
     """
     book = read(folder)
     if files.is_moment(book.get("moment")):
@@ -124,9 +124,9 @@ def record_start(
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
-    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then. `step`: those already done.
-    `changed`: `differences.since_last_start`. `flops_per_token`: by which MFU is counted; starts before
-    `recorder.recounted` have none. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
+    config.json keeps its secrets (`notify.urls`), since it is used again; then only its owner can read it. `step`: the steps
+    already done. `changed`: `differences.since_last_start`. `flops_per_token`: for MFU; old starts have none, see
+    `recorder.recounted`. `held_out`: source -> what identifies the held-out text (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -156,9 +156,9 @@ def record_start(
 def end(
     folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None, hung: bool = False
 ) -> None:
-    """Writes into run.json how the newest start ended, if it is process `pid` and has not said so itself. Never raises.
+    """Writes into run.json how the newest start ended, if it is process `pid` and wrote no ending itself. Never raises.
 
-    A supervisor gives its child's `pid`. If it ended the child because that `hung`, what the child said itself does not count.
+    A supervisor gives its child's `pid`. If the child was ended because it `hung`, its own ending is overwritten.
     """
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
 
@@ -173,7 +173,7 @@ def note(folder: pathlib.Path, mirrored: bool) -> None:
 
 
 def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int | None = None) -> None:
-    """Adds facts to the newest start, if it is the process `pid` (this one by default)."""
+    """Adds facts to the newest start, if that is the process `pid` (by default this process)."""
     try:
         book = read(folder)
         last = book["starts"][-1] if book["starts"] else {}
@@ -181,7 +181,7 @@ def _on_last_start(folder: pathlib.Path, facts: Callable[[dict], dict], pid: int
             last |= new
             _write(folder, book)
     except OSError as error:
-        say(f"run.json does not say how this start ended: {error}")
+        say(f"run.json can't be updated with how this start ended: {error}")
 
 
 def lock(folder: pathlib.Path) -> typing.IO[str]:
@@ -190,7 +190,7 @@ def lock(folder: pathlib.Path) -> typing.IO[str]:
 
 
 def machine() -> dict[str, str]:
-    """Returns what tells one machine, since it was last booted, from others. `boot_id` is "" where the system has none."""
+    """Returns what identifies this machine and its last boot. `boot_id` is "" on systems that have none."""
     boot_id = ""
     with contextlib.suppress(OSError):
         boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -206,7 +206,7 @@ def _now() -> str:
 
 
 def packages() -> dict[str, str | None]:
-    """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
+    """Returns the versions of the packages that a run's numbers depend on; None for an absent package."""
     versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Follows a run back to the runs that it was made from, and tells what each of them took, as far as files say it."""
+"""Follows a run back to its origins, and says what each of them took, as far as their files tell."""
 
 import contextlib
 import math
@@ -12,31 +12,31 @@ from jaxlm.config import ConfigError, config_files
 from jaxlm.host.files import MANGLED, is_number, json_of
 from jaxlm.run import held_out_texts, ledger, metrics
 
-PREPARE = "prepare"  # the "program" of the row that tells of the data
+PREPARE = "prepare"  # the "program" of the row for the data
 _LOSS = (("val/loss", "held-out loss"), ("train/loss", "training loss"))
 _RANKED = (("val/accuracy", "held-out pairs ranked right"), ("train/accuracy", "pairs ranked right"))
 _REWARD = (("val/reward", "held-out reward"), ("train/reward", "reward"))
-# The figure that a kind of training is about: the first of these that was measured.
+# The main figure of a kind of training: the first of these that was measured.
 _FIGURES = {"dpo": _RANKED, "reward": _RANKED, "ppo": _REWARD, "grpo": _REWARD}
-_COMMANDS = ("train", "-m", "jaxlm.main")  # words of a command line in front of the config's name
+_COMMANDS = ("train", "-m", "jaxlm.main")  # words of a command line before the config's name
 
 
 class Origin(typing.NamedTuple):
-    """A run, or a model from elsewhere, that another run began with; `last`: its step then, as far as the config says it."""
+    """A run, or a model from elsewhere, that another run began with; `last`: its step then, infinite if unknown."""
 
     folder: pathlib.Path
     last: float
 
 
 def records(folder: pathlib.Path) -> list[dict]:
-    """Returns the merged records of a run's metrics.jsonl, by step; none if it can't be read."""
+    """Returns the merged records of a run's metrics.jsonl, by step; [] if the file can't be read."""
     with contextlib.suppress(OSError):
         return [record for _, record in sorted(metrics.read(folder / "metrics.jsonl").items())]
     return []
 
 
 def latest(records: Iterable[dict]) -> dict:
-    """Returns the record that was written last, with the clocks of the whole run; after a rollback not the last step's."""
+    """Returns the newest record, by wall time: its clocks cover the run. After a rollback its step is not the highest."""
     return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
 
 
@@ -48,7 +48,7 @@ def config_of(folder: pathlib.Path) -> config_dict.ConfigDict | None:
 
 
 def origins(folder: pathlib.Path) -> list[Origin]:
-    """Returns what the run in `folder` was made from, first to last."""
+    """Returns the origins of the run in `folder`, first to last."""
     origins, seen = [], {folder.resolve()}
     while (config := config_of(folder)) and config.origin:
         folder, step = pathlib.Path(config.origin), str(config.origin_checkpoint)
@@ -60,9 +60,9 @@ def origins(folder: pathlib.Path) -> list[Origin]:
 
 
 def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """Returns a row for each stage that made the run in `folder`, first to last: its data, the runs before, itself.
+    """Returns a row for each stage that made the run in `folder`, first to last: the data, the earlier runs, the run itself.
 
-    `held_out` is a line where a run and the one before it measure different held-out texts. None if nothing was before the run.
+    `held_out` is a line where a run and the previous one measure different held-out texts. [] if the run has no origin.
     """
     if not before:
         return []
@@ -76,7 +76,7 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
 def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
     """Returns the seconds and dollars of each command of a script. Raises ConfigError if a file holds no number."""
     if not folder.is_dir():
-        what = "there is no such folder; it has a file NAME with the seconds of each command"
+        what = "there is no such folder; it should have a file NAME with the seconds of each command"
         raise ConfigError(f"--took={folder}: {what}")
     rows = []
     for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):
@@ -90,7 +90,7 @@ def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing
 
 
 def curves(program: str, records: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
-    """Returns what a kind of training is about, if that is not a loss: words -> (step, value), the held-out figure first."""
+    """Returns the main figures of a kind of training, if they are no losses: words -> (step, value), held-out first."""
     return {words: _points(records, metric) for metric, words in _FIGURES.get(program, ())}
 
 
@@ -113,7 +113,7 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
 
 
 def _figure(program: str, records: Sequence[dict]) -> dict[str, typing.Any]:
-    """What a kind of training is about, at the start and at the end; "begin" is None if it was measured once."""
+    """The main figure of a kind of training, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
         if figures := [figure for _, figure in _points(records, metric)]:
             return {"figure": words, "begin": figures[0] if len(figures) > 1 else None, "end": figures[-1]}
@@ -134,7 +134,7 @@ def _config_name(command: object) -> str:
 
 
 def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """The row of the prepared data of the run in `folder`, if it has such: in documents, read -> kept."""
+    """A row for the prepared data of the run in `folder`, if it has any: documents read and kept."""
     config = config_of(folder)
     if not config or config.origin or config.program != "pretrain":
         return []
@@ -142,7 +142,7 @@ def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
     try:
         sources = json_of((place / "prepared.json").read_bytes())["sources"].values()
         read, kept = (sum(int(source[key]["documents"]) for source in sources) for key in ("read", "kept"))
-        if folder.resolve() not in place.resolve().parents:  # else the run made it, and its time holds these seconds
+        if folder.resolve() not in place.resolve().parents:  # else the run made it, and its time includes these seconds
             timings = json_of((place / "timings.json").read_bytes())
             seconds = float(sum(sum(stages.values()) for stages in timings.values()))
     except (OSError, *MANGLED):

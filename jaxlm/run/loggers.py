@@ -48,7 +48,7 @@ class Writer:
             other.write(record["step"], scalars)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # whatever happens to one, the others are closed
+        with contextlib.ExitStack() as stack:  # if one fails, the others are still closed
             for each in (*self._others, self._json):
                 stack.callback(each.close)
 
@@ -59,7 +59,7 @@ def check(config: LogConfig) -> None:
 
 
 class _Guarded:
-    """A logger by somebody else's code: if that fails, one line says so, and the run goes on."""
+    """A third-party logger: if it fails, one line says so, and the run goes on."""
 
     _failed = False
 
@@ -67,16 +67,16 @@ class _Guarded:
     def _guard(self, problem: str) -> typing.Iterator[None]:
         try:
             yield
-        except Exception as error:  # it raises what it likes, from its own errors to a broken pipe
+        except Exception as error:  # it may raise anything, from its own errors to a broken pipe
             if not self._failed:
                 say(f"{problem}: {str(error).strip() or type(error).__name__}; training goes on".replace("\n", " "))
             self._failed = True
 
 
 class TensorBoard(_Guarded):
-    """Writes an event file for TensorBoard, one for each start. tensorboardX makes the events.
+    """Writes an event file for TensorBoard, one for each start. tensorboardX creates the events.
 
-    Its own writer is not used: once the disk was full for a moment, its thread is dead, and the eleventh scalar hangs.
+    tensorboardX's writer is not used: after a moment of a full disk its thread is dead, and the eleventh scalar hangs.
     """
 
     def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):
@@ -104,7 +104,7 @@ class TensorBoard(_Guarded):
         self._append(step=first, session_log=self._session(status=self._session.START))
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        # What is not finite is no point of a curve, and tensorboardX would say so each time.
+        # Non-finite values are no points of a curve, and tensorboardX would warn each time.
         finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
         if self._file and finite:
             with self._guard("TensorBoard can't be written to"):
@@ -125,15 +125,15 @@ class TensorBoard(_Guarded):
 
 
 class WandB(_Guarded):
-    """Writes to Weights & Biases, which drops what is logged for a step before its latest one.
+    """Writes to Weights & Biases, which drops records of steps before its latest step.
 
-    So `step` is a metric, over which the others are drawn: after a resume the steps that are done again are there twice.
+    So `step` is a metric, the x axis of the others: after a resume, the repeated steps appear twice.
     """
 
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
         self._run: typing.Any = None
         with self._guard("W&B can't be used"):
-            import wandb  # here, because it is large and seldom asked for
+            import wandb  # here, because it is large and seldom used
 
             settings = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
             if redact(sys.argv) != sys.argv:

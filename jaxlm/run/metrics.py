@@ -1,8 +1,8 @@
 """Writes and reads metrics.jsonl, one JSON object a line.
 
 It is append-only. After a resume a step may have two lines, since the steps after the last checkpoint are done again. The
-later line counts. Only process 0 writes. Readers skip what is no record: a line that a crash cut short, or a damaged one. What
-is no number in a record is None to them.
+later line counts. Only process 0 writes. Readers skip lines that are no records (cut short by a crash, damaged), and read
+values that are no numbers as None.
 """
 
 import collections
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jaxlm.host import console
 from jaxlm.host.files import is_number, json_of, whole
 
-START = "start"  # the machine and price of a start, in the record with which it opens: no metric
-HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
+START = "start"  # the machine and price of a start, in its first record: no metric
+HELD_OUT = "val/loss"  # by default its lowest value is the best checkpoint's
 KEEP = 10_000  # records that wait in memory at most
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -27,7 +27,7 @@ class Appender:
     """Appends records to a file, each whole or not at all, and never raises.
 
     A record that can't be written waits in memory, and is tried again at every later call. If more than `keep` wait, the
-    oldest are dropped. One line says when it begins, and one when it is over.
+    oldest are dropped. One line says when writing begins to fail, and one when it works again.
     """
 
     def __init__(self, path: pathlib.Path, on_full: Callable[[], None] | None = None, keep: int = KEEP):
@@ -37,13 +37,13 @@ class Appender:
         self._failing, self._dropped = "", 0
 
     def append(self, record: bytes) -> None:
-        """Writes a record, and before it those that wait. Does not raise if it can't."""
+        """Writes the waiting records, then this one. Never raises."""
         self._dropped += len(self._waiting) == self._waiting.maxlen
         self._waiting.append(record)
         self._write()
 
     def close(self) -> None:
-        """Writes what still waits, flushes it to disk and closes the file. Says what was lost."""
+        """Writes the waiting records, flushes them to disk and closes the file. Says what was lost."""
         self._write()
         try:
             if self._descriptor >= 0:
@@ -63,7 +63,7 @@ class Appender:
             error = self._attempt()
         if error and not self._failing:
             self._failing = error.strerror or str(error)
-            console.say(f"{self._path} can't be written ({self._failing}): it goes on once it can, and training now")
+            console.say(f"{self._path} can't be written ({self._failing}): training goes on, and writing once it can")
         elif not error and self._failing:
             lost = f"{self._dropped:,} records were lost" if self._dropped else "nothing was lost"
             console.say(f"{self._path} is written again; {lost}")
@@ -80,7 +80,7 @@ class Appender:
                     left = left[os.write(self._descriptor, left) :]
                 self._size += len(self._waiting.popleft())
         except OSError as error:
-            with contextlib.suppress(OSError):  # the part of a record that was written: it goes now, for readers
+            with contextlib.suppress(OSError):  # removes a partly written record, for readers
                 if self._descriptor >= 0:
                     os.ftruncate(self._descriptor, self._size)
             self._shut()  # a file handle that failed once may never work again (ESTALE)
@@ -91,7 +91,7 @@ class Appender:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._descriptor).st_size
-        if 0 <= self._size < size:  # that part could not be taken away before
+        if 0 <= self._size < size:  # a partly written record could not be removed before
             os.ftruncate(self._descriptor, self._size)
         else:
             self._size = size
@@ -117,7 +117,7 @@ class JsonLines(Appender):
 
 
 def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
-    """Yields the records of metrics.jsonl; none without a file. `containing`: of lines with this text alone, faster."""
+    """Yields the records of metrics.jsonl; none without a file. `containing`: only of lines with this text, faster."""
     try:
         lines = open(path, encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -153,13 +153,13 @@ def train_losses(path: pathlib.Path, done: int, rollbacks: Sequence[Mapping] = (
 
 
 def benchmarked(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> set[int]:
-    """Returns the steps after which a run answered benchmarks, without those that a rollback undid; none without a file."""
+    """Returns the steps after which benchmarks were run, without steps that a rollback undid; empty without a file."""
     records = valid(path, '"eval/', rollbacks)
     return {record["step"] for record in records if any(name.startswith("eval/") for name in record)}
 
 
 def valid(path: pathlib.Path, containing: str, rollbacks: Sequence[Mapping]) -> Iterator[dict]:
-    """Yields the `records` that no rollback undid since."""
+    """Yields the `records` that no later rollback undid."""
     for record in records(path, containing):
         step, time = record["step"], record.get("time") or 0.0
         if not any(step >= rollback["steps"][0] and time < rollback["time"] for rollback in rollbacks):

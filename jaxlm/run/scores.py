@@ -1,4 +1,4 @@
-"""By what the best checkpoints of a run are chosen: `checkpoint.best_metric`, any name in metrics.jsonl. Imports no JAX."""
+"""The scores that choose a run's best checkpoints: `checkpoint.best_metric`, any name in metrics.jsonl. Imports no JAX."""
 
 import difflib
 import json
@@ -10,11 +10,11 @@ from jaxlm.config import CheckpointConfig
 from jaxlm.host.files import is_number
 from jaxlm.run import ledger, metrics
 
-_EVALUATIONS = ("val/", "eval/")  # how the names begin of what is not measured at every logged step
+_EVALUATIONS = ("val/", "eval/")  # prefixes of metrics that are not measured at every logged step
 
 
 class Scores(dict[int, float]):
-    """step -> the score of a checkpoint, the lowest of which is best: the metric, or minus it where the highest is best.
+    """step -> the score of a checkpoint, of which the lowest is best: the metric, or its negative if the highest is best.
 
     `losses`: step -> held-out loss, NaN if it was not finite.
     """
@@ -26,14 +26,14 @@ class Scores(dict[int, float]):
         self.losses: dict[int, float] = {}
 
     def note(self, step: int, figures: Mapping[str, object]) -> None:
-        """Takes the metric of a step out of figures for metrics.jsonl. The later value of a step counts."""
+        """Takes the metric of a step from its figures for metrics.jsonl. The last value of a step counts."""
         self._names |= figures.keys()
         if self._config.best_metric in figures:
             figure = figures[self._config.best_metric]
             self[step] = self._sign * float(figure) if is_number(figure) else math.nan
 
     def read(self, folder: pathlib.Path) -> "Scores":
-        """Takes in what metrics.jsonl of a run says, without what a rollback undid; returns itself."""
+        """Adds the scores in a run's metrics.jsonl, without those that a rollback undid; returns itself."""
         path, rollbacks = folder / "metrics.jsonl", ledger.read(folder)["rollbacks"]
         for record in metrics.valid(path, json.dumps(self._config.best_metric), rollbacks):
             self.note(record["step"], record)
@@ -54,7 +54,7 @@ class Scores(dict[int, float]):
                 del figures[undone]
 
     def missing(self) -> str:
-        """Returns a line if no metric has the name that is asked for, once there was an evaluation; else "".
+        """Returns a line if there was an evaluation, and no metric is called `checkpoint.best_metric`; else "".
 
         The default, `val/loss`, may be missing: nothing need be held out.
         """

@@ -28,7 +28,7 @@ _WORDS = {
 class StopSignal:
     """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored (nohup) stays so. If
+    A second request ends the process at once (`supervised.Requests`). A SIGHUP that was ignored (nohup) stays ignored. If
     there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this class turns
     its own requests into SIGTERM, and all processes stop at the same step.
     """
@@ -81,7 +81,7 @@ class StopSignal:
         return self._why
 
     def _of_any_process(self) -> typing.Any:
-        """The ending that the first process of those that asked for one asked for, with that process's number."""
+        """The ending asked for by the lowest-numbered process that asked for one, with that process's number."""
         why = self._why
         if why is not None:
             why = dataclasses.replace(why, why=f"process {jax.process_index()}: {why.why[:1000]}")

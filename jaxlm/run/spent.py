@@ -16,7 +16,7 @@ from jaxlm.run.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
-    """What a run took until this start began, the gap since the previous start died on the same machine included."""
+    """A run's time and cost until this start began, including the gap since a previous start on the same machine died."""
 
     wall_s: float = 0.0
     cost_usd: float = 0.0
@@ -43,10 +43,10 @@ def process_began() -> float:
 
 
 def opening(record: dict, usd_per_hour: float, refused: bool = False) -> dict:
-    """Returns the record with which a start opens its books: `record`, its machine and its price. See `carry_on`.
+    """Returns the first record of a start: `record`, its machine and its price. See `carry_on`.
 
-    The start may die before it stands in run.json; then the next one knows from this record what the time since cost.
-    `refused`: it closes them, since it ends with exit code 2 before its first step.
+    The start may die before run.json lists it; then the next start learns from this record what the time since cost.
+    `refused`: it is also the last record, since the start ends with exit code 2 before its first step.
     """
     return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour, "refused": refused}}
 
@@ -54,11 +54,11 @@ def opening(record: dict, usd_per_hour: float, refused: bool = False) -> dict:
 def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
 
-    If the start before ran on this machine, which has not been booted since, the time from its last record until now was
-    paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
+    If the previous start ran on this machine, which has not been rebooted since, the time from its last record until now was
+    paid for too, at its price. That time counts as DOWN, or as HUNG as far as the supervisor says so. It does not count if
     that start did all its steps, or was refused before its first one.
 
-    Reads metrics.jsonl and run.json, so only the first process calls this. A record without whole seconds counts as STEP.
+    Reads metrics.jsonl and run.json, so only the first process calls this. Time without activities counts as STEP.
     """
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):
@@ -81,7 +81,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
 
 
 def _before(last: dict, starts: list[dict]) -> dict:
-    """Returns the start before, as run.json has it, {} without one. One that died too early for it left an `opening`."""
+    """Returns the previous start as in run.json, or from its `opening` if it died too early; {} if there is none."""
     start = starts[-1] if starts else {}
     opened = last.get(metrics.START)
     if not isinstance(opened, dict):
@@ -99,14 +99,14 @@ def _activities(record: dict) -> dict[str, float]:
 
 
 def _gap(clock: Clock, last: dict, start: dict) -> float:
-    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them."""
+    """Returns the seconds from the previous start's last sign until this process began; 0 if they were not paid for."""
     hardware, here = start.get("hardware"), ledger.machine()
     if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
         return 0.0
     signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if files.is_number(t)]
     if not signs:
         return 0.0
-    # A supervisor counts a start from before its process was up. Until then it is the gap's time, not the clock's START.
+    # A supervisor counts a start from before its process was up. That time belongs to the gap, not to the clock's START.
     unix = time.time() - time.monotonic()  # of monotonic time 0
     then, began = max(signs), unix + clock.began
     up = max(then, began, min(unix + process_began(), time.time()))
@@ -115,7 +115,7 @@ def _gap(clock: Clock, last: dict, start: dict) -> float:
 
 
 def _not_the_run_s(start: dict) -> bool:
-    """True if the time since a start is not the run's: it did all its steps, or was refused before its first one."""
+    """True if the time after a start is not the run's: the start did all its steps, or was refused before its first one."""
     ended = start.get("ended")
     if not isinstance(ended, dict):
         return False

@@ -1,6 +1,6 @@
 """The training process's side of the supervisor: it is tied to its parent, and shows its threads' stacks when asked.
 
-The supervisor tells by environment variables. No JAX is imported here, because the command line calls `adopt` first.
+The supervisor passes values by environment variables. No JAX is imported here, because the command line calls `adopt` first.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ PARENT = "JAXLM_SUPERVISOR"  # the supervisor's process id
 STACKS = "JAXLM_STACKS"  # a file descriptor: where SIGUSR1 writes the stacks of all threads
 CONFIG = "JAXLM_CONFIG"  # a file descriptor: the config as the supervisor read it
 SINCE = "JAXLM_SINCE"  # time.monotonic() from which this start counts
-LOST = "JAXLM_LOST"  # hung:seconds from the last sign of life of the process before until it was ended for that; or ""
+LOST = "JAXLM_LOST"  # hung:SECONDS, if the previous process was ended after so long without a sign of life; or ""
 VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN)
 _DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
 
@@ -34,13 +34,13 @@ _ALONE_S = 600.0  # for how long a run may go on saving when its supervisor is g
 
 
 def adopt() -> Config | None:
-    """Ties this process to its supervisor, and returns the config as that one read it; None if it has none.
+    """Ties this process to its supervisor, and returns the config that the supervisor read; None without a supervisor.
 
     If the supervisor dies, this process gets SIGTERM: it saves its state and ends. It never outlives the supervisor by more
-    than ten minutes, so that a new start is not kept out by a process that hangs.
+    than ten minutes, so that a hanging process does not keep out a new start.
     """
     parent = int(os.environ.get(PARENT) or 0)
-    if not parent or parent != os.getppid():  # none, or it is the supervisor of a process above
+    if not parent or parent != os.getppid():  # no supervisor, or only that of an ancestor
         for name in VARIABLES:
             os.environ.pop(name, None)
         with contextlib.suppress(AttributeError, OSError, ValueError):  # no such signal, or a stderr of no file
@@ -48,14 +48,14 @@ def adopt() -> Config | None:
         return None
     for name in _DESCRIPTORS:
         if descriptor := os.environ.get(name):
-            os.set_inheritable(int(descriptor), False)  # the lock is held by the two of us alone
+            os.set_inheritable(int(descriptor), False)  # only this process and the supervisor hold the lock
     faulthandler.register(signal.SIGUSR1, file=int(os.environ[STACKS]), all_threads=True)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died meanwhile
+    if os.getppid() != parent:  # the supervisor died meanwhile
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
     interrupts.hold()  # as `main` did already, but not every program that calls this
-    # It was blocked since the supervisor started this process.
+    # SIGINT was blocked since the supervisor started this process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with contextlib.suppress(ProcessLookupError):
         screen.share(os.getpgid(parent))
@@ -74,10 +74,10 @@ def _end_when_alone(parent: int) -> None:
 def stop_at_once_until_training() -> None:
     """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
 
-    Those that mean the same request are ignored: what ends the run goes on. Call it when all modules are imported: an
+    Further signals of the same request are ignored, so that the run can end. Call it when all modules are imported: an
     exception inside an import may become a traceback, or be swallowed. Raises KeyboardInterrupt if a signal came while
-    `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup, stays so. `signals.StopSignal` takes the
-    signals over.
+    `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup, stays ignored. `signals.StopSignal` takes
+    over the signals later.
     """
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
@@ -89,10 +89,10 @@ def stop_at_once_until_training() -> None:
 class Requests:
     """The signals that asked to stop, in `came`, each with the `time.monotonic()` at which it came.
 
-    One request comes as several signals where a terminal goes (SIGHUP, SIGTERM), where a group and its leader get SIGTERM,
-    where a cloud sends SIGTERM around its notice. So only ctrl-C after any signal asks again, or SIGTERM more than a second
-    after a SIGTERM that no notice announced. A child leaves that to its supervisor, which sends SIGINT if it is asked again:
-    it gets SIGTERM itself where all processes do, and when the supervisor dies.
+    One request may come as several signals: when a terminal closes (SIGHUP, SIGTERM), when a group and its leader both get
+    SIGTERM, when a cloud sends SIGTERM around its notice. So a second request is only a ctrl-C after any signal, or a SIGTERM
+    more than a second after a SIGTERM that no notice announced. In a child only SIGINT is a second request, which the
+    supervisor sends: the child gets further SIGTERMs if all processes do, and when the supervisor dies.
     """
 
     def __init__(self):
@@ -118,7 +118,7 @@ requests = Requests()  # of this process
 
 
 def mark_fault() -> None:
-    """Tells the supervisor that this start ends for a fault of storage or network, which a later one may not meet."""
+    """Tells the supervisor that a fault of storage or network ends this start, which a later start may not meet."""
     if pulse := clock.Pulse.of_parent():
         step, _, activity, _ = pulse.read() or (0, 0.0, clock.START, "")
         pulse.write(step, activity, clock.FAULT)
@@ -140,6 +140,6 @@ def since() -> float | None:
 
 
 def lost() -> dict[str, float]:
-    """Returns {`clock.HUNG`: seconds} if the process before this one was ended because it hung, for so long; else {}."""
+    """Returns {`clock.HUNG`: the seconds that the previous process hung} if it was ended for that; else {}."""
     name, _, seconds = os.environ.get(LOST, "").partition(":")
     return {name: float(seconds)} if name else {}

@@ -1,4 +1,4 @@
-"""Makes the run's folder, and raises ConfigError if the run can't work or does not belong in that folder."""
+"""Creates the run's folder, and raises ConfigError if the run can't work or does not belong in that folder."""
 
 import dataclasses
 import pathlib
@@ -19,14 +19,14 @@ from jaxlm.run import loggers
 from jaxlm.run.checkpoints import keep, restore
 
 TOKENIZER = config_files.TOKENIZER
-# Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
+# Keys of the model that a resumed run may change: the parameters and their meaning stay the same.
 _FREE_KEYS = ("attention", "dtype", "dropout", "fp8", "fuse_projections", "init_std", "offload", "remat", "scan_layers")
 # Keys of the optimizer that decide which arrays its state has.
 _OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
 
 
 def check(config: Config, mesh: Mesh) -> pathlib.Path:
-    """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
+    """Does all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
     folder = workdir(config.workdir)
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
     sharding.check_batch(mesh, **{"train.microbatch_size": size})
@@ -40,7 +40,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
 
 
 def workdir(path: str) -> pathlib.Path:
-    """Returns the run's folder. Makes it if it is missing. Raises ConfigError if the path is empty or can't be made."""
+    """Returns the run's folder. Creates it if it is missing. Raises ConfigError if `path` is empty or can't be created."""
     if not path:
         raise ConfigError("no folder for this run: give --config.workdir=DIR")
     folder = pathlib.Path(path)
@@ -63,7 +63,7 @@ def saved_config(folder: pathlib.Path) -> config_dict.ConfigDict | None:
 
 
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_before: str = "") -> None:
-    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
+    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore checks again, and more."""
     checkpoints = folder / "checkpoints"
     if keep.begun(checkpoints):
         newest = max(keep.steps(checkpoints))
@@ -74,18 +74,18 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], as_
                 check_fingerprint(meta.get("fingerprint", {}), fingerprint)
             except ConfigError as error:
                 saved = files.json_of((folder / "config.json").read_bytes())
-                newer = not as_before or "ignore" in saved.get("examples", {})  # it read what is read now
+                newer = not as_before or "ignore" in saved.get("examples", {})  # it read as this version
                 raise ConfigError(f"{error}" if newer else f"{error}. When it began, {as_before}") from None
 
 
 def check_data_seed(config: Config) -> None:
-    """Raises ConfigError if the data of the folder's run is gone, and would be made again with other held-out documents."""
+    """Raises ConfigError if the data of the run is gone, and would be made again with other held-out documents."""
     folder, gone = pathlib.Path(config.workdir), not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
     saved = saved_config(folder) if gone and has_checkpoints(folder) else None
     if saved and (seed := max(saved.data.seed, 0)) != max(config.data.seed, 0):
         raise ConfigError(
             f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
-            f"--config.data.seed={seed}, with which it is made again as it was"
+            f"--config.data.seed={seed}, to make the same data again"
         )
 
 
@@ -99,7 +99,7 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
     free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
     if not model.vocab_size:
-        free += ("vocab_size",)  # the data's, which the checkpoint's fingerprint is compared with
+        free += ("vocab_size",)  # it is the data's, and the checkpoint's fingerprint covers the data
     keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
     _check_same(folder, "a model", "model", model, keys)
 
@@ -111,7 +111,7 @@ def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
 def _check_same(
     folder: pathlib.Path, what: str, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]
 ) -> None:
-    """Compares these keys of a section with the config that the folder's checkpoints were made with, if there are any."""
+    """Compares these keys of a section with the config of the folder's checkpoints, if there are any."""
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return

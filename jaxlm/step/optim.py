@@ -1,4 +1,4 @@
-"""Makes the optimizer, which turns gradients into updates, and the schedule of the learning rate.
+"""Builds the optimizer, which turns gradients into updates, and the schedule of the learning rate.
 
 The optimizer does not contain the schedule: the train step looks up the rate by the step's number and multiplies the
 updates by it. So every optimizer has the same schedule, and a skipped step does not delay it.
@@ -35,13 +35,13 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
 
     Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; arXiv:2404.06395) stays at the
     peak and then falls linearly during the last `decay_fraction` of all steps. `schedule_steps` stretches the schedule over
-    another number of steps. After `decay_at_step` the rate leaves it, and falls linearly towards 0 (arXiv:2502.15938), which it
+    another number of steps. After `decay_at_step` the rate instead falls linearly towards 0 (arXiv:2502.15938), which it
     would reach one step after the last.
 
-    The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like theirs. The train
-    step also accepts a shorter tree, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: rates of all parameters below that name.
+    The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like `params`. The
+    train step also accepts a shorter tree, {"embed": 1e-4, "layers_0": 1e-3, ...}: one rate for all parameters below a name.
 
-    Raises ConfigError if `matrix_lr_ratio` is for matrices of layers, and none is trained.
+    Raises ConfigError if `matrix_lr_ratio` is not 1, and no matrix of a layer is trained.
     """
     planned = _planned(config, config.schedule_steps or steps)
     begin = config.decay_at_step
@@ -64,9 +64,9 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
 
 
 def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
-    """Raises ConfigError if none of the steps from `first` to `steps` has a rate above 0. The rates are those of `rates`."""
-    highest = min(max(config.warmup_steps, first), steps)  # a rate rises in the warm-up, and never after it
-    if not rates(config, steps)(highest) > 1e-7 * config.lr:  # cosine's last rate may be a rounding above 0
+    """Raises ConfigError if none of the steps from `first` to `steps` has a rate above 0, by `rates`."""
+    highest = min(max(config.warmup_steps, first), steps)  # the rate never rises after the warm-up
+    if not rates(config, steps)(highest) > 1e-7 * config.lr:  # cosine's last rate may be above 0 by rounding
         longer = "config.optim.schedule_steps" if config.schedule_steps else "config.train.steps"
         raise ConfigError(
             f"no step from {first} to train.steps={steps} has a learning rate above 0, so nothing would be "
@@ -86,7 +86,7 @@ def _ratios(config: OptimConfig, params: dict) -> dict | None:
 def _need_matrices(params: dict, key: str, instead: str) -> None:
     names = [name for name, _ in tree.named_leaves(params)]
     if not any(map(_is_matrix, names)):
-        raise ConfigError(f"optim.{key} is for kernels of layers, and none is trained ({names[0]}, ...): {instead}")
+        raise ConfigError(f"optim.{key} needs layer kernels; only {names[0]}, ... are trained: {instead}")
 
 
 def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
@@ -107,7 +107,7 @@ def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def _falling(lr: float, end: float, begin: int, steps: int) -> optax.Schedule:
-    """Falls linearly over `steps` from `begin` on. Unlike optax's it ends at `end` to the bit, never a rounding below 0."""
+    """Falls linearly over `steps` from `begin` on. Unlike optax's schedule it ends exactly at `end`, never below 0."""
     return lambda count: end + (lr - end) * ((steps - jnp.clip(count - begin, 0, steps)) / max(steps, 1))
 
 
@@ -134,9 +134,9 @@ def make(
 
 def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:
     """Adds the decoupled weight decay; if `decay_follows_rate`, times the step's rate over its peak."""
-    # The rate multiplies it once more, so then it falls as the rate's square. One number does for all parameters, because
-    # all rates are the same part of their peaks.
-    # A rate that is left to the rule is 0 where a step is only timed (tune, doctor): it changes nothing, and is no 0 / 0.
+    # The train step multiplies the decay by the rate again, so then it falls as the rate's square. One factor serves all
+    # parameters, because all rates are the same share of their peaks.
+    # Where a step is only timed (tune, doctor), a rate left to the rule is 0: a peak of 1 then avoids 0 / 0.
     peak = config.lr * max(jax.tree.leaves(ratios), default=1.0) if config.lr else 1.0
 
     def update(
@@ -150,7 +150,7 @@ def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransforma
 
 
 def _faster(rows: tuple[int, ...], ratio: float) -> optax.GradientTransformation:
-    """Multiplies the updates of some ids' rows: of the embedding (V, D), and of the kernel of a head (D, V) its columns."""
+    """Multiplies the updates of some ids: their rows of the embedding (V, D), and columns of the head's kernel (D, V)."""
 
     def scaled(name: str, update: jax.Array) -> jax.Array:
         if name not in ("embed/embedding", "head/kernel"):
@@ -168,7 +168,7 @@ Moment = jax.Array | quantize.Blocked
 
 
 class AdamState(typing.NamedTuple):
-    """What Adam keeps between two updates: how many there were, and the moments, trees of `Moment` like the parameters."""
+    """Adam's state: the number of updates, and the moments, trees of `Moment` like the parameters."""
 
     count: jax.Array
     mu: dict
@@ -181,8 +181,8 @@ def scale_by_adam(
     """Returns Adam without a learning rate. `update(grads, state, params, ok=True)` keeps the state if `ok` is false.
 
     Args:
-      full_precision: regular expressions. A parameter keeps its moments out of eight bits if its whole name matches one of
-        them, or if its last axis has no divisor from 64 to 255.
+      full_precision: regular expressions. A parameter's moments do not use eight bits if one of these matches its whole
+        name, or if its last axis has no divisor from 64 to 255.
     """
 
     def init(params: dict) -> AdamState:
@@ -205,14 +205,14 @@ def scale_by_adam(
 
         def one(name: str, g: jax.Array, mu: Moment, nu: Moment) -> tuple[jax.Array, Moment, Moment]:
             old_m, old_v = _read(mu), _read(nu)
-            # Why the gate is in here: a choice between the old and the new state after the update would hold both. Here the
-            # update needs only what is written, so each moment is overwritten in place.
+            # Why the gate is here: a choice between old and new state after the update would keep both in memory. Here each
+            # moment is overwritten in place.
             m = jnp.where(ok, b1 * old_m + (1 - b1) * g, old_m)
             v = jnp.where(ok, b2 * old_v + (1 - b2) * g * g, old_v)
             step = (m / bias1) / (jnp.sqrt(v / bias2) + eps)
             if not isinstance(mu, quantize.Blocked):
                 return step, m.astype(mu.dtype), v
-            # Other noise for each parameter and step: with the same noise, all layers would be rounded alike.
+            # Different noise for each parameter and step: with the same noise, all layers would be rounded alike.
             seed = count.astype(jnp.uint32) ^ jnp.uint32(zlib.crc32(name.encode()))
             noise = quantize.noise(g.shape, seed)
             return step, quantize.encode(m, noise & 0xFFFF, jnp.int8), quantize.encode(v, noise >> 16, jnp.uint8)
@@ -255,12 +255,12 @@ def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
 
 
 def _is_matrix(name: str) -> bool:
-    """True if a parameter is the kernel of a layer: with its axes as inputs by outputs, (D, N, H) is a matrix too."""
+    """True if a parameter is the kernel of a layer: as inputs by outputs, even (D, N, H) is a matrix."""
     return tree.layer_of(name) is not None and name.endswith("/kernel")
 
 
 def _scale_by_muon(mu_dtype: str, dtype: str, iterations: int) -> optax.GradientTransformationExtraArgs:
-    """Muon without a learning rate, for trees of matrices alone; the momentum in `mu_dtype`, orthogonalised in `dtype`."""
+    """Muon without a learning rate, for trees of matrices only; the momentum in `mu_dtype`, orthogonalised in `dtype`."""
 
     def update(
         grads: dict, state: optax.contrib.MuonState, params: dict | None = None, *, ok: bool | jax.Array = True, **extra

@@ -31,13 +31,13 @@ class Weights(typing.Protocol):
     """Parameters from a checkpoint or a folder (`train.origin.Origin`)."""
 
     def params(self, abstract: dict, shardings: dict) -> dict:
-        """Returns a tree of arrays with the shapes of `abstract`, laid out as `shardings` says: what is trained."""
+        """Returns the parameters to train, a tree of arrays with the shapes of `abstract` and these shardings."""
 
     def leaf(self, name: str) -> np.ndarray:
-        """Returns one parameter on the host, by its name: what is frozen is read so, since it is kept in another form."""
+        """Returns one parameter on the host, by its name: frozen ones are read so, and then converted."""
 
     def trained(self) -> Variables:
-        """Returns the variables beside the parameters (an adapter, scalar heads) by collection, on the host; {} for none."""
+        """Returns the variables besides the parameters (an adapter, scalar heads) by collection, on the host; {} for none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Parts:
 
     Attributes:
       frozen, frozen_shardings: the model's parameters as `models.quantized` keeps them; {} if all are trained.
-      init: key -> new variables, by collection, of what is trained beside the model's parameters.
+      init: key -> new variables, by collection, that are trained besides the model's parameters.
     """
 
     config: Config
@@ -61,10 +61,10 @@ class Parts:
     init: typing.Callable[[jax.Array], Variables]
 
     def create(self, origin: Weights | None = None) -> tuple[TrainState, Variables]:
-        """Returns (the state before the first step, the frozen variables), born in their shards.
+        """Returns (the state before the first step, the frozen variables), created sharded.
 
-        The model's parameters come from `origin` if it is given, and what is trained beside them if the origin has it. All else
-        comes from `config.seed`.
+        The model's parameters come from `origin` if it is given, and so do other trained variables that the origin has. All
+        else is initialised from `config.seed`.
         """
 
         def make(given: Variables, key: jax.Array) -> TrainState:
@@ -92,7 +92,7 @@ class Parts:
             return quantized.load(params, c.adapter.quantize, c.model.dtype, self.frozen_shardings)
 
     def reference(self, origin: Weights, frozen: Variables) -> Variables:
-        """Returns the variables of the model as training begins, in the types in which a step computes, without scalar heads.
+        """Returns the model's variables before training, in a step's compute types, without scalar heads.
 
         New LoRA factors and rows change nothing at first, so they are left out. Call it under `jax.set_mesh(mesh)`.
         """
@@ -107,7 +107,7 @@ class Parts:
         return origin.params(self.abstract.params["params"], shardings)
 
     def _beside(self, origin: Weights | None) -> Variables:
-        """What an origin trained beside the parameters, of the collections trained here. Raises ConfigError."""
+        """The origin's trained variables besides the parameters, of the collections trained here. Raises ConfigError."""
         arrays = {}
         for name, part in (origin.trained() if origin else {}).items():
             if name not in self.abstract.params:
@@ -115,8 +115,8 @@ class Parts:
             here, there = (dict(tree.named_leaves(x)) for x in (self.abstract.params[name], part))
             if odd := {n for n, x in here.items() if n not in there or x.shape != there[n].shape} | there.keys() - here:
                 raise ConfigError(
-                    f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is not there: leave "
-                    "config.adapter as the origin has it"
+                    f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is missing: keep "
+                    "the origin's config.adapter"
                 )
             arrays[name] = jax.device_put(part, self.shardings.params[name])
         return arrays
@@ -131,7 +131,7 @@ class Parts:
         return self.objective.shapes(self.config, self.mesh)
 
     def jit(self) -> jax.stages.Wrapped:
-        """Returns the train step, jitted for the mesh, to call under `jax.set_mesh`. It reuses the memory of the old state."""
+        """Returns the train step, jitted for the mesh, to call under `jax.set_mesh`. It donates the old state."""
         placed = jax.tree.map(lambda leaf: leaf.sharding, self.batch())
         return jax.jit(
             self.step(),
@@ -141,8 +141,8 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone, also for absent devices; on an abstract mesh for this platform."""
-        jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
+        """Returns the train step, lowered from shapes alone, even for absent devices; of an abstract mesh for this platform."""
+        jitted = self.jit()  # before the `with`: it makes a key, which absent devices can't hold
         shapes = (self.frozen, self.abstract, self.batch())
         if isinstance(self.mesh, AbstractMesh):
             with jax.sharding.use_abstract_mesh(self.mesh):
@@ -190,11 +190,11 @@ def _abstract(
     quantize: str,
     rows: tuple[int, ...],
 ) -> tuple[typing.Callable, optax.GradientTransformationExtraArgs, TrainState, Variables]:
-    """(init, optimizer, abstract state, frozen shapes), traced once where many meshes of one model are looked at."""
+    """(init, optimizer, abstract state, frozen shapes); cached, since plans try many meshes for one model."""
     model = _model(model_config, adapter)
 
     def init(key: jax.Array) -> Variables:
-        # Another key: else an adapter would be drawn from the numbers of the parameters beside it.
+        # Another key: else an adapter would get the same random numbers as the parameters.
         beside = adapter.init(model, jax.random.fold_in(key, 1)) if adapter else {}
         return beside | {head: base.init_head(head, model_config.d_model) for head in heads}
 

@@ -21,7 +21,7 @@ class TrainState:
       params: the trained variables, float32, by collection. Frozen variables are not part of the state.
       opt_state: of all trained collections merged into one tree (`tree.merge`).
       running: the scalars that the objective adapts.
-      skipped, skipped_in_a_row: updates that were not finite: all so far, and those since the last good one.
+      skipped, skipped_in_a_row: the number of non-finite updates: in all, and since the last finite one.
     """
 
     step: jax.Array
@@ -33,7 +33,7 @@ class TrainState:
 
 
 def init(params: Variables, tx: optax.GradientTransformation, running: dict[str, float] | None = None) -> TrainState:
-    """Returns the state before the first step."""
+
     zero = functools.partial(jnp.zeros, (), jnp.int32)
     return TrainState(
         step=zero(),
@@ -73,10 +73,10 @@ def shardings(
 def optimizer_axes(
     name: str, shape: tuple[int, ...], owners: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
 ) -> tuple[str | None, ...]:
-    """Returns the logical axes of a leaf of any optimizer's state: those of the parameter whose name its name contains.
+    """Returns the logical axes of a leaf of any optimizer's state: those of the parameter whose name is in the leaf's name.
 
-    If the leaf has fewer dimensions (sums by row or column), each has the axis of the same size, in order. Without an owner
-    all are None.
+    If the leaf has fewer dimensions (sums by row or column), each has the axis of the same size, in order. Without such a
+    parameter all are None.
 
     Args:
       owners: parameter name -> its shape and logical axes.

@@ -1,4 +1,4 @@
-"""Makes the train step, a pure function (frozen, state, batch) -> (state, metrics), which is jitted once.
+"""Builds the train step, a pure function (frozen, state, batch) -> (state, metrics), which is jitted once.
 
 Legend: B batch, A parts (microbatches, or minibatches of a step), M rows of a part, T tokens.
 """
@@ -38,8 +38,8 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
         loss = sums.loss * scale
         grads, norms, grad_norm = _clip(grads, scale, config.optim.clip_norm)
-        # Not `optax.apply_if_finite`, which takes a bad update in the end; nor a choice between the old and the new state
-        # afterwards, which would hold both: `tx` leaves each moment as it is where `ok` is false.
+        # Not `optax.apply_if_finite`, which accepts a bad update in the end; nor a choice between old and new state
+        # afterwards, which would keep both in memory: `tx` keeps each moment as it is where `ok` is false.
         ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         lr = rates(state.step + 1)
         rate_metrics = _rate_metrics(lr)
@@ -79,7 +79,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
 
 
 def _adapted(objective: Objective, before: TrainState, after: TrainState, metrics: Metrics) -> Running:
-    """What the objective adapts, after a step; as it was if an update of the step was not finite."""
+    """The objective's running scalars after a step; unchanged if an update of the step was not finite."""
     good = after.skipped == before.skipped
     adapted = objective.adapt(before.running, metrics)
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), adapted, before.running)
@@ -101,7 +101,7 @@ Update = typing.Callable[[Variables, TrainState, Batch, jax.Array | None], tuple
 
 
 def _repeated(update: Update, objective: Objective) -> Update:
-    """Several updates in a row, each on its part of the batch, in a scan: the state is there once. Metrics are means."""
+    """Several updates in a row, each on its part of the batch, in a scan, with one copy of the state. Metrics are means."""
     times, minibatches = objective.updates, objective.minibatches
 
     def updates(
@@ -110,7 +110,7 @@ def _repeated(update: Update, objective: Objective) -> Update:
         parts = jax.tree.map(functools.partial(split_rows, parts=minibatches), batch)
 
         def one(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
-            # Looked up, not scanned over: a scan would need the batch once for each pass.
+            # Indexed, not scanned over: a scan would need a copy of the batch for each pass.
             part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index % minibatches, keepdims=False), parts)
             return update(frozen, state, part, None if key is None else jax.random.fold_in(key, index))
 
@@ -153,7 +153,7 @@ _EXACT = ("embedding", "/rows", "/prompt")  # tables
 
 
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
-    """Returns the parameters in the compute type. Vectors, embedding tables and codes of quantised kernels stay what they are.
+    """Returns the parameters in the compute type. Vectors, embedding tables and quantised kernels' codes keep their types.
 
     The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would lose most
     of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the head.
@@ -166,7 +166,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
 
 
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
-    """(scaled gradients in float32, their global norm at most `limit` (0: any); norms by group, global norm, both before)."""
+    """(scaled gradients in float32, clipped to the global norm `limit` (0: any); norms by group, global norm, unclipped)."""
     norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
     grad_norm = _total(norms)
     clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0

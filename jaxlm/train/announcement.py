@@ -20,8 +20,8 @@ from jaxlm.step.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.train.loop import Hook, Watch, between_s
 
-_SOURCES = 6  # that are named; there may be dozens
-_FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
+_SOURCES = 6  # named at most; there may be dozens
+_FIRST_S, _FIRST_STEPS = 5.0, 2  # of training before its rate is known
 
 
 def lines(
@@ -32,12 +32,12 @@ def lines(
     done: int,
     trained: str = "",
 ) -> list[str]:
-    """Returns what a start says: model, data, memory, choices, length. One line each, and a warning if there is cause.
+    """Returns the lines that a start says: model, data, memory, choices, length; then warnings, if any.
 
-    Before that the table of parameters, if the config asks for it.
+    With `log.parameters` the table of parameters comes first.
 
     Args:
-      passes: source -> how many times the whole run goes through it; {} if that can't be said.
+      passes: source -> its epochs in the whole run; {} if unknown.
     """
     config, mesh, m, t = made.config, made.mesh, made.config.model, made.config.train
     split = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
@@ -47,7 +47,7 @@ def lines(
     return [
         *([table(made.abstract.params)] if config.log.parameters else []),
         f"model: {m.family}, {count_params(m):,} parameters, {numbers}{m.n_layers} layers of d {m.d_model}; {devices}",
-        *([_data(tokens, passes)] if tokens else []),  # what is asked may be made without end
+        *([_data(tokens, passes)] if tokens else []),  # prompts may be generated without end
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
         _length(config, mesh, done),
@@ -64,7 +64,7 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
 
 
 def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
-    """Returns a line about the kernels that `adapter.quantize` leaves as they are; none without any."""
+    """Returns a line on the kernels that `adapter.quantize` can't quantise; [] if there are none."""
     kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
     short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
     why = "no block of 32 to 64 divides their inputs"
@@ -91,7 +91,7 @@ def _data(tokens: Mapping[str, int], passes: Mapping[str, float]) -> str:
 
 
 def _memory(program: Program, devices: int) -> str:
-    parts = f"{size(program.state)} for state and batch, {size(program.temporaries)} for its own"
+    parts = f"{size(program.state)} for state and batch, {size(program.temporaries)} for temporaries"
     line = f"memory: a step needs {size(program.need)}{' a device' * (devices > 1)} ({parts})"
     return line if program.room is None else f"{line}; there are {size(program.room.bytes)} {program.room.of}"
 
@@ -116,7 +116,7 @@ def table(params: dict) -> str:
 
 
 def stacked_shapes(params: dict) -> dict:
-    """Returns the shapes of the parameters. All layers are stacked into one, `layers`, so that a table of them is short."""
+    """Returns the parameters' shapes, with all layers stacked into one, `layers`, so that their table is short."""
     rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
     layers = [part for name, part in params.items() if name not in rest]
     stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[:1])
@@ -125,10 +125,10 @@ def stacked_shapes(params: dict) -> dict:
 
 @dataclasses.dataclass(eq=False)
 class FirstRate(Watch):
-    """Says once, as soon as a few steps tell, how long the run takes and what it costs.
+    """Says once, after a few steps, how long the run will take and what it will cost.
 
-    Evaluations, samples and saves count as they took so far, in this start or else in earlier ones. Before there were any,
-    nobody knows their time.
+    Evaluations, samples and saves are estimated by their time so far, in this start or else in earlier ones. Before the
+    first of them, the estimate leaves them out.
     """
 
     clock: Clock
@@ -138,7 +138,7 @@ class FirstRate(Watch):
     usd_per_hour: float
     say: Say
     _mark: tuple[int, float] | None = None
-    _between: float = 0.0  # seconds of evaluations and saves for each step of earlier starts
+    _between: float = 0.0  # seconds of evaluations and saves per step of earlier starts
     _said: bool = False
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
@@ -159,7 +159,7 @@ class FirstRate(Watch):
         remaining = left * took / steps + between
         usd = self.spent()[1] + remaining / 3600 * self.usd_per_hour
         cost = f", {dollars(usd)} for the whole run" if self.usd_per_hour else ""
-        without = "" if between else ", evaluations and saves apart"
+        without = "" if between else ", without evaluations and saves"
         self.say(f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self.steps:,}{cost}{without}")
 
 

@@ -20,17 +20,17 @@ from jaxlm.step.objectives.base import Batch
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 
-_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
-AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know
+_RESERVE = 2  # batches that a process trains on after its loader failed, until all processes agree to stop
+AGREE_S = 5.0  # JAX tells the other processes in a thread: without a wait, fast steps would use up the reserve first
 
 
 @dataclasses.dataclass(eq=False)
 class LoaderBatches:
     """Gives the train loop the loader's batches, placed on the mesh.
 
-    With several processes, one whose loader fails must not leave the others alone in a step. So it keeps a reserve of
-    batches on the host: when the loader fails, it calls `failed` and goes on with the reserve, while all processes agree
-    to stop.
+    With several processes, a process whose loader fails must not leave the others waiting in a step. So each process keeps
+    a reserve of batches on the host: when its loader fails, it calls `failed` and trains on the reserve until all processes
+    agree to stop.
 
     Args:
       failed: called once with the loader's error, if there is a reserve.
@@ -51,7 +51,7 @@ class LoaderBatches:
         self._error: Exception | None = None
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the next batch. Raises the loader's error if there is none any more."""
+        """Returns the next batch. Raises the loader's error if no batch is left."""
         del state  # the loader counts its own steps
         failed_before = self._error is not None
         self._read()
@@ -63,7 +63,7 @@ class LoaderBatches:
         return sharding.to_global(self._held.popleft(), self.mesh, self._batch_size, self._shardings)
 
     def fill(self) -> None:
-        """Reads the first batch and the reserve, so that a loader that fails at once fails before the first step."""
+        """Reads the first batch and the reserve, so that a broken loader fails before the first step."""
         self._read()
         if self._error is not None:
             raise self._error
@@ -76,11 +76,11 @@ class LoaderBatches:
                 self._error = error
 
     def waits_for(self) -> str:
-        """Returns the file that the next batch waits for, and since when; "" if nothing is known."""
+        """Returns the file that the next batch waits for, and since when; "" if unknown."""
         return self.loader.waits_for()
 
     def close(self) -> None:
-        """Stops the loader's threads. Never raises, so that it hides no error of the run."""
+        """Stops the loader's threads. Never raises: that would hide an error of the run."""
         try:
             self.loader.close()
         except Exception:
@@ -96,10 +96,10 @@ def read(
     *,
     verify: bool = False,
 ) -> LoaderBatches:
-    """Returns the loader's batches from step `done` + 1 on, this process's rows of them, with a reserve if there are several.
+    """Returns this process's rows of the batches from step `done` + 1 on; with several processes, with a reserve.
 
-    `verify` compares all shards with the manifest in the background, those of the first steps first. If one is damaged, the
-    next batch raises DamagedData. One of several processes is enough: all of them check the shards that they read.
+    `verify` compares all shards with the manifest in the background, the next steps' shards first. If a shard is damaged,
+    the next batch raises DamagedData. One process with `verify` is enough: each checks the shards that it reads anyway.
     """
     options = {"row_indices": sharding.local_rows(made.mesh, order.batch_size), "start_step": done}
     loader = together(lambda: TrainLoader(order, **options, stall_seconds=config.timeout_s))

@@ -1,4 +1,4 @@
-"""The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
+"""The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (The hooks of a trace: `profile`.)"""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ class Save(Hook):
     """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
     Args:
-      remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
+      remark: returns a line on the choice of the best checkpoint, or ""; called at each save after the first.
     """
 
     name = "checkpoint"
@@ -56,7 +56,7 @@ class Save(Hook):
         if self.checkpointer.steps() and not self._told and (line := self.remark()):
             self._told = True
             moment.say(line)
-        waits = moment.step == self._end or moment.step in self.milestones  # for the save before it
+        waits = moment.step == self._end or moment.step in self.milestones  # for the previous save
         if not waits and self.checkpointer.skips(moment.step):
             return
         with self._pace.measured(moment.step, moment.say):
@@ -71,11 +71,11 @@ class Save(Hook):
         if why:
             lost = f"step {moment.step} is not saved: {why}"
             if ending.code in (DONE, PREEMPTED):
-                raise RunError(lost)  # what such an ending says would not be true
+                raise RunError(lost)  # these endings say that the state is saved
             moment.say(lost)
 
     def _hold(self, moment: Moment, why: str) -> str:
-        """Tries to save a finished state until there is room, for `max_unprotected_minutes`. Returns "" or why it can't."""
+        """Retries to save the finished state for `max_unprotected_minutes`. Returns "", or why it is not saved."""
         pause_s = 1.0
         while why and from_first(lambda: self.checkpointer.holds(self._most_s)):
             if pause_s == 1.0:
@@ -89,7 +89,7 @@ class Save(Hook):
 
 @dataclasses.dataclass(eq=False)
 class Here(Hook):
-    """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it."""
+    """Ends the run if its folder was moved or deleted, before another hook writes into it."""
 
     name = "folder"
     moved: Callable[[], str]
@@ -110,7 +110,7 @@ Remark = Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]
 
 
 def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Returns no further figures and no lines: for a kind of training that has none."""
+    """Returns no further figures and no lines: for a kind of training without remarks."""
     del step, figures
     return {}, []
 
@@ -126,8 +126,8 @@ class Remarks:
     Called with (step, figures of an evaluation or of samples); returns (more figures, lines for the user).
 
     Args:
-      before: the bits per byte of the base's text before the first step; None if they are not known yet. Those that are
-        measured at step 0 take their place.
+      before: bits per byte of the base's text before the first step; None if not measured yet. A measurement at step 0
+        replaces it.
     """
 
     def __init__(self, before: float | None, replay: float):
@@ -164,14 +164,14 @@ class Remarks:
 
 
 def base_before(folder: pathlib.Path) -> float | None:
-    """Returns the bits per byte of the base's text that an earlier start of a run measured at step 0; None if none did."""
+    """Returns the bits per byte of the base's text at step 0, by the metrics of earlier starts; None if not measured."""
     records = metrics.records(folder / "metrics.jsonl", containing=f'"{_BASE}')
     return next((r[_BASE] for r in records if r["step"] == 0 and r.get(_BASE) is not None), None)
 
 
 @dataclasses.dataclass(eq=False)
 class Measuring(Hook):
-    """Measures the model at regular steps, if there is something to measure."""
+    """Measures the model at regular steps, unless `measure` is None."""
 
     measure: Callable | None
     every: Every
@@ -185,7 +185,7 @@ class Measuring(Hook):
 
 @dataclasses.dataclass(eq=False)
 class HeldOut(Measuring):
-    """Measures the held-out loss, and adds it to `losses`. `remark` and `further` say more of it to the user."""
+    """Measures the held-out loss, and adds it to `losses`. `remark` and `further` give more lines for the user."""
 
     name = "held-out"
     losses: dict[int, float]
@@ -207,7 +207,7 @@ class HeldOut(Measuring):
 
 @dataclasses.dataclass(eq=False)
 class Benchmarks(Measuring):
-    """Asks the questions of benchmarks, and writes RUN/eval/STEP. `measured`: the steps that earlier starts measured."""
+    """Runs the benchmarks, and writes RUN/eval/STEP. `measured`: the steps that earlier starts measured."""
 
     name = "benchmarks"
     measured: Collection[int] = ()
@@ -243,7 +243,7 @@ class Sample(Measuring):
         self._folder, self.further = workdir / "samples", further
 
     def done(self, step: int) -> bool:
-        return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
+        return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes the files of its steps
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         shown, figures = self.measure(moment.variables, moment.step)
@@ -254,7 +254,7 @@ class Sample(Measuring):
 
 
 def owed(hooks: Sequence[Hook], step: int, end: int) -> list[Hook]:
-    """Returns the hooks that are due at `step`, from which the run starts, and that no earlier start of the run has done.
+    """Returns the hooks due at `step`, where this start begins, that no earlier start of the run has done.
 
     Only the first process writes the run's files, so all processes get the answer of the first.
     """

@@ -1,11 +1,11 @@
-"""The only training loop, and the classes of what it takes: batches, hooks between two steps, watches over the metrics.
+"""The only training loop, and the classes that it takes: batches, hooks between two steps, watches over the metrics.
 
 The host never waits for the step that it has just sent to the device. It reads the metrics of step N - 1, and only
 those that a log line or a watch needs, after it has sent step N. It sends the batch of step N + 1 while step N runs.
-Only hooks, and batches that are made from the state, wait for the step just sent.
+Only hooks, and batches computed from the state, wait for the step just sent.
 
-With several processes, every process runs this loop, and all must come to the same end at the same step: what a hook or
-a watch decides must follow from what all processes see alike (metrics, steps), or be taken from the first process
+With several processes, every process runs this loop, and all must end at the same step in the same way: what a hook or a
+watch decides must follow from values that all processes share (metrics, steps), or be taken from the first process
 (`processes.from_first`).
 """
 
@@ -37,12 +37,12 @@ class Ending:
     """How a run ends.
 
     Attributes:
-      code: DONE: all steps are done. STOPPED: the run should not go on as it is. PREEMPTED: the same command continues
+      code: DONE: all steps are done. STOPPED: the run should not continue like this. PREEMPTED: the same command continues
         the run. ROLL_BACK: the run should continue from an earlier checkpoint and skip the batches that spoiled it.
-        FAILED: something outside failed, and the same command may do better. REFUSED: it never will without a change.
-      keep: True if the state is worth a checkpoint. That of a ROLL_BACK never is.
-      cause: what `runs.on_exit` and `notify.events` call it: "gate", "budget", "stall", ...; "" for none of them.
-      first_bad: ROLL_BACK only: the first of the steps whose batches are passed over; the last is where the run ended.
+        FAILED: something outside failed, and the same command may succeed later. REFUSED: only a change can help.
+      keep: True if the state is worth a checkpoint. The state of a ROLL_BACK never is.
+      cause: its name in `runs.on_exit` and `notify.events`: "gate", "budget", "stall", ...; "" if it has none.
+      first_bad: ROLL_BACK only: the first step whose batch is skipped; the last such step is where the run ended.
     """
 
     code: str
@@ -54,7 +54,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see after `step` steps. The next step takes the memory of `state`: a hook must not hold on to its arrays."""
+    """What hooks see after `step` steps. The next step donates `state`: a hook must not keep its arrays."""
 
     step: int
     state: TrainState
@@ -71,31 +71,31 @@ class Batches(typing.Protocol):
 
     Attributes:
       activity: what the wait for a batch counts as (`run.clock`).
-      from_state: True if a batch is made of the state. Then the step before it is waited for first, as a part of that step.
+      from_state: True if a batch is computed from the state. Then the loop first waits for the previous step (time of STEP).
     """
 
     activity: str
     from_state: bool
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of step `state.step` + 1, on the mesh. The step takes the memory of `state`."""
+        """Returns the batch of step `state.step` + 1, on the mesh. That step donates `state`."""
 
     def close(self) -> None: ...
 
 
 class Every(typing.NamedTuple):
-    """The steps after which a hook is due: all multiples of `steps` (0: none), those `at`, and the last one if `end`."""
+    """The steps after which a hook is due: all multiples of `steps` (0: none), the steps in `at`, the last one if `end`."""
 
     steps: int
     at: Collection[int] = frozenset()
     end: bool = True
 
     def due(self, step: int, end: int) -> bool:
-        """True if `step` is one of them."""
+        """True if a hook is due after `step`; `end`: the last step."""
         return self.end if step == end else self._is_multiple(step) or step in self.at
 
     def left(self, step: int, end: int) -> int:
-        """Returns how many of them there are from `step` on."""
+        """Returns how often a hook is due from `step` on; `end`: the last step."""
         multiples = max(0, (end - 1) // self.steps - max(0, step - 1) // self.steps) if self.steps else 0
         others = sum(step <= other < end and not self._is_multiple(other) for other in self.at)
         return multiples + others + (self.end and step <= end)
@@ -109,8 +109,8 @@ class Hook:
 
     Attributes:
       activity: what its time counts as (`run.clock`).
-      vital: True if the run must not go on without what the hook does: if it fails, the run ends.
-      decoration: True if the run loses nothing without it: whatever goes wrong in it is a line.
+      vital: True if the run must not go on without the hook: if it fails, the run ends.
+      decoration: True if the run loses nothing without it: a failure in it is only reported.
     """
 
     name = ""
@@ -122,12 +122,12 @@ class Hook:
         raise NotImplementedError
 
     def left(self, step: int, end: int) -> float:
-        """Returns how often the hook will be due from `step` on, as far as is known: the time left counts it."""
+        """Returns how often the hook will be due from `step` on, as far as is known; for the estimate of the time left."""
         del step, end
         return 0
 
     def __call__(self, moment: Moment) -> dict[str, float] | Ending | None:
-        """Does it. Returns figures for metrics.jsonl, or what ends the run."""
+        """Runs the hook. Returns figures for metrics.jsonl, or an Ending to end the run."""
         raise NotImplementedError
 
     def done(self, step: int) -> bool:
@@ -140,7 +140,7 @@ class Hook:
 
 
 class Watch:
-    """Looks at the metrics of every step, one step late, and never touches the device. Returns what ends the run, if anything.
+    """Looks at the metrics of every step, one step late, and never touches the device. Returns an Ending to end the run.
 
     Attributes:
       reads: the names of metrics that the watch needs at every step. It gets the other metrics at logged steps only.
@@ -157,7 +157,7 @@ class Run:
     """Everything that the loop needs. The hooks are called in their order.
 
     Attributes:
-      train_step: reuses the memory of the old `state`. None if no step is left.
+      train_step: donates the old `state`. None if no step is left.
       owed: the hooks to run before the first step: an evaluation of the initial state, or what an earlier start did not reach.
     """
 
@@ -178,14 +178,14 @@ class Run:
 
 
 def between_s(hooks: Sequence[Hook], clock: Clock, step: int, end: int) -> float:
-    """Returns the seconds that hooks will take from `step` to `end`, if they take as long as they did so far; 0 if unknown."""
+    """Returns the seconds that hooks will take from `step` to `end`, by their mean times so far; 0 if unknown."""
     return sum(hook.left(step, end) * clock.usual_s(hook.name) for hook in hooks)
 
 
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
-    """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a batch that can't be had ends it."""
+    """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a failed batch ends it."""
     step = int(state.step)
-    unread = None  # (step, metrics) whose metrics nobody has looked at yet
+    unread = None  # (step, metrics) that no watch has seen yet
     with run.stop, jax.set_mesh(run.mesh):
         ending = _call(run, run.owed, run.moment(step, state))
         batch = None if ending else _next(run, state, step)
@@ -199,16 +199,16 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
             run.clock.after(step)
             run.recorder.fetch(step, metrics)
             batch = _next(run, state, step)  # while the device works on this step
-            ending = _watch(run, unread)  # of the step before: to read this one's metrics would wait for it
+            ending = _watch(run, unread)  # of the previous step: reading this step's metrics would wait for it
             unread = (step, metrics)
             if not ending and batch is not None and run.stop.requested(step):
                 ending = run.stop.why() or Ending(PREEMPTED)
             due = [hook for hook in run.hooks if hook.due(step, run.steps)]
             if due and not ending and not isinstance(batch, Ending):
-                # Hooks wait for the step anyway. So its own metrics are seen first, and no bad state is saved.
+                # Hooks wait for the step anyway. So the watches see its metrics first, and no bad state is saved.
                 ending, unread = _watch(run, unread), None
                 ending = ending or _call(run, due, run.moment(step, state))
-        # The last step was not looked at yet. A spike in it counts more than that the run was to end anyway.
+        # The watches have not seen the last step yet. A spike in it overrides these endings.
         if not ending or ending.code in (PREEMPTED, FAILED, REFUSED):
             ending = _watch(run, unread) or ending or Ending(DONE)
         _close(run, run.moment(step, state), ending)
@@ -216,7 +216,7 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
 
 
 def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
-    """Returns the batch of step `step` + 1; None after the last step. If it can't be had, returns how that ends the run."""
+    """Returns the batch of step `step` + 1; None after the last step; an Ending if that fails."""
     if step >= run.steps:
         return None
     if run.batches.from_state:
@@ -224,9 +224,7 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
     with run.clock.spend(run.batches.activity):
         try:
             return run.batches(state)
-        except (
-            Exception
-        ) as error:  # the state is good: an error must not cost what was trained since the last checkpoint
+        except Exception as error:  # the state is good: an error must not lose the steps since the last checkpoint
             return failure("no batch", step + 1, error)
 
 
@@ -241,8 +239,8 @@ def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
 
 def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
     """Calls hooks in order, until one ends the run."""
-    # A hook that fails ends the run if it is vital, or at the last step: then the next start, which owes it, makes up for it.
-    # Before the last step any other hook is left out, and a decoration at any step.
+    # A failed hook ends the run if it is vital, or at the last step: then the next start, which owes the hook, runs it.
+    # Before the last step any other failed hook is skipped; a decoration at any step.
     failed: list[Exception] = []
     for hook in hooks:
         if run.stop.alone():
@@ -252,7 +250,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
                 done = hook(moment)
         except Exception as error:
             known = isinstance(error, ConfigError | RunError | OSError)
-            if not known and not (hook.decoration and jax.process_count() == 1):  # the others may wait for this process
+            if not known and not (hook.decoration and jax.process_count() == 1):  # others may wait for this process
                 return failure(hook.name, moment.step, error)
             ends = hook.vital or (moment.step >= run.steps and not hook.decoration)
             then = "the next start makes up for it" if ends else "it is left out"
@@ -271,7 +269,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
 
 
 def failure(what: str, step: int, error: Exception) -> Ending:
-    """Returns the ending for an error, with which the state is saved. Shows the traceback of an error of no known kind."""
+    """Returns the ending for an error; the state is kept. Logs the traceback of an unexpected error."""
     if isinstance(error, ConfigError):
         return Ending(REFUSED, str(error), cause="data")
     if not isinstance(error, RunError | OSError) and not peer_is_gone(error):
@@ -280,7 +278,7 @@ def failure(what: str, step: int, error: Exception) -> Ending:
 
 
 def _close(run: Run, moment: Moment, ending: Ending) -> None:
-    """Closes all hooks, also if one of them fails; then raises the first error."""
+    """Closes all hooks, even if one fails; then raises the first error."""
     errors = []
     for hook in run.hooks:
         try:

@@ -1,9 +1,9 @@
 """Opens weights to start from: the checkpoint of a run, or a folder whose format a reader knows.
 
-Nothing is read before `params` or `state` is called. They read leaf by leaf, straight into the shards.
+Nothing is read before `params` or `state` is called. These read leaf by leaf, straight into the shards.
 
-A run that trained an adapter holds no parameters of its own. It is opened by opening its base, which may be such a run
-itself, and adding the adapter to it, or leaving the two apart.
+A run that trained an adapter holds no parameters of its own. So its base is opened, which may be such a run itself, and
+the adapter is merged into the base, or kept apart.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from jaxlm.step.state import TrainState
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
 
 _VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
-_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
+_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the old rows
 _COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 
 
@@ -51,9 +51,9 @@ class Origin:
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
-      state, meta: (shapes, shardings) -> the train state; what a run's checkpoint says. None in a folder of weights.
-      digest: () -> a hash of the parameters. Other parameters have another one; where they lie does not matter.
-      trained: () -> what the run trained beside the parameters, on the host, by collection: an adapter, scalar heads.
+      state, meta: (shapes, shardings) -> the train state; () -> the metadata of a run's checkpoint. None for bare weights.
+      digest: () -> a hash of the parameters' values, whatever folder they are in.
+      trained: () -> what the run trained besides the parameters, on the host, by collection: an adapter, scalar heads.
       adapter: the adapter that reads `trained`; None if there is none.
     """
 
@@ -69,11 +69,11 @@ class Origin:
     adapter: adapters.Adapter | None = None
 
     def identity(self) -> dict[str, str | int]:
-        """Returns what an adapter's checkpoint says of its base: `path`, `digest`, and `step` for a run's checkpoint."""
+        """Returns what an adapter's checkpoint stores of its base: `path`, `digest`, and `step` for a run's checkpoint."""
         return self.provenance | {"digest": self.digest()}
 
     def grown(self, model: ModelConfig) -> "Origin":
-        """Returns the origin with as many ids as `model` has: itself, or with new rows (see `grown_leaf`)."""
+        """Returns the origin with at least `model`'s vocabulary: itself, or with new rows (see `grown_leaf`)."""
         old = self.config.model
         if old.vocab_size >= model.vocab_size:
             return self
@@ -89,9 +89,9 @@ class Origin:
         )
 
     def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
-        """Returns the origin with vectors to begin prompt tuning with, if it has none: rows of its embedding.
+        """Returns the origin with initial vectors for prompt tuning, if it has none: rows of its embedding.
 
-        Those of `settings.prompt_text`, as often as it takes, or of common tokens (arXiv:2104.08691, section 3.2).
+        The rows of `settings.prompt_text`, repeated to length, or of random common tokens (arXiv:2104.08691, section 3.2).
         """
         if settings.kind != "prompt" or self.adapter:
             return self
@@ -105,7 +105,7 @@ class Origin:
         return dataclasses.replace(self, trained=trained)
 
     def merged(self) -> "Origin":
-        """Returns the origin with its adapter added to the parameters, but for the vectors of a prompt, which can't be."""
+        """Returns the origin with its adapter merged into the parameters; a prompt's vectors can't be, and stay apart."""
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
@@ -125,12 +125,12 @@ class Origin:
         )
 
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
-        """Returns (state, frozen variables, meta) for a run that goes on from this state; `meta` names the batches passed over.
+        """Returns (state, frozen variables, meta) for a run that continues this state; `meta` lists the skipped batches.
 
-        Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later.
+        Model, optimizer and order of batches must be the same, except for a final mixture that begins here or later.
 
         Raises:
-          ConfigError: there is no state here, one of them differs, or no step to come has a rate above 0.
+          ConfigError: the origin has no state, one of these differs, or the rate is 0 at all later steps.
           RunError: the checkpoint is damaged.
         """
         c = parts.config
@@ -148,7 +148,7 @@ class Origin:
 
 
 def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
-    """Returns what reads a model's parameters with the rows that `new` has more. Rows that stay keep every bit."""
+    """Returns a reader of a model's parameters with the additional rows of `new`. The old rows keep every bit."""
 
     def grown(name: str) -> np.ndarray:
         table = leaf(name)
@@ -164,8 +164,8 @@ def grown_leaf(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
 
 
 def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
-    """The rows of the new ids, float64 [count, D]: made on the host, so that they are the same on every mesh."""
-    # The mean of all others, so that at first a new token is as likely as an average one (Hewitt 2021, "Initializing New Word
+    """The rows of the new ids, float64 [count, D]: computed on the host, so that they are the same on every mesh."""
+    # The mean of all old rows, so that at first a new token is as likely as an average one (Hewitt 2021, "Initializing New Word
     # Embeddings for Pretrained Language Models"), plus a little noise by which the new tokens differ. They depend on the
     # parameters alone, not on the run's seed: whoever grows the same base gets the same model, and an adapter fits it.
     rows_VxD = rows_VxD.astype(np.float64)
@@ -174,9 +174,9 @@ def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
 
 
 def merged_leaf(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:
-    """Returns what reads the parameters with the adapter merged into them, given what reads those of its base.
+    """Returns a reader of the parameters with the adapter merged into them; `leaf` reads the base's.
 
-    An adapter that was trained beside quantised kernels is added to what these stood for.
+    An adapter that was trained on quantised kernels is added to the dequantised kernels.
     """
     variables = functools.cache(trained)
 
@@ -197,8 +197,8 @@ def open(
     """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows. Raises ConfigError.
 
     Args:
-      merge: True to add a run's adapter to the parameters, as far as it can be (the vectors of prompt tuning can't); False for
-        the parameters of its base, and the adapter as `trained`.
+      merge: True to merge a run's adapter into the parameters (the vectors of prompt tuning can't be); False for the base's
+        parameters, and the adapter as `trained`.
     """
     folder = files.expanded(path)
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
@@ -207,7 +207,7 @@ def open(
         if origin := read(folder):
             if checkpoint != "latest":
                 raise ConfigError(
-                    f"{path} is no run but a model, which has no checkpoint {checkpoint}: ask for none, or for latest"
+                    f"{path} is a model, not a run: it has no checkpoint {checkpoint}; give none, or latest"
                 )
             return origin.merged() if merge else origin
     if not folder.is_dir():
@@ -217,7 +217,7 @@ def open(
 
 
 def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
-    """Opens the origin that a config names, with as many ids as the config's model has; None if it names none."""
+    """Opens the origin of a config, grown to the vocabulary of the config's model; None if it has no origin."""
     if not config.origin:
         return None
     model = open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge)
@@ -225,7 +225,7 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
 
 
 def pretrained_on(folder: str) -> str:
-    """Returns the data directory of the run that pretrained a model, however many runs came between; "" if there is none."""
+    """Returns the data directory of the run that pretrained the model in `folder`, however indirectly; "" if unknown."""
     while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
         saved = config_files.from_run(file)
         if saved.program == "pretrain":
@@ -238,7 +238,7 @@ def pretrained_on(folder: str) -> str:
 
 
 def better(config: Config, checkpoint: str | int) -> str:
-    """Returns a line if the latest checkpoint of a post-training run, which was asked for, is not its best; else ""."""
+    """Returns a line if `checkpoint` is "latest" and a post-training run has a better one; else ""."""
     if checkpoint != "latest" or config.program == "pretrain":
         return ""
     folder, name = pathlib.Path(config.workdir), config.checkpoint.best_metric
@@ -251,7 +251,7 @@ def better(config: Config, checkpoint: str | int) -> str:
 
 
 def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
-    """Raises ConfigError if the model that a run needs again (an adapter's base) is not `said`, the one that it began with."""
+    """Raises ConfigError if `base` (an adapter's) is not the model that the run began with, `begun_with`."""
     if base and begun_with.get("digest") != base["digest"]:
         raise ConfigError(
             f"{_named(base)} is not the model that {run} began with, {_named(begun_with)}: its parameters differ; "
@@ -260,7 +260,7 @@ def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int
 
 
 def speaker(config: Config) -> coder.Coder:
-    """Returns the tokenizer of a run of post-training, as the run began with it. Raises ConfigError without a chat template."""
+    """Returns the tokenizer that a post-training run began with. Raises ConfigError if it has no chat template."""
     folder, template = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)
@@ -276,24 +276,24 @@ def speaker(config: Config) -> coder.Coder:
 
 
 def other_template(config: Config, own: coder.Coder) -> str:
-    """Returns a line if the origin, or `examples.template`, has another template now than a run keeps; "" if not."""
-    with contextlib.suppress(ConfigError):  # the origin's is needed no more
+    """Returns a line if the origin or `examples.template` now gives another template than the run's own; else ""."""
+    with contextlib.suppress(ConfigError):  # the origin's template is no longer needed
         now = chat.grown(coder.load(config.data.tokenizer), config.examples.template)
         if chat.template(now) != chat.template(own):
             place = f"{config.workdir}/{workdir.TOKENIZER}"
-            return f"the run keeps the chat template that it began with, in {place}; another one is there now"
+            return f"the run keeps the chat template that it began with, in {place}; origin or examples.template has another"
     return ""
 
 
 def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
-    """Returns the tokenizer with which a config's model is fed: with prompt tuning each text begins with the vectors' ids."""
+    """Returns the tokenizer for the config's model; with prompt tuning it starts each text with the virtual tokens."""
     if config.adapter.kind != "prompt":
         return tokenizer
     return coder.Prompted(tokenizer, config.adapter.prompt_tokens, config.model.vocab_size)
 
 
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
-    """Returns the ids whose rows are trained beside an adapter, ascending; "auto": of a template that pretraining never saw."""
+    """Returns the ids whose embedding rows are trained besides an adapter, ascending; "auto": the template's new tokens."""
     named = [p for piece in settings.rows for p in (chat.own_rows(tokenizer) if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 
@@ -327,7 +327,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
 
 
 def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], merge: bool) -> Origin:
-    """The run of an adapter, with the parameters of its base; the adapter is added to them with `merge`."""
+    """The run of an adapter, with its base's parameters; with `merge` the adapter is merged into them."""
     begun_with = run.meta().get("base", {})
     config = dataclasses.replace(run.config, origin=_found(run.config.origin, folder))
     if "step" in begun_with:
@@ -352,7 +352,7 @@ def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], di
 
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
-    """What a checkpoint holds beside parameters and the optimizer's state, on the host."""
+    """What a checkpoint holds besides parameters and the optimizer's state, on the host."""
     items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train"})
     read = {item: restore.reader(checkpoint, item) for item in items}
     named = [name.partition("/")[::2] for name in meta["digests"]]
@@ -360,14 +360,14 @@ def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
 
 
 def _found(origin: str, run: pathlib.Path) -> str:
-    """The folder of a base; the one of its name beside the run if both were moved together."""
+    """The folder of a base; if it was moved together with the run, the folder of its name next to the run."""
     beside = run.resolve().parent / pathlib.Path(origin).name
     return str(beside) if not pathlib.Path(origin).is_dir() and beside.is_dir() else origin
 
 
 def _named(identity: Mapping[str, str | int]) -> str:
     step = f", step {identity['step']}" if "step" in identity else ""
-    return f"{identity.get('path', 'a model that nothing is known of')}{step}"
+    return f"{identity.get('path', 'an unknown model')}{step}"
 
 
 def _digests(meta: dict) -> dict[str, int]:

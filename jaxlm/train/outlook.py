@@ -1,4 +1,4 @@
-"""What a run's own curve says of its future: for the report, for the end of each phase, and for a stop that pays."""
+"""Predicts a run's future from its own loss curve: for the report, the end of each phase, and a stop that saves money."""
 
 import contextlib
 import dataclasses
@@ -27,8 +27,8 @@ class Outlook:
     """What the forecast of a run needs. It reads metrics.jsonl, so only the first process calls its methods.
 
     Attributes:
-      final: the final mixture, if there is one. Its losses are of other text, and the forecast, which is of the first
-        mixture, leaves them out.
+      final: the final mixture, if there is one. Its losses are of other text: the forecast, of the first mixture, leaves
+        them out.
     """
 
     folder: pathlib.Path
@@ -38,7 +38,7 @@ class Outlook:
     final: Final | None = None
 
     def losses(self) -> tuple[list[int], list[float | None]]:
-        """Returns the steps of the first mixture and their training losses, as they were logged by all starts."""
+        """Returns the steps of the first mixture and their training losses, as logged by all starts."""
         passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
         last = self.final.switch(passed_over) if self.final else self.steps
         records = metrics.records(self.folder / "metrics.jsonl")
@@ -46,18 +46,18 @@ class Outlook:
         return [step for step, _ in logged], [loss for _, loss in logged]
 
     def prices(self) -> tuple[float, float]:
-        """Returns (seconds a step, dollars an hour). The seconds count all that this run spent on top of its steps."""
+        """Returns (seconds a step, dollars an hour). The seconds include all of the run's time: evaluations, saves, ..."""
         last = lineage.latest(metrics.records(self.folder / "metrics.jsonl"))
         done = last.get("step") or 0
         return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
 
     def ahead(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
-        """Returns the three futures after `step`, or why there are none. Raises ValueError or ArithmeticError if none fits."""
+        """Returns the three futures after `step`, or TooEarly. Raises ValueError or ArithmeticError if no curve fits."""
         fitted = forecast.fit(*self.losses(), self.rate, step, self.steps)
         return fitted if isinstance(fitted, forecast.TooEarly) else forecast.futures(fitted, self.steps, *self.prices())
 
     def futures(self, step: int) -> list[forecast.Future] | forecast.TooEarly:
-        """Returns `ahead`, for readers: a curve that nobody thought of is too early to say."""
+        """Returns `ahead`, to be shown: a curve that can't be fitted is TooEarly."""
         try:
             return self.ahead(step)
         except (ValueError, ArithmeticError) as error:
@@ -87,7 +87,7 @@ _CURVES = ("step", "tokens", "cost_usd", "train/loss", "train/grad_norm", "train
 
 
 def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the summary that `report.run.write` takes, of the run in `folder`, without the futures."""
+    """Returns the summary of the run in `folder` that `write` takes, without the futures."""
     records, book, origins = lineage.records(folder), ledger.read(folder), lineage.origins(folder)
     config, last, held_out = lineage.config_of(folder), lineage.latest(records), _held_out(records)
     logged = [record for record in records if record.get("train/loss") is not None]
@@ -161,7 +161,7 @@ def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
 
 
 def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Task -> its scores, by step. Another program writes these files, so each is taken for what it says."""
+    """Task -> its scores, by step. Another program may have written these files, so malformed ones are skipped."""
     scores: dict[str, list[dict]] = {}
     paths = [path for path in folder.glob("*/results.json") if is_step(path.parent.name)]
     for step, path in sorted((int(path.parent.name), path) for path in paths):
@@ -179,7 +179,7 @@ def _numbers(scores: object) -> dict[str, float]:
 
 
 def _before(origin: pathlib.Path, last: float) -> dict[str, typing.Any]:
-    """What an earlier run scored and wrote, each at its last up to the step `last`, at which it was taken over."""
+    """An earlier run's last benchmark scores and its samples, up to step `last`, from which the next run started."""
 
     def until(lines: list[dict]) -> list[dict]:
         return [line for line in lines if is_number(line.get("step")) and line["step"] <= last]
@@ -235,10 +235,10 @@ class Report(Hook):
 
 @dataclasses.dataclass(eq=False)
 class StopByForecast(Hook):
-    """Looks at the forecast every so many steps. Ends the run if its rest costs more than it is worth.
+    """Looks at the forecast every `every_steps` steps. Ends the run if its rest costs more than it is worth.
 
-    That is, if 0.01 nats cost more than `stop.usd_per_centinat` whatever it does next. Advice to decay now is shown when it is
-    new. It ends nothing, for the rest of the plan may serve more than the loss.
+    That is, if 0.01 nats cost more than `stop.usd_per_centinat` in every future. Advice to decay now is shown when it is
+    new, and does not end the run: the rest of the plan may serve more than the loss.
     """
 
     name = "futures"
@@ -251,7 +251,7 @@ class StopByForecast(Hook):
         return self.config.usd_per_centinat > 0 and Every(self.every_steps, end=False).due(step, end)
 
     def done(self, step: int) -> bool:
-        return True  # a run that starts again looks at its next step of `every_steps`
+        return True  # a later start looks at the next multiple of `every_steps`
 
     def __call__(self, moment: Moment) -> Ending | None:
         line, why = from_first(lambda: self._advice(moment.step))
@@ -260,10 +260,10 @@ class StopByForecast(Hook):
         return Ending(STOPPED, why, cause="gate") if why else None
 
     def _advice(self, step: int) -> tuple[str, str]:
-        """Returns a line to show or "", and why the run should end; "" if it should not."""
+        """Returns (a line to show or "", why the run should end or "")."""
         try:
             ahead = self.outlook.ahead(step)
-        except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
+        except (ValueError, ArithmeticError) as error:  # an unexpected curve must not end a run
             return f"no forecast at step {step}: {error}", ""
         advice = forecast.advice(ahead, self.config.usd_per_centinat)
         new, self._advised = advice.word != self._advised, advice.word

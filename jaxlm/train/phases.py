@@ -1,7 +1,7 @@
 """Phases of a run: each ends with a bill, and with a gate that may stop the run before the next phase costs anything.
 
-A phase's budget counts its own dollars alone; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill
-stand in run.json. A phase has several rows if it was stopped and went on; the later one counts.
+A phase's budget counts only its own dollars; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill
+are in run.json. A phase has several rows if it was stopped and resumed; the last row counts.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Point:
 
 
 def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
-    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of its last record."""
+    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of the last record."""
     until = [record for number, record in sorted(records.items()) if number <= step]
     if spent is None:
         spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
@@ -74,9 +74,9 @@ def _finite(value: float | None) -> float | None:
 def row(
     phase: milestones.Phase, before: Point, now: Point, tokens_per_step: int, tokens_per_second: float | None = None
 ) -> dict:
-    """Returns a phase's row in the bill, for run.json: what happened between two points, the second not after its end.
+    """Returns a phase's row in the bill, for run.json: what happened from `before` to `now`, at most the phase's end.
 
-    The loss is the held-out one if both points have it, else the training loss. `usd_per_point`: the cost of one nat.
+    The loss is the held-out loss if both points have one, else the training loss. `usd_per_point`: the cost of one nat.
     """
     held_out = before.val_loss is not None and now.val_loss is not None
     begin, end = (p.val_loss if held_out else p.train_loss for p in (before, now))
@@ -104,7 +104,7 @@ def row(
 
 
 def sound(rows: Sequence[dict]) -> list[dict]:
-    """Returns the rows that have everything which `row` writes: somebody may have edited run.json."""
+    """Returns the rows with all fields that `row` writes: somebody may have edited run.json."""
 
     def whole(r: dict) -> bool:
         flags = isinstance(r.get("ended"), bool) and r.get("accepted") in ("", "budget", "gate") and "loss" in r
@@ -177,21 +177,21 @@ Evaluate = typing.TypeVar("Evaluate")
 
 
 class Phases(Hook):
-    """Closes each phase with a row in the bill. Stops the run if its gate fails, or its budget or the run's is spent.
+    """Closes each phase with a row in the bill. Stops the run if the phase's gate fails, or its budget or the run's is spent.
 
-    Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
-    every step if it is alone, else every `log.every_steps`, since all processes wait for its word. Raises ConfigError if two
-    phases end at the same step.
+    Only the first process reads and writes files and knows the dollars: it decides for all. A single process checks the
+    budget after every step, several only every `log.every_steps`, since all wait for the decision. Raises ConfigError if
+    two phases end at the same step.
 
     Args:
       spent: () -> (seconds, dollars) of all starts of the run so far.
 
     Attributes:
-      milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
+      milestones: the last steps of all phases: the run evaluates, samples and saves for good after them.
     """
 
     name = "phases"
-    vital = True  # without its gate a phase would end, and the next one cost money
+    vital = True  # without the gate the next phase would begin and cost money
 
     def __init__(self, config: Config, folder: pathlib.Path, spent: Callable[[], tuple[float, float]]):
         self._config, self._folder, self.spent = config, folder, spent
@@ -201,7 +201,7 @@ class Phases(Hook):
         self.milestones = frozenset(phase.last for phase in self._plan)
 
     def rows(self) -> Sequence[dict]:
-        """Returns the rows that earlier starts wrote into run.json. On the first process, as `append` and `records`."""
+        """Returns the rows that earlier starts wrote into run.json. First process only, like `append` and `records`."""
         return ledger.read(self._folder)["phases"]
 
     def append(self, entry: dict) -> None:
@@ -211,16 +211,14 @@ class Phases(Hook):
         return metrics.read(self._folder / "metrics.jsonl")
 
     def checked(self, evaluate: Evaluate) -> Evaluate:
-        """Returns `evaluate`. Raises ConfigError if it is None, since no text is held out, and a gate needs it."""
+        """Returns `evaluate`. Raises ConfigError if it is None (no text is held out) but a gate needs it."""
         blind = [phase.name for phase in self._plan if phase.config.max_val_loss and evaluate is None]
         if blind:
-            raise ConfigError(
-                f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"
-            )
+            raise ConfigError(f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, but data.dir has none")
         return evaluate
 
     def begin(self) -> Ending | None:
-        """Returns how an earlier start was stopped, if that still holds. Notes in the bill what `phases.accept` accepts."""
+        """Returns the Ending by which an earlier start was stopped, if it still holds. Records what `phases.accept` accepts."""
         verdict = from_first(self._held_back)
         return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 
@@ -254,7 +252,7 @@ class Phases(Hook):
         return Ending(STOPPED, verdict[1], cause=verdict[0]) if verdict else None
 
     def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
-        """Writes the row of the phase that the step is in. Returns the bill as text, and why the run must stop, if it must."""
+        """Writes the row of the step's phase. Returns the bill as text, and (cause, why) if the run must stop."""
         phase, records = self._at(step), self.records()
         if phase is None:
             return table(self._rows) if self._rows else "", self._over(step)
@@ -272,7 +270,7 @@ class Phases(Hook):
         return table(self._rows), self._over(step) if accepted or not verdict else verdict
 
     def _over(self, step: int | None = None) -> tuple[str, str] | None:
-        """(cause, why) if the run has taken what it may, with steps left after `step` (None: by the metrics); else None."""
+        """(cause, why) if the run's budget is spent with steps left after `step` (default: the last logged); else None."""
         (seconds, usd), stop, steps = self.spent(), self._config.stop, self._config.train.steps
         took = {"usd": usd, "hours": seconds / 3600}
         spent = [key for key, amount in took.items() if 0 < getattr(stop, key) <= amount]
@@ -288,7 +286,7 @@ class Phases(Hook):
         return next((phase for phase in self._plan if phase.first <= step <= phase.last), None)
 
     def _spent(self, phase: milestones.Phase) -> bool:
-        """True if the phase has spent its budget, and that counts."""
+        """True if the phase has spent its budget, unless the user accepted that."""
         if not phase.config.usd or self._accepted(phase, "budget"):
             return False
         if phase.name not in self._before:
@@ -296,7 +294,7 @@ class Phases(Hook):
         return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
 
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
-        """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""
+        """Where the run stood when the phase began: by the bill of the previous phase, else by the metrics."""
         nothing = (0.0, 0.0)  # the first phase pays for the start too
         start = point(records, phase.first - 1, nothing if phase.first == 1 else None)
         before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]
@@ -305,7 +303,7 @@ class Phases(Hook):
         return dataclasses.replace(start, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
 
     def _accepted(self, phase: milestones.Phase, cause: str) -> bool:
-        """True if this cause does not count. Once one cause stopped the phase and was accepted, the other one still counts."""
+        """True if the user accepts this cause. After one cause stopped the phase and was accepted, the other still stops it."""
         causes = {r["accepted"] for r in self._rows if r["phase"] == phase.name} - {""}
         return cause in causes if causes else phase.name == self._config.phases.accept
 

@@ -1,4 +1,4 @@
-"""Traces steps A to B of a run (`profile.steps=A:B`), and shows what their time was spent on.
+"""Traces steps A to B of a run (`profile.steps=A:B`), and shows where their time went.
 
 Every process traces its own devices. It writes the trace to WORKDIR/profile (if there are several processes, to
 WORKDIR/profile/process_N) in the format of TensorBoard's profile plugin, with a perfetto_trace.json.gz for
@@ -108,15 +108,13 @@ class _Begin(Hook):
     def __call__(self, moment: Moment) -> None:
         jax.block_until_ready(moment.state)
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it has so many events that it slows down the host
+        options.python_tracer_level = 0  # the Python tracer's many events would slow down the host
         jax.profiler.start_trace(str(self._trace.folder), create_perfetto_trace=True, profiler_options=options)
         self._trace.running = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction of a compiled program."""
-
     opcode: str  # in HLO, such as `fusion`
     scope: str  # its place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or ""
     target: str = ""  # the function that a custom call calls
@@ -139,7 +137,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """All operations with the same name and place: their time together and how often they ran, in a step on one device."""
+    """All operations with the same name and place: their total time and number of runs, in a step on one device."""
 
     name: str  # without their numbers
     place: str  # in the model, such as `attn/attention/exp (backward)`
@@ -154,7 +152,7 @@ class Profile:
 
     seconds: float  # from the first traced operation to the last, divided by the number of steps
     shares: dict[str, float]  # class (one of CLASSES) -> its share of `seconds`
-    rows: list[Row]  # those with the most time first
+    rows: list[Row]  # the row with the most time first
 
 
 def classify(event: Event) -> str:
@@ -174,8 +172,8 @@ def summarise(events: Iterable[Event], steps: int) -> Profile:
     """Returns the mean profile of a step, over `steps` steps and all devices. Raises ValueError if `events` is empty.
 
     Each instant belongs to the operation that runs then. If several run at once, they share the instant equally.
-    Communication gets only the instants without computation, since it costs nothing while computation runs. Instants
-    without any operation are idle. So the shares of all classes add up to 1.
+    Communication gets only the instants without computation: it costs nothing while computation runs. Instants without
+    an operation are idle. So the shares of all classes add up to 1.
     """
     by_device: dict[str, list[Event]] = collections.defaultdict(list)
     for event in events:
@@ -200,7 +198,7 @@ def summarise(events: Iterable[Event], steps: int) -> Profile:
 
 
 def _attribute(events: list[Event], background: list[bool]) -> list[float]:
-    """Returns nanoseconds for each event. Events that run at once share them; `background` ones get those without others."""
+    """Returns nanoseconds for each event. Simultaneous events share their time; `background` ones count only when alone."""
     edges = sorted([(e.start, 1, i) for i, e in enumerate(events)] + [(e.end, 0, i) for i, e in enumerate(events)])
     spent, before = [0.0] * len(events), 0.0
     running: tuple[set[int], set[int]] = (set(), set())  # computation, background
@@ -275,7 +273,7 @@ def _module(module: Message) -> Programs:
             if instruction.opcode == "fusion":
                 inner = [other for _, other, _ in computations.get(called, ())]
                 inner.sort(key=lambda other: (other.opcode not in _PRODUCTS, not other.scope))
-                if inner:  # a product first, then what has a scope: XLA often gives the fusion itself none
+                if inner:  # a product first, then one with a scope: XLA often gives the fusion no scope
                     product, scope = inner[0].opcode in _PRODUCTS, instruction.scope or inner[0].scope
                     instruction = dataclasses.replace(instruction, product=product, scope=scope)
             programs[name, op] = instruction

@@ -1,6 +1,6 @@
-"""Notices non-finite steps, spikes of the loss and overfitting, and decides which batches a rollback passes over.
+"""Notices non-finite steps, spikes of the loss and overfitting, and decides which batches a rollback skips.
 
-A rollback is a start like any other: run.json says which batches it passes over and from which step on checkpoints are
+A rollback is a start like any other: run.json says which batches it skips and from which step on checkpoints are
 spoiled. So a crash in the middle of a rollback changes nothing.
 """
 
@@ -23,16 +23,16 @@ from jaxlm.run import ledger
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
 Hold = Callable[[int], None]
-Window = tuple[int, int]  # the first and the last batch to pass over, by number in the order; steps likewise
-WINDOW = 256  # losses before one that its z-score is computed from
-_FEWEST = 16  # losses from which a z-score means something
+Window = tuple[int, int]  # the first and the last batch to skip, by number in the order; steps likewise
+WINDOW = 256  # earlier losses that the z-score of a loss is computed from
+_FEWEST = 16  # earlier losses that a z-score needs
 _MOST_ROLLBACKS = 3  # to one checkpoint
 _SHOWN = 5  # documents of a spike in the terminal
 
 
 @dataclasses.dataclass(eq=False)
 class NonFinite(Watch):
-    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never. Saves nothing then."""
+    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 = never. Does not save the state."""
 
     reads = ("skipped_in_a_row",)
 
@@ -52,16 +52,16 @@ class NonFinite(Watch):
 
 @dataclasses.dataclass(eq=False)
 class Spikes(Watch):
-    """Notices steps whose loss is far above that of the steps before, and ends a run that does not come back from it.
+    """Notices steps whose loss is far above that of earlier steps, and ends a run whose loss stays there.
 
     The score of a loss is (loss - median) / (1.4826 MAD) over the last WINDOW losses that were no spike (Iglewicz
-    and Hoaglin 1993). The scale is at least 1% of the median, else noise on a very smooth curve would be spikes. Before
-    there are enough losses, a loss counts as a spike that is more than twice the first.
+    and Hoaglin 1993). The scale is at least 1% of the median, else noise on a very smooth curve would be spikes. Until
+    there are enough losses, a loss of more than twice the first one is a spike.
 
     Args:
       tell: (step, loss, score) -> None; called for the first spike of each series.
       hold: called with the first step of a series, so that the last checkpoint before it stays until the next series.
-      switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
+      switch: the last step before the final mixture, whose losses are only compared with each other; None without one.
     """
 
     reads = ("loss",)
@@ -70,7 +70,7 @@ class Spikes(Watch):
     tell: Callable[[int, float, float], None]
     hold: Hold = lambda first: None
     switch: int | None = None
-    _first: int = 0  # the first step of the series of spikes that is going on; 0 = none
+    _first: int = 0  # the first step of the current series of spikes; 0 = none
 
     def __post_init__(self):
         self._losses: collections.deque[float] = collections.deque(maxlen=WINDOW)
@@ -99,7 +99,7 @@ class Spikes(Watch):
         return _ending(self.config, f"{why}, a spike of {in_a_row} steps", "spike", self._first)
 
     def score(self, loss: float) -> float:
-        """Returns how far a loss stands above those before it, in robust standard deviations."""
+        """Returns how far a loss is above the earlier ones, in robust standard deviations."""
         if not self._losses:
             return 0.0
         if len(self._losses) < _FEWEST:
@@ -151,7 +151,7 @@ def _ending(config: StabilityConfig, why: str, cause: str, first_bad: int) -> En
 def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> tuple[int, str]:
     """Returns (the checkpoint that a ROLL_BACK goes back to, "" or why the run must stop instead).
 
-    It stops if it was rolled back before for these steps, or too often to one checkpoint: other batches did not help.
+    The run stops if it was rolled back before for these steps, or too often to one checkpoint: other batches did not help.
     """
     to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
     again = any(r["steps"][0] <= step and ending.first_bad <= r["steps"][1] for r in rollbacks)
@@ -168,8 +168,8 @@ def carry_out(
 ) -> str:
     """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next attempt does the rest.
 
-    Only the first process calls it. Returns "", or why the run must stop instead: that is written too, since the checkpoints of
-    these steps are spoiled.
+    Only the first process calls it. Returns "", or why the run must stop instead; the rollback is written even then, since
+    the checkpoints of these steps are spoiled.
     """
     to, why = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
     if not why:
@@ -186,13 +186,13 @@ def carry_out(
 
 
 def settings(config: Config) -> str:
-    """Returns what decides whether a run that blew up may do better another time, as one text."""
+    """Returns the settings that decide whether a diverged run is worth another try, as one text."""
     train = config.train
     return repr((config.optim, config.stability, train.batch_size, train.microbatch_size, train.seq_len))
 
 
 def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
-    """Returns how an earlier start was stopped, if its last rollback did not help and the settings are still the same."""
+    """Returns the Ending of an earlier start if its last rollback did not help and the settings are still the same."""
     last = rollbacks[-1] if rollbacks else {}
     # Until 28 November 2026 the settings had a key more, whose value `older.check_goes_on` knows.
     if str(last.get("stopped", "")).replace(f" window={WINDOW},", "") != settings(config):
@@ -202,7 +202,7 @@ def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
-    """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches."""
+    """Returns the checkpoints that a rollback spoiled: from its first step on, if they did not skip its batches."""
     return sorted(
         step
         for step, meta in metas.items()
@@ -217,7 +217,7 @@ def _covers(windows: Iterable[Sequence[int]], window: Sequence[int]) -> bool:
 def passed_over(
     saved: Iterable[Sequence[int]], wanted: Iterable[Sequence[int]], last_batch: int
 ) -> tuple[list[Window], list[Window]]:
-    """Returns (the windows to pass over, those asked for that come too late: up to the last batch that was trained on)."""
+    """Returns (the windows to skip, the wanted ones that come too late: their batches were trained on)."""
     windows, late = [tuple(window) for window in saved], []
     for first, last in wanted:
         if last <= last_batch and not _covers(windows, (first, last)):
@@ -230,7 +230,7 @@ def passed_over(
 def teller(
     path: pathlib.Path, documents: Callable[[int], Sequence[str]], number: Callable[[int], int], say: Say
 ) -> Callable[[int, float, float], None]:
-    """Returns what says a spike, and adds a line to a file, with the documents of its batch: (step, loss, score) -> None."""
+    """Returns a function (step, loss, score) that reports a spike with its batch's documents, also to the file `path`."""
 
     def tell(step: int, loss: float, score: float) -> None:
         if jax.process_index():

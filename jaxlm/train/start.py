@@ -1,4 +1,4 @@
-"""Opens the books of a start: what it costs, with what it runs, and what changed since the start before."""
+"""Records a start: its cost, its hardware and settings, and what changed since the previous start."""
 
 import contextlib
 import dataclasses
@@ -28,14 +28,14 @@ from jaxlm.step import optim
 from jaxlm.train.log.recorder import Meter, Recorder, make_meter, recounted
 from jaxlm.train.loop import Hook, Watch, between_s
 
-JUMP = 1.05  # the rate rises by less than this where steps are added early in a run: that is no news
+JUMP = 1.05  # where steps are added early in a run, the rate rises by less: not worth a line
 
 
 class Log:
-    """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`. Raises OSError.
+    """The record of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`. Raises OSError.
 
-    Open it as soon as the folder is locked: a start that dies before its first step is in the books from then on. Enter it
-    before the checkpoints: what is entered first is closed last, and then the time of the last save is in it too.
+    Open it as soon as the folder is locked, so that even a start that dies before its first step is recorded. Enter it
+    before the checkpoints: then it is closed after them, and includes the time of the last save.
     """
 
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
@@ -52,14 +52,14 @@ class Log:
         lines.close()
 
     def closed_by(self, kind: type[BaseException] | None, *error) -> None:
-        """Notes it if a ConfigError ends the start before its first step: the time after that is not the run's."""
+        """Records it if a ConfigError ends the start before its first step: the time after that is not the run's."""
         if kind and issubclass(kind, ConfigError) and not self._clock.step:
             with contextlib.suppress(OSError):
                 if jax.process_index() == 0:
                     self._note(refused=True)
 
     def spent(self) -> tuple[float, float]:
-        """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
+        """Returns (seconds, dollars) of all starts so far, this one at its own price; first process only."""
         wall = sum(self._clock.seconds().values())
         return wall, self._earlier.with_now(wall, self._usd_per_hour)
 
@@ -75,7 +75,7 @@ class Log:
     ) -> Recorder:
         """Writes this start into the ledger and the metrics, and returns the recorder of the steps after `done`.
 
-        `between`: the hooks, whose time is a part of the time left; the watches, whose `reads` are read at every step.
+        `between`: (the hooks, which count in the time left; the watches, whose `reads` are fetched at every step).
         """
         config, (hooks, watches) = settled.runs, between
         writer = together(lambda: self._open(settled, data, mesh, done, on_full), first_only=True)
@@ -107,7 +107,7 @@ class Log:
             say(f"changed since the last start: {'; '.join(differences.words(changed))}")
         texts = held_out_texts.of_data(data, config) if held_out_texts.known(data) else {}
         if done and texts and (line := held_out_texts.differ(held_out_texts.of_run(self._folder), texts, "")):
-            say(f"from here on another text is measured than before, also for the best checkpoint: {line}")
+            say(f"from here on another held-out text is measured, also for the best checkpoint: {line}")
         palm = flops.of(config).palm
         ledger.record_start(
             self._folder, asked, step=done, changed=changed, flops_per_token=palm, held_out=texts, **facts
@@ -138,7 +138,7 @@ def hardware() -> dict:
 
 
 def jump(folder: pathlib.Path, config: Config, done: int) -> str:
-    """Returns a line if the rate jumps after `done` steps: more `train.steps` stretch a schedule that has come down."""
+    """Returns a line if the rate jumps after `done` steps, because more `train.steps` stretch a schedule that had decayed."""
     saved = folder / "config.json"
     if not done or not saved.is_file():
         return ""
@@ -161,7 +161,7 @@ def rate(config: OptimConfig, steps: int) -> forecast.Rate:
 
 
 def _rise(folder: pathlib.Path, old: forecast.Rate, new: forecast.Rate, done: int, end: int) -> str:
-    """What the forecast says of the loss with the new rates; "" if it is too early to say."""
+    """The forecast of the loss with the new rates, in words; "" if it is too early for a forecast."""
     logged = [(r["step"], r["train/loss"]) for r in metrics.records(folder / "metrics.jsonl") if r.get("train/loss")]
     if not logged:
         return ""

@@ -1,6 +1,6 @@
-"""Watches that are not about the loss: over saves, a sign of life, and those that say a sentence once.
+"""Watches that are not about the loss: over saves, a heartbeat, and watches that say a sentence once.
 
-Those about the loss are in `stability`.
+The watches over the loss are in `stability`.
 """
 
 import collections
@@ -25,7 +25,7 @@ class SaveInFlight(Watch):
     """Notices a failed save at the next step. Ends the run when too much work is unsaved.
 
     Args:
-      ask: how one of several processes ends the run for all (`StopSignal.ask`); None: by what this watch returns.
+      ask: ends the run on all processes (`StopSignal.ask`). None, or one process: the watch returns the Ending.
     """
 
     checkpointer: Checkpointer
@@ -51,7 +51,7 @@ class SaveInFlight(Watch):
 
 
 class Alive(Watch):
-    """Calls `beat(step)` after every step, for whoever waits for a sign of life elsewhere."""
+    """Calls `beat(step)` after every step, for a watchdog elsewhere."""
 
     def __init__(self, beat: Callable[[int], None]):
         self._beat = beat
@@ -65,10 +65,10 @@ Condition = Callable[[Steps, Steps], dict[str, object] | None]
 
 
 class Row(typing.NamedTuple):
-    """A row of a table of what may go wrong, in plain words.
+    """Something that may go wrong, and the sentence that says so in plain words.
 
     Attributes:
-      condition: (the first `window` steps of this start, the last) -> what the sentence quotes; None if all is well.
+      condition: (metrics of this start's first `window` steps, of its last) -> values for `sentence`; None if well.
     """
 
     reads: tuple[str, ...]
@@ -104,7 +104,7 @@ class SaysOnce(Watch):
 
 
 def mean_reaches(name: str, least: float, **quoted: object) -> Condition:
-    """Returns the condition that a metric's mean over the last steps is at least so much; `quoted`: what else is quoted."""
+    """Returns the condition that a metric's mean over the last steps is at least `least`; `quoted`: more values to quote."""
 
     def condition(first: Steps, last: Steps) -> dict[str, object] | None:
         mean = last[name].mean()

@@ -77,7 +77,7 @@ def test_a_command(runs, capsys):
     assert run("a", "b", "--command=sh score.sh", "--lower-is-better") == 0
     assert "a is better on the command, where lower is better: .000 against 1.000 (p = .008)" in capsys.readouterr().out
     assert run("a", "b", "--lower-is-better") == 2
-    assert "--lower-is-better is of --command's scores" in capsys.readouterr().err
+    assert "--lower-is-better is for --command's scores" in capsys.readouterr().err
     for command, code, words in (
         ("false", 1, "failed with exit code 1"),
         ("echo no", 2, "it must print a number a line"),

@@ -134,7 +134,7 @@ def test_a_rate_that_diverges_is_told_and_a_run_of_the_grid_that_does_is_the_end
 @pytest.mark.parametrize(
     ("more", "keys", "words"),
     [
-        (["--tokens=1k,2k"], {}, "--tokens=1k,2k: give at least 3 different ones"),
+        (["--tokens=1k,2k"], {}, "--tokens=1k,2k: give at least 3 different numbers"),
         (["--tokens=10,20,30"], {}, "--tokens: 10 are less than 5 steps; give "),
         (["--tokens=1k,2k,lots"], {}, "'lots' is no number such as 500k, 1.5M or 2B"),
         (["--sizes=16,24,33"], {}, "33 is no multiple of 8"),

@@ -271,4 +271,4 @@ def test_a_budget_with_a_folder_that_holds_no_run_needs_no_config_either(capsys,
 
 def test_a_budget_is_of_the_whole_run(capsys):
     code, _, err = run(capsys, "speed_1b", "--budget=20", "--config.phases.shrink=cpu")
-    assert (code, "--budget is of the whole run: leave config.phases.shrink out" in err) == (2, True)
+    assert (code, "--budget is for the whole run: leave config.phases.shrink out" in err) == (2, True)

@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
     assert tune(tmp_path) == 4
     said = capsys.readouterr()
     (row,) = [json.loads(line) for line in said.out.splitlines()]
-    assert "stopped: what follows is of the candidates tried so far" in said.err
+    assert "stopped: the results below are of the candidates tried so far" in said.err
     assert f"--config.train.microbatch_size={row['microbatch_size']}" in (tmp_path / "tuned.txt").read_text()
 
 

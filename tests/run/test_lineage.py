@@ -129,7 +129,7 @@ def test_the_commands_of_a_script_have_time_and_cost(tmp_path):
 
 
 def test_a_file_without_seconds_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no such folder; it has a file NAME with the seconds"):
+    with pytest.raises(ConfigError, match="there is no such folder; it should have a file NAME with the seconds"):
         lineage.commands(tmp_path / "none", 1.0)
     for said in ("a minute", "-1", "nan", ""):
         (tmp_path / "01-data").write_text(said)

@@ -112,7 +112,7 @@ def test_adapters_on_many_devices_scanned_tiled_and_accumulated_are_the_same(mes
 def test_names_that_no_list_knows_are_refused_by_name():
     with pytest.raises(ConfigError, match="parameter layers_0/attn/o/lora_a matches neither of"):
         parts.make(adapted(optim__decay=(r".*/kernel",)), make_mesh(), lm.make, lora())
-    with pytest.raises(ConfigError, match=r"optim\.name=muon is for kernels .* \(embed/rows, \.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"optim\.name=muon needs layer kernels; only embed/rows, \.\.\. are trained"):
         parts.make(adapted(optim__name="muon"), make_mesh(), lm.make, lora())
 
 
@@ -219,7 +219,7 @@ def test_matrices_of_layers_move_at_the_rate_of_their_own():
 
 
 def test_a_ratio_for_matrices_and_a_lora_alone_is_refused():
-    with pytest.raises(ConfigError, match=r"optim\.matrix_lr_ratio=4 is for kernels of layers, and none is trained"):
+    with pytest.raises(ConfigError, match=r"optim\.matrix_lr_ratio=4 needs layer kernels; only .* are trained"):
         parts.make(adapted(optim__matrix_lr_ratio=4.0), make_mesh(), lm.make, lora())
 
 

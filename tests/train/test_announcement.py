@@ -39,7 +39,7 @@ def test_five_lines(mesh):
     assert said(c, mesh, program, done=7) == [
         "model: llama, 2,820,608 parameters, 3 layers of d 256; 8 x cpu (fsdp 8)",
         "data: text 500k tokens, read 2 times",
-        "memory: a step needs 4.9 GB a device (410 MB for state and batch, 4.49 GB for its own); there are 21.4 GB free "
+        "memory: a step needs 4.9 GB a device (410 MB for state and batch, 4.49 GB for temporaries); there are 21.4 GB free "
         "for each device",
         "chosen: attention blocked, float32, remat none, microbatch 2 of 8",
         "length: resuming at step 7, to step 1,000, 1.02M tokens, 1,024 a step",
@@ -118,9 +118,9 @@ def rate(time, price=0.0, first=1, steps=1000, each=3.0, most=20, hooks=()):
 
 def test_the_first_rate_is_said_once():
     """The first step does not count; at the third 6 s are known: 997 steps of 3 s are left."""
-    assert rate(Time(step=60.0)) == ["3 s a step: 49m51s to step 1,000, evaluations and saves apart"]
+    assert rate(Time(step=60.0)) == ["3 s a step: 49m51s to step 1,000, without evaluations and saves"]
     assert rate(Time(), price=3.6) == [
-        "3 s a step: 49m51s to step 1,000, $3.49 for the whole run, evaluations and saves apart"
+        "3 s a step: 49m51s to step 1,000, $3.49 for the whole run, without evaluations and saves"
     ]
 
 

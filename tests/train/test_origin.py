@@ -94,7 +94,7 @@ def test_a_folder_that_a_reader_knows(made, tmp_path):
     other = origin.Origin(run.config, lambda: None, {"path": "x"}, lambda abstract, shardings: {}, np.empty)
     readers = [lambda folder: None, lambda folder: other if folder == tmp_path else None]
     assert origin.open(tmp_path, readers=readers) is other
-    with pytest.raises(ConfigError, match=r"is no run but a model, which has no checkpoint best"):
+    with pytest.raises(ConfigError, match=r"is a model, not a run: it has no checkpoint best"):
         origin.open(tmp_path, "best", readers)
     with pytest.raises(ConfigError, match=r"no run to begin from in .* no config\.json"):
         origin.open(tmp_path, readers=readers[:1])

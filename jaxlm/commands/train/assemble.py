@@ -26,10 +26,10 @@ def make(
     clock: Clock,
     stack: contextlib.ExitStack,
 ) -> tuple[list[Hook], list[Watch]]:
-    """Returns what runs between the steps, and what looks at their metrics. What they open is closed with `stack`."""
+    """Returns the hooks and the watches. What they open is closed with `stack`."""
     c, kind, folder, scores, ends = ready.config, opened.kind, opened.folder, opened.scores, bill.milestones
     model, data, mesh, order = ready.parts.model, ready.data.data, ready.parts.mesh, ready.data
-    # It sees the training loss as a watch, and the held-out loss by its hook.
+    # Overfit gets the training loss as a watch, and the held-out loss from the hook HeldOut.
     overfit = stability.Overfit(c.stability.overfit_evals, kind.switch(order))
     sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
     held_out, remark = bill.checked(kind.held_out(ready)), kind.remark(ready)
@@ -41,7 +41,7 @@ def make(
     alive = functools.partial(clock.begin, SAVE, "room on the disk")
     often, failures, usd_per_hour = c.train.eval_every_steps, c.plan.preemptions_per_day, c.hardware.usd_per_hour
     at_start = {0} if c.eval.at_start else set()
-    # Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads.
+    # Saving comes first, so that nothing is lost if a later hook fails; the bill after the hooks whose figures it reads.
     between = [
         trace,
         hooks.Save(
@@ -65,7 +65,7 @@ def make(
     documents = functools.partial(kind.documents, order)
     tell = stability.teller(folder / "spikes.jsonl", documents, order.batch_number, say)
     beats = [watches.Alive(notify.Heartbeat(c.notify).beat)] if jax.process_index() == 0 else []
-    return between, [  # the first that ends the run counts
+    return between, [  # the first one that ends the run counts
         watches.SaveInFlight(checkpointer, c.checkpoint, usd_per_hour, stop.ask),
         stability.NonFinite(c.train.max_nonfinite_steps, c.stability, checkpointer.hold),
         stability.Spikes(c.stability, tell, checkpointer.hold, kind.switch(order)),

@@ -1,4 +1,4 @@
-"""Training on examples: chats (sft), or pairs of answers (dpo, reward). All begin with a model, in its chat template."""
+"""Training on examples: chats (sft), or pairs of answers (dpo, reward). All start from a model, with its chat template."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 class Chats(Kind):
-    """SFT: chats -> the next token of each answer. Full, or by an adapter (`config.adapter`). Raises ConfigError."""
+    """SFT: next-token prediction on the answers of chats, of all parameters or of an adapter. Raises ConfigError."""
 
     next_command = "jaxlm chat {}"
 
@@ -62,14 +62,14 @@ class Chats(Kind):
     @functools.cached_property
     def _base_text(self) -> replay.Text | None:
         if self._config.adapter.kind == "prompt":
-            return None  # the vectors of a prompt change nothing of what a text without them costs
+            return None  # a prompt's vectors don't change the loss of a text without them
         return together(lambda: base_text(self._config, self._tokenizer))
 
     def origin(self, config: Config) -> Origin:
         return self._first_weights(config).with_prompt(config.adapter, self._tokenizer, config.seed)
 
     def _first_weights(self, config: Config) -> Origin:
-        """The model that the run begins with; if `keeps_origin`, the checkpoint that it began with."""
+        """The model to begin with; with `keeps_origin`, the same checkpoint as at the run's first start."""
         checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
         if self.keeps_origin and config.origin_checkpoint == "latest" and keep.begun(checkpoints):
             metas = restore.read_metas(checkpoints, keep.steps(checkpoints))
@@ -118,7 +118,7 @@ class Chats(Kind):
 
 
 class Pairs(Chats):
-    """Pairs of answers, of which one was preferred -> a model that prefers it (dpo), or a score of answers (reward)."""
+    """Trains on pairs of answers: a model that prefers the chosen one (dpo), or that scores answers (reward)."""
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -132,16 +132,16 @@ class Pairs(Chats):
         return reward.make(model, config) if self._scores else dpo.make(model, config)
 
     def data(self, config: Config) -> packed.Packed:
-        # A score is read where an answer ends, so that rows hold the last token of each text too.
+        # A score is read at the end of an answer, so rows must also hold the last token of each text.
         return examples(config, self._tokenizer, None, pairs=True, closed=self._scores)
 
     def begin(self, ready: Ready, state: TrainState, frozen: Variables) -> Ready:
-        """Returns `ready` whose batches hold what the reference says, if the objective needs them to."""
+        """Returns `ready`, with the reference's log-probabilities in its batches if the objective needs them."""
         c, parts = ready.config, ready.parts
         if self._scores:
             return ready
         if ready.data.train.margins_E.any():
-            say("the margins of these pairs are not used: a reward model takes them, DPO does not")
+            say("the margins of these pairs are not used: a reward model uses margins, DPO does not")
         if not dpo.judged(c):
             return ready
         sizes = {"batch_size": c.eval.batch_size, "tile": c.loss.tile_tokens}
@@ -167,20 +167,20 @@ class Pairs(Chats):
 
 
 def tokenizer(config: Config) -> coder.Coder:
-    """Returns the origin's tokenizer, with ChatML's tokens if it is ours and had none. Raises ConfigError."""
+    """Returns the origin's tokenizer; ours gets ChatML's tokens if it has none. Raises ConfigError."""
     if not config.origin:
         raise ConfigError(
             f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
         )
     if config.origin_state:
         raise ConfigError(
-            f"origin_state=True goes on with what the origin did; {config.program} begins anew: set it to False"
+            f"origin_state=True continues the origin's training; {config.program} begins a new one: set it to False"
         )
     return origin.prompted(origin.speaker(config), config)
 
 
 def _keep_base(base: Origin, workdir: pathlib.Path) -> None:
-    """Keeps the checkpoint that an adapter begins from, also if its run trains on."""
+    """Keeps the checkpoint that an adapter starts from, even if its run trains on."""
     folder, step = pathlib.Path(base.provenance["path"]), base.provenance["step"]
     try:
         keep.need(folder / "checkpoints", step, workdir)
@@ -193,7 +193,7 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     rows = origin.trained_rows(config.adapter, speaker)
     if config.adapter.kind == "prompt" and config.examples.template == "chatml":
         raise ConfigError(
-            "config.examples.template=chatml has rows to train, and prompt tuning trains none: take plain"
+            "config.examples.template=chatml has tokens to train, and prompt tuning trains no tokens: take plain"
         )
     untrained = {speaker.id_of(piece) for piece in chat.own_rows(speaker)} - {*rows}
     if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
@@ -207,9 +207,9 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
 def examples(
     config: Config, tokenizer: coder.Coder, text: replay.Text | None, pairs: bool = False, closed: bool = False
 ) -> packed.Packed:
-    """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
+    """Reads the examples, reports on them and shows the first; writes the report and the tokenizer into the run's folder.
 
-    `text` is replayed between them; `closed`: rows hold the last token of each text too.
+    `text` is replayed between the examples; `closed`: rows also hold the last token of each text.
     """
     folder = pathlib.Path(config.workdir)
     tokenizer = chat.dated(tokenizer, from_first(lambda: ledger.moment(folder)))
@@ -231,7 +231,7 @@ def examples(
 
 
 def base_text(config: Config, tokenizer: coder.Coder) -> replay.Text | None:
-    """Returns the text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
+    """Returns the text that the base was trained on, or `replay.path`; None, with a line, if that is missing."""
     path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
     if not path:
         say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")

@@ -1,4 +1,4 @@
-"""What a kind of training gives to the one loop: its objective, data, batches and evaluation."""
+"""What a kind of training gives to the training loop: its objective, data, batches and evaluation."""
 
 import dataclasses
 import pathlib
@@ -25,7 +25,7 @@ from jaxlm.train.origin import Origin
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """Everything from which a kind of training makes its batches and evaluations.
+    """Everything that a kind of training needs for its batches and evaluations.
 
     `base` identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
     """
@@ -42,9 +42,9 @@ class Kind:
 
     Attributes:
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
-      keeps_origin: True if each start reads the origin again, so that it must stay what it was.
-      trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
-      next_command: the command to try on what comes out, for the last line; {} stands for the run.
+      keeps_origin: True if each start reads the origin again, so that the origin must not change.
+      trained: what is trained in place of all parameters, in words for the first lines; "" if all are trained.
+      next_command: the next command to try, for the last line; {} stands for the run.
     """
 
     adapter: Adapter | None = None
@@ -54,53 +54,53 @@ class Kind:
     next_command = 'jaxlm sample {} "Once upon a time"'
 
     def objective(self, model: Transformer, config: Config) -> base.Objective:
-        """Returns what is minimised."""
+        """Returns the objective to minimise."""
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> Parts:
         return make(config, mesh, self.objective, self.adapter, self.rows)
 
     def data(self, config: Config) -> Order:
-        """Opens the data, which it makes first if there is none. Called on all processes."""
+        """Opens the data; builds it first if it is missing. Called on all processes."""
 
     def as_before(self, data: Order) -> str:
-        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if no other way."""
+        """Returns how older versions read the same data, in words (`packed.Texts.as_before`); "" if in the same way."""
         return ""
 
     def origin(self, config: Config) -> Origin | None:
         """Returns the weights to begin from; None for new ones."""
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Returns `ready` with what must be known of the model before the first step of a start, which goes on from `state`."""
+        """Returns `ready` with what is computed from the model (`state`, `frozen`) before the first step of a start."""
         return ready
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
         """Returns the batches of the steps after `done`. `failed`: see `batches.LoaderBatches`."""
 
     def held_out(self, ready: Ready) -> Evaluator | None:
-        """Returns what measures the model on held-out text; None if none is held out."""
+        """Returns what measures the model on held-out text; None if no text is held out."""
 
     def passes(self, data: Order, steps: int) -> dict[str, float]:
-        """Returns source -> how many times a run of so many steps goes through it, for the first lines."""
+        """Returns source -> how many epochs of it a run of `steps` steps is, for the first lines."""
 
     def documents(self, data: Order, step: int) -> list[str]:
         """Returns the ids of the documents in the batch of a step, for the log."""
 
     def switch(self, data: Order) -> int | None:
-        """Returns the last step before the data draws by another mixture, with losses of its own; None if it keeps one."""
+        """Returns the last step before a final mixture, whose losses are not comparable; None if the mixture is constant."""
         return None
 
     def watches(self, ready: Ready) -> Sequence[loop.Watch]:
-        """Returns the watches beside those of all kinds."""
+        """Returns the watches that only this kind has."""
         return ()
 
     def remark(self, ready: Ready) -> hooks.Remark:
-        """Returns what looks at the figures of evaluations and of samples."""
+        """Returns a function that comments on the figures of evaluations and of samples."""
         return hooks.nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run whose folder is locked, with all that its attempts have in common; nothing is passed over in `ready` yet.
+    """A run whose folder is locked, with all that its attempts have in common; `ready` skips no batches yet.
 
     `mirror` is None without one, and on all processes but the first.
     """

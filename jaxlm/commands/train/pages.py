@@ -1,4 +1,4 @@
-"""The two pages that training leaves behind: what its data is made of, and how the run went. Both link to each other."""
+"""The two pages that training writes: what its data consists of, and how the run went. They link to each other."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ _LEFT_OUT = "audit and mismatch report: jaxlm prepare, with the same config, add
 
 
 def of_data(config: Config) -> None:
-    """Writes DATA/report.html if `data.dir` holds prepared documents without one, in a second. No error costs the run."""
+    """Writes DATA/report.html if `data.dir` holds prepared documents but no page, in a second. An error never ends the run."""
     root = pathlib.Path(config.data.dir)
     try:
         if (root / markup.NAME).exists() or not (root / recipes.MANIFEST).is_file():
@@ -30,7 +30,7 @@ def of_data(config: Config) -> None:
 
 
 def of_run(config: Config, folder: pathlib.Path) -> None:
-    """Writes RUN/report.html from all that the run's files say. No error costs the run."""
+    """Writes RUN/report.html from all that the run's files say. An error never ends the run."""
     try:
         outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
     except Exception as error:
@@ -38,6 +38,6 @@ def of_run(config: Config, folder: pathlib.Path) -> None:
 
 
 def to_open(folder: pathlib.Path) -> list[str]:
-    """Returns a line that tells where the run's page is; none if there is no page."""
+    """Returns a line with the path of the run's page; [] if there is no page."""
     path = folder / markup.NAME
     return [f"open {path}"] if os.path.isfile(path) else []

@@ -1,4 +1,4 @@
-"""PPO and GRPO: prompts, rewards, and batches that the policy itself writes. See `step/objectives/policy.py`."""
+"""PPO and GRPO: prompts, rewards, and batches that the policy itself generates. See `step/objectives/policy.py`."""
 
 import argparse
 import dataclasses
@@ -27,7 +27,7 @@ from jaxlm.train import hooks, loop, origin
 from jaxlm.train.origin import Origin
 from jaxlm.train.rl import policies, process, prompts, rewards, rollouts
 
-_ASKED = 500  # held-out prompts that the best constant answer is looked for on
+_ASKED = 500  # held-out prompts on which the best constant answer is sought
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 class Rewards(Chats):
-    """PPO: a value head says what each answer is worth on the way. GRPO: answers to one prompt are compared with each other."""
+    """PPO: a value head predicts the reward at each token. GRPO: answers to one prompt are compared with each other."""
 
     def __init__(self, config: Config):
         r = config.reward
@@ -47,7 +47,7 @@ class Rewards(Chats):
             )
         if r.tasks and not config.eval.max_prompts:
             raise ConfigError(
-                "eval.max_examples=0 asks for all held-out prompts, and tasks have no end of them: set it above 0"
+                "eval.max_examples=0 asks for all held-out prompts, but tasks are endless: set it above 0"
             )
         super().__init__(config)
         self.keeps_origin |= config.policy.reference
@@ -91,7 +91,7 @@ class Rewards(Chats):
         return dataclasses.replace(model, trained=lambda: {"value": value} | model.trained())
 
     def begin(self, ready: Ready, state: TrainState, frozen: base.Variables) -> Ready:
-        """Makes what writes the batches."""
+        """Creates the rollouts, which generate the batches."""
         c, parts = ready.config, ready.parts
         self._rollouts = None  # of the attempt before a rollback: its memory is needed
         room = ready.data.room + c.rollout.max_new_tokens
@@ -109,7 +109,7 @@ class Rewards(Chats):
         return ready
 
     def batches(self, ready: Ready, done: int, failed: Callable[[Exception], object]) -> loop.Batches:
-        del failed  # one process alone: nobody waits for it
+        del failed  # for several processes; this is one
         return self._rollouts
 
     def held_out(self, ready: Ready) -> Evaluator | None:

@@ -1,4 +1,4 @@
-"""Runs any kind of training: connects it to the one loop, and tries again after a rollback. Run it again to resume."""
+"""Runs any kind of training: connects it to the training loop, and tries again after a rollback. Run it again to resume."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ def run(config: Config, kind: Kind) -> int:
             if stop.alone():
                 ending = loop.Ending(loop.PREEMPTED, ending.why)
                 break
-            # All but the clock, its books and the checkpoints stays open: a rollback costs no new lock, data or program.
+            # All but the clock, its log and the checkpoints stays open: a rollback needs no new lock, data or program.
             clock = Clock(pulse=pulse, since=time.monotonic())
             log = start.Log(opened.folder, clock, config.train, config.hardware)
         if ending.code == loop.PREEMPTED and not ending.why and supervised.orphaned():
@@ -64,8 +64,8 @@ def run(config: Config, kind: Kind) -> int:
 
 
 def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack) -> tuple[Opened, start.Log]:
-    """Locks the run's folder, settles the config and opens the data. Opens the books of the first attempt on the way."""
-    # The order is that of what may be refused: first what costs nothing, last what makes data or compiles.
+    """Locks the run's folder, settles the config and opens the data. Also opens the log of the first attempt."""
+    # The order is by the cost of a refusal: first the checks that cost nothing, last what builds data or compiles.
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     settled = settle.on_platform(config, jax.devices()[0].platform)
     folder = together(lambda: workdir.workdir(config.workdir))
@@ -73,7 +73,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
         stack.callback(held.close)
         console.keep(folder / console.LOG)
     scores = Scores(config.checkpoint)
-    with clock.spend(MIRROR):  # from which the folder comes back if it was lost
+    with clock.spend(MIRROR):  # restores the folder if it was lost
         alive = functools.partial(clock.begin, MIRROR)
         mirror = together(lambda: farewell.open_mirror(config, folder, scores, alive), first_only=True)
     together(lambda: workdir.check(settled.runs, mesh))
@@ -97,7 +97,7 @@ def _open(config: Config, kind: Kind, clock: Clock, stack: contextlib.ExitStack)
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run, with its time and books: from its newest good checkpoint to its next ending, perhaps a rollback."""
+    """One attempt at a run, with its clock and log: from the newest good checkpoint to the next ending, perhaps a rollback."""
 
     opened: Opened
     clock: Clock
@@ -105,14 +105,14 @@ class Attempt:
     stop: signals.StopSignal
 
     def run(self) -> loop.Ending:
-        """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
+        """Trains until an ending. A ROLL_BACK is then in run.json, and the next attempt skips its batches."""
         o, c, kind = self.opened, self.opened.settled.runs, self.opened.kind
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
             bill = phases.Phases(c, o.folder, log.spent)
             options = {"pinned": bill.milestones, "mirror": o.mirror, "stopping": self.stop.asked}
             checkpointer = Checkpointer(o.folder / "checkpoints", c.checkpoint, scores=o.scores, **options)
-            stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
+            stack.callback(checkpointer.close)  # a save in flight is finished, even if the loop failed
             if ending := bill.begin() or stability.held_back(self._rollbacks(), c):
                 return ending
             checkpointer.prepare(o.ready.parts.abstract, c.train.steps)
@@ -156,12 +156,12 @@ class Attempt:
         self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
 
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables]:
-        """The newest good state and what goes with it: (ready, state, frozen variables)."""
+        """Returns (ready, state, frozen variables) of the newest good state."""
         kind, ready, parts = self.opened.kind, self.opened.ready, self.opened.ready.parts
         rollbacks, where = self._rollbacks(), checkpointer.directory
         for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
-        # A checkpoint has all that is trained: only what is frozen, or compared with, is read from the origin again.
+        # A checkpoint has all trained variables: only frozen ones, and a reference, are read from the origin again.
         begun = from_first(lambda: keep.begun(where))
         origin = kind.origin(ready.config) if kind.keeps_origin or not begun else None
         base = from_first(origin.identity) if kind.keeps_origin else {}
@@ -181,13 +181,13 @@ class Attempt:
         return dataclasses.replace(ready, data=data, base=base), state, frozen
 
     def _pass_over(self, done: int, saved: list, spoiled: list) -> Order:
-        """The data without the batches that rollbacks and `stability.skip` pass over."""
+        """The data without the batches that rollbacks and `stability.skip` skip."""
         data, skipped = self.opened.ready.data, self.opened.settled.runs.stability.windows
         windows, late = stability.passed_over(saved, [*spoiled, *skipped], data.passing_over(saved).batch_number(done))
         for first, last in late:
-            say(f"batches {first} to {last} are not passed over: the checkpoint of step {done} was trained on them")
+            say(f"batches {first} to {last} are not skipped: the checkpoint of step {done} was trained on them")
         if set(skipped) & set(windows):
-            say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
+            say("batches skipped: " + ", ".join(f"{first} to {last}" for first, last in windows))
         data = data.passing_over(windows)
         together(
             lambda: ledger.put(self.opened.folder, "passed_over", [list(w) for w in data.passed_over]), first_only=True
@@ -195,7 +195,7 @@ class Attempt:
         return data
 
     def _ended(self, ending: loop.Ending, step: int, data: Order, checkpointer: Checkpointer) -> loop.Ending:
-        """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
+        """Writes a ROLL_BACK into run.json. Returns the ending; STOPPED if another rollback would not help."""
         if ending.code != loop.ROLL_BACK:
             return ending
         c, folder, saved = self.opened.settled.runs, self.opened.folder, checkpointer.steps()
@@ -228,9 +228,9 @@ def _conclude(opened: Opened, ending: loop.Ending, clock: Clock) -> None:
 
 
 def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
-    """Keeps the speed of this machine for `jaxlm doctor`: the median of what was logged."""
+    """Records the speed of this machine for `jaxlm doctor`: the median of the logged speeds."""
     speeds = []
-    with contextlib.suppress(OSError):  # the run is done: its speed is worth no exit code
+    with contextlib.suppress(OSError):  # the run is done: an error here must not change the exit code
         records = metrics.records(folder / "metrics.jsonl")
         speeds = sorted(r["tokens_per_second"] for r in records if r.get("tokens_per_second"))
     if speeds:

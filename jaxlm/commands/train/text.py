@@ -26,7 +26,6 @@ from jaxlm.train.origin import Origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Trains to `train.steps`; returns the exit code."""
     del args
     if config.adapter.kind != "none":
         raise ConfigError(

@@ -7,7 +7,7 @@ says that the arrays were read back from the disk, and were what the devices hel
     store     the checkpoints of a run            saving    one save, in a thread, with the votes of several processes
     restore   one checkpoint, by all processes    verify    reads back; checksums of files
     meta      what a checkpoint is made of        digest    one number for an array
-    keep      which ones stay, room for them      pace      how often to save
+    keep      which to keep, and room for them    pace      how often to save
     damage    damage and errors of disks, in words
     mirror    copies verified checkpoints elsewhere; mirror_worker does it, remote reads and writes there
 """

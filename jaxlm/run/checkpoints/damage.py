@@ -1,4 +1,4 @@
-"""Tells damaged checkpoints from disks that fail, by errors of Python, Orbax and TensorStore, and says in words what failed."""
+"""Distinguishes damaged checkpoints from failing disks by errors of Python, Orbax and TensorStore; puts errors into words."""
 
 import contextlib
 import errno
@@ -12,11 +12,11 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.host.files import chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last by a limit of the shell
-# What a disk may do wrong for a while: a full one, a quota, a bad block or cable, a remount, a network folder that moved.
+# Disk errors that may pass: a full disk, a quota, a bad block or cable, a remount, a network folder that moved.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
-# How an error sounds that a damaged file never makes.
+# Words of errors that a damaged file never causes.
 _NEVER = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
-# Errors of JSON, Orbax and TensorStore on a file that is not as it was written: their types, or how their text begins.
+# Errors of JSON, Orbax and TensorStore on a damaged file: their types, or how their text begins.
 _TYPES = (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError, KeyError)
 _WORDS = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 # TensorStore says `[OS error 28: ENOSPC No space left on device]` or `[os_error_code='28']`; other layers only repeat the
@@ -30,22 +30,22 @@ class CorruptCheckpointError(RunError):
 
 
 class NoWholeCheckpointError(ConfigError):
-    """Raised if none of a run's checkpoints is whole: the same command will never do better."""
+    """Raised if none of a run's checkpoints is whole: the same command would always fail."""
 
 
 class ToldError(OSError):
-    """An error whose text is a whole line already, with a path: that of another process."""
+    """An error of another process; its text is a complete line, with a path."""
 
 
 @contextlib.contextmanager
 def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: bool = False) -> typing.Iterator[None]:
-    """Turns an error in its `with` block, which reads checkpoint `step`, into one of one line.
+    """Turns an error in its `with` block, which reads checkpoint `step`, into an error of one line.
 
-    Raises CorruptCheckpointError if it is damaged, RunError for another reason (memory, permissions, a device).
+    Raises CorruptCheckpointError if the checkpoint is damaged, RunError for another reason (memory, permissions, a device).
 
     Args:
-      wrong: the files that differ from their checksums: [] means that none does, so the checkpoint is not damaged; None that it
-        has no checksums, so that the error alone must tell.
+      wrong: the files that differ from their checksums; [] if there are none, so the checkpoint is not damaged; None if it
+        has no checksums, so only the error shows whether it is damaged.
       same_tree: True if the checkpoint's arrays have the names that the caller wants.
     """
     try:
@@ -63,7 +63,7 @@ def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: boo
 
 
 def _is_damage(errors: list[BaseException], wrong: typing.Sequence[str] | None, same_tree: bool) -> bool:
-    # errno: a disk that does not answer now may answer later. (A missing file has one too, and is damage.)
+    # errno: a disk that does not answer now may answer later. (A missing file has an errno too, but is damage.)
     of_disk = any(isinstance(e, OSError) and e.errno and not isinstance(e, FileNotFoundError) for e in errors)
     if of_disk or any(isinstance(e, MemoryError) or _never(e) for e in errors):
         return False
@@ -71,7 +71,7 @@ def _is_damage(errors: list[BaseException], wrong: typing.Sequence[str] | None, 
         return bool(wrong)
     if any(isinstance(e, _TYPES) or str(e).startswith(_WORDS) for e in errors):
         return True
-    # Orbax's words for a tree or a file of TensorStore that is not there as it should be.
+    # Orbax's words for a wrong tree, or for a missing or damaged file of TensorStore.
     return same_tree and any(text in str(e) for e in errors for text in ("structures do not match", "Error opening"))
 
 
@@ -80,7 +80,7 @@ def _never(error: BaseException) -> bool:
 
 
 def number(error: BaseException) -> int | None:
-    """Returns the `errno` of the operating system's error behind `error`; None if there is none."""
+    """Returns the `errno` of the operating system's error that caused `error`; None if there is none."""
     for link in chain(error):
         if isinstance(link, OSError) and link.errno:
             return link.errno
@@ -97,12 +97,12 @@ def full(error: BaseException) -> bool:
 
 
 def passing(error: BaseException) -> bool:
-    """True for an error that says nothing about what is on the disk: the same operation may work later."""
+    """True for a temporary error, which is no sign of damage: the same operation may work later."""
     return number(error) in _PASSING or _never(error)
 
 
 def words(error: BaseException, place: object) -> str:
-    """Returns one line: what went wrong, and the path at which it did, or `place` where the error names none."""
+    """Returns one line: what went wrong, and the path in the error, or `place` if it has none."""
     errors, code = chain(error), number(error)
     for link in errors:
         if isinstance(link, ToldError):
@@ -112,7 +112,7 @@ def words(error: BaseException, place: object) -> str:
     for link in errors:
         match = _PATH.search(str(link))
         path = str((isinstance(link, OSError) and link.filename) or (match and match[1]) or "")
-        if path and not path.startswith("/proc/"):  # there it is the number of an open folder: `files.plain_path`
+        if path and not path.startswith("/proc/"):  # such a path is an open folder's number: `files.plain_path`
             return f"{text}: {path}"
     return f"{text}: {place}"
 

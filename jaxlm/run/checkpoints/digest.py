@@ -28,7 +28,7 @@ def digest(x: jax.Array) -> jax.Array:
     matter, so shards don't either. The hash (murmur3's finaliser) is a bijection, so any change of one element changes
     the sum.
     """
-    x = jax.device_put(x, jax.memory.Space.Device)  # an optimizer's state may wait in the host's memory
+    x = jax.device_put(x, jax.memory.Space.Device)  # an offloaded optimizer state is in the host's memory
     bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32)
     return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 
@@ -56,7 +56,7 @@ def _split(piece: np.ndarray, start: Sequence[int], most: int) -> Iterator[tuple
 
 
 def _hash(piece: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Returns the share of a piece that fits into the caches: `mix` of ops/bits in place, in as few passes as there are."""
+    """Returns a small piece's share of the digest: `mix` of ops/bits, in place, in as few passes as possible."""
     h, step = np.zeros((1,) * piece.ndim, np.uint32), 0x9E3779B1  # `numbers` of ops/bits: the constant times the index
     for axis in reversed(range(piece.ndim)):
         along = np.arange(start[axis], start[axis] + piece.shape[axis], dtype=np.int64).astype(np.uint32)
@@ -86,7 +86,7 @@ def look(items: dict[str, dict]) -> tuple[dict[str, int], list[str]]:
     looks = {}
     for name, leaf in tree.named_leaves(items):
         looks[name] = _look(leaf)
-        # One at a time: an offloaded state may not fit on the device; collectives of a CPU's devices in flight may deadlock.
+        # One at a time: an offloaded state may not fit on the device; concurrent collectives of CPU devices may deadlock.
         if leaf.sharding.memory_kind == "pinned_host" or jax.default_backend() == "cpu":
             jax.block_until_ready(looks[name])
     looks = jax.device_get(looks)

@@ -1,7 +1,7 @@
-"""Which checkpoints stay, and the room on the disk for them: what they will need, and what is held back for a bad moment.
+"""Which checkpoints to keep, and their room on the disk: how much they will need, and a reserve for a full disk.
 
 Neither `statvfs` nor a sparse file tells whether a write will succeed: quotas, network folders and overlays lie. So the
-reserve is a file of real blocks, and what needs room at a bad moment (logs, the ledger) gets it by deleting that file.
+reserve is a file of real blocks: when the disk is full, deleting that file makes room for the logs and the ledger.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ def steps(checkpoints: pathlib.Path) -> list[int]:
 
 
 def imported(checkpoints: pathlib.Path) -> bool:
-    """True if there is nothing but the weights of an imported model: no step was saved since."""
+    """True if there are only the weights of an imported model: no step has been saved yet."""
     first = checkpoints / "0"
     return steps(checkpoints) == [0] and (first / "params").is_dir() and not (first / "train").is_dir()
 
 
 def begun(checkpoints: pathlib.Path) -> bool:
-    """True if the run saved a step of its own, on which it goes on."""
+    """True if the run has saved a step of its own, to resume from."""
     return bool(steps(checkpoints)) and not imported(checkpoints)
 
 
@@ -48,8 +48,8 @@ def obsolete(
 
     Args:
       whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
-        checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
-        whole ones stay.
+        checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that corrupts data the last whole
+        checkpoints stay.
     """
     counted = sorted(steps if whole is None else set(steps) & set(whole))
     newest = counted[-config.keep_last :]
@@ -65,12 +65,12 @@ def best(steps: Sequence[int], scores: Mapping[int, float]) -> int | None:
 
 
 def ranked(steps: Iterable[int], scores: Mapping[int, float]) -> list[int]:
-    """Returns the steps with a finite score, the lowest first; of equals the earliest step first."""
+    """Returns the steps with a finite score, the lowest first; equal scores by step."""
     return [step for _, step in sorted((scores[s], s) for s in steps if math.isfinite(scores.get(s, math.nan)))]
 
 
 def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
-    """Keeps a checkpoint for good, since another run needs it: the base of an adapter. Deleting STEP.needed lets it go."""
+    """Keeps a checkpoint for good, since another run's adapter needs it as its base. To undo it, delete STEP.needed."""
     file, line = checkpoints / f"{step}.needed", f"{run.resolve()}\n"
     if not file.is_file() or line not in file.read_text("utf-8"):
         with file.open("a", encoding="utf-8") as out:
@@ -82,7 +82,7 @@ def needed(checkpoints: pathlib.Path) -> set[int]:
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
-    """Returns how many checkpoints a run has at once, at most; the one that is being written counts."""
+    """Returns the most checkpoints that a run has at once, including the one being written."""
     every = steps // config.keep_every if config.keep_every else 0
     return config.keep_last + config.keep_best + every + pinned + 1
 
@@ -103,7 +103,7 @@ def lacking(
     return (
         f"{directory} has {console.size(free)} free, and the run will need {console.size(bytes_)}: {count} checkpoints of "
         f"{console.size(size)} (config.checkpoint.keep_last={config.keep_last}, keep_best={config.keep_best}{every}, one on "
-        "its way), less those that are there, and the reserve; saving fails when the disk is full"
+        "its way), less the existing ones, and the reserve; saving fails when the disk is full"
     )
 
 
@@ -120,7 +120,7 @@ class Reserve:
         return False
 
     def make(self, most: float = math.inf) -> bool:
-        """Writes the file, unless it is there. Returns True if it is there now. Never raises."""
+        """Writes the file, unless it exists. Returns True if it now exists. Never raises."""
         self._bytes = int(min(self._bytes, most))
         if self._bytes and not self.held:
             try:
@@ -140,7 +140,7 @@ class Reserve:
 
 
 def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
-    """True if no checkpoint as large as the largest one can be written beside it, by trial; False if nobody knows in time."""
+    """True if the disk has no room for another checkpoint like the largest, by a trial; False if that takes too long."""
     trial = checkpoints / RESERVE
     try:
         folders = [path for path in checkpoints.iterdir() if path.is_dir()]
@@ -155,7 +155,7 @@ def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
 
 
 def _fill(path: pathlib.Path, size: int, seconds: float = math.inf) -> None:
-    """Writes `size` random bytes, or what `seconds` are enough for: some file systems store no zeros."""
+    """Writes up to `size` bytes in up to `seconds`; random ones, since some file systems store no zeros."""
     end = time.monotonic() + seconds
     with open(path, "wb") as file:
         for start in range(0, size, _BLOCK):

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: the items that hold its arrays, and beside them config, fingerprint of the data, digests.
+"""What a checkpoint consists of: the items that hold its arrays, and besides config, fingerprint of the data, digests.
 
 Each trained collection is an item with the collection's name, such as `params`. The item `train` holds the optimizer's
 state and the counters, and `running` if the objective adapts scalars. Orbax restores only a tree with the saved structure.
@@ -23,7 +23,7 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")  # of a train state
 
 
 def of_run(config: Config, data: Order, base: Mapping[str, str | int]) -> dict:
-    """What a run adds to each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets.
+    """What a run adds to each checkpoint besides the arrays. It holds no secrets, since checkpoints are given to others.
 
     `base` identifies the origin of frozen variables, if there are any.
     """
@@ -35,7 +35,7 @@ def of_run(config: Config, data: Order, base: Mapping[str, str | int]) -> dict:
 
 
 def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
-    content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # as it reads back: no tuples
+    content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # lists for tuples, as JSON reads back
     return {**content, _SEAL: seal(content)}
 
 
@@ -43,7 +43,7 @@ def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
     """Returns the dict that was saved in a checkpoint's folder. Raises CorruptCheckpointError, OSError.
 
     Args:
-      must_be_sealed: True to refuse what has no seal; older checkpoints have none.
+      must_be_sealed: True to refuse a dict without a seal, as older checkpoints have.
     """
     step = int(folder.name)
     try:
@@ -51,7 +51,7 @@ def read(folder: pathlib.Path, must_be_sealed: bool = False) -> dict:
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} can't be read as JSON") from None
     seal_there = meta.pop(_SEAL, None)
-    # A text of 64 characters beside the others is a seal whose name is damaged: older checkpoints hold none.
+    # A text of 64 characters under another name is a seal whose name is damaged: older checkpoints have no such text.
     must_be_sealed |= any(isinstance(value, str) and len(value) == 64 for value in meta.values())
     if (must_be_sealed or seal_there is not None) and seal_there != seal(meta):
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} differs from what was saved")

@@ -1,6 +1,6 @@
 """Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
 
-A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned. Nothing here imports JAX.
+A separate process (`mirror_worker`) copies, so that hanging storage can be abandoned. Nothing here imports JAX.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from jaxlm.run.checkpoints import keep, remote
 from jaxlm.run.checkpoints.damage import ToldError
 from jaxlm.run.checkpoints.mirror_worker import Gone, Refused, Trouble
 
-_ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
+_ANSWER_S = 20.0  # a start with local checkpoints waits no longer to learn which run owns the mirror
 _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
     "s3": ("s3fs", "mirror-s3"),
     "s3a": ("s3fs", "mirror-s3"),
@@ -45,9 +45,9 @@ class Abandoned(Trouble):
 class Mirror:
     """The mirror of one run: on the first process only, which sees all files of a checkpoint.
 
-    A mirror that is full, read-only or out of reach never stops the training: it says so in one line (`failing`), and tries
-    again at the next step. `pinned` (milestones) and `scores` are as in `keep.obsolete`; the caller may add steps later. Raises
-    ConfigError if nothing can be mirrored to such a URL. The URL's secrets stand in no message.
+    A mirror that is full, read-only or out of reach never stops the training: one line says so (`failing`), and the next
+    checkpoint tries again. `pinned` (milestones) and `scores` are as in `keep.obsolete`; the caller may add steps later. Raises
+    ConfigError if nothing can be mirrored to such a URL. No message contains the URL's secrets.
     """
 
     def __init__(
@@ -62,41 +62,41 @@ class Mirror:
         check(url, workdir)
         self._url, self._config, self._workdir = url, config, pathlib.Path(workdir).resolve()
         self._pinned, self._scores = pinned, {} if scores is None else scores
-        self._child: Child | None = None  # that copies
+        self._child: Child | None = None  # the process that copies
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # guards what follows, up to the empty line
+        self._lock = threading.Lock()  # guards the next attributes, up to the empty line
         self._wanted: list[int] = []  # steps to copy
         self._copying: int | None = None
         self._due, self._busy, self._closing = False, False, False
         self.failing = ""
 
         self._whole: set[int] = set()  # steps that were read back
-        self._partial: set[int] = set()  # steps of which only a part is there
-        self._stale: set[int] = set()  # whole steps that the run went back behind
-        self._start = secrets.token_hex(8)  # tells this start from others of the same run
-        self._run_id = ""  # once the mirror is ours
+        self._partial: set[int] = set()  # steps that are only partly there
+        self._stale: set[int] = set()  # whole steps that a rollback undid
+        self._start = secrets.token_hex(8)  # identifies this start among those of the run
+        self._run_id = ""  # set once this start owns the mirror
 
     def latest(self) -> int | None:
         """Returns the newest step whose copy was read back; None if there is none."""
         return max(self._whole - self._stale, default=None)
 
     def wanted(self) -> frozenset[int]:
-        """Returns the steps whose copies are under way or wait. To delete such a checkpoint costs its copy."""
+        """Returns the steps whose copies are under way or wait: a checkpoint deleted now gets no copy."""
         with self._lock:
             return frozenset({*self._wanted, self._copying} - {None})
 
     def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
-        """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
+        """Makes this start the mirror's only writer, and restores the run if its folder has no checkpoints.
 
-        To call at each start, before anything else looks into the folder. Returns the step that came back, or None. `alive` is
+        Call it at each start, before anything else looks into the folder. Returns the restored step, or None. `alive` is
         called at each answer of the storage. Raises ConfigError if the mirror is another run's, or no copy in it is whole;
         RunError if the folder has no checkpoints, and the mirror can't be read.
         """
         local, shown = self._local_steps(), redact_url(self._url)
         try:
             if unwritable := self._claim(_ANSWER_S if local else self._config.mirror_timeout_s):
-                self._fail(unwritable)  # it can still be read
+                self._fail(unwritable)  # the mirror can still be read
             if local:
                 return None
             _say(f"no checkpoints in {self._workdir}: looking into the mirror {shown}")
@@ -122,7 +122,7 @@ class Mirror:
         return step
 
     def _fetch(self, alive: Callable[[], None]) -> int | None:
-        """Brings back the newest whole checkpoint; returns its step. A worker that is late is replaced while files come."""
+        """Restores the newest whole checkpoint; returns its step. Replaces a late worker as long as files arrive."""
         came = []
 
         def note(event: dict) -> None:
@@ -140,13 +140,13 @@ class Mirror:
                 alive()
 
     def begin(self, step: int) -> None:
-        """Asks for a copy of a verified checkpoint, in place of steps that wait, except pinned ones. Returns at once."""
+        """Queues a copy of a verified checkpoint, in place of waiting steps that are not pinned. Returns at once."""
         with self._lock:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
         self._wake()
 
     def roll_back(self, step: int) -> None:
-        """Says that the run went back to `step`, or 0. Newer copies no longer count, and go once this one is there."""
+        """Notes that the run went back to `step` (0: to its start). Newer copies no longer count, and are deleted later."""
         self._stale |= {other for other in self._whole if other > step}
         self._stale.discard(step)
         if step and step not in self._whole:
@@ -157,7 +157,7 @@ class Mirror:
         self._wake()
 
     def wait(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
+        """Waits up to `timeout` seconds while copies are under way. Returns False if they still are."""
         if self._thread:
             self._thread.join(timeout)
         return not (self._thread and self._thread.is_alive())
@@ -171,7 +171,7 @@ class Mirror:
             self._wake()
         if self.wait(timeout):
             self._end()
-        else:  # a thread that waits for an answer gets Abandoned, as who asks later does
+        else:  # a thread that waits for an answer gets Abandoned, and so does every later job
             self._stopped = True
             if self._child:
                 self._child.kill()
@@ -180,7 +180,7 @@ class Mirror:
         return not self._wanted and newest in self._whole - self._stale | {None}
 
     def _wake(self) -> None:
-        """Lets the thread look at what there is to do; begins one if there is none."""
+        """Makes the thread look for work; starts it if it is not running."""
         with self._lock:
             self._due = True
             if not self._busy:
@@ -191,7 +191,7 @@ class Mirror:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                # In one go with the answer: else what is asked for just now would find a thread that is about to end.
+                # Under one lock: else a copy that is queued just now would rely on a thread that is about to end.
                 self._busy, self._due = self._due, False
                 if not self._busy:
                     return
@@ -207,7 +207,7 @@ class Mirror:
                 self._try(lambda: self._ask("write_logs"))
 
     def _copy(self, step: int) -> bool:
-        """Copies a step and rotates. Returns False if this failed: then there is nothing to gain from another step."""
+        """Copies a step and rotates. Returns False if this failed: then other steps would fail too."""
         copied = {}
 
         def note(event: dict) -> None:
@@ -222,7 +222,7 @@ class Mirror:
                 job = {"step": step, "copied": copied}
                 self._note_held(self._ask("copy", note, **job))
             except Abandoned as error:
-                # A worker that died is begun again only if it got further: it may die of this very copy.
+                # A worker that died is restarted only if it made progress: this very copy may kill it.
                 if not (error.late or len(copied) > before):
                     self._fail(f"checkpoint {step}: {error}")
                     return False
@@ -243,7 +243,7 @@ class Mirror:
         return True
 
     def _rotate(self) -> None:
-        """Deletes the copies that need not be kept. The worker never deletes the last whole one."""
+        """Deletes the copies that need not be kept. The worker never deletes the last whole copy."""
         config = dataclasses.replace(self._config, keep_last=self._config.mirror_keep_last, keep_every=0)
         counting = self._whole - self._stale
         if not counting:
@@ -258,7 +258,7 @@ class Mirror:
         self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
 
     def _claim(self, timeout_s: float) -> str:
-        """Makes the mirror ours, once. Returns why it can't be written to, or "". Raises Refused if it is another run's."""
+        """Makes this start own the mirror, once. Returns "" or why it can't be written. Raises Refused if another run does."""
         if self._run_id:
             return ""
         path, local = self._workdir / ".run_id", self._local_steps()
@@ -272,7 +272,7 @@ class Mirror:
             raise Trouble(f"{path}: {error}") from error
         self._note_held(claimed)
         if local:
-            # The run goes on from its own newest checkpoint: it went back behind what the mirror has beyond that.
+            # The run resumes from its own newest checkpoint: newer copies in the mirror are stale.
             self._stale = {step for step in self._whole if step > max(local)}
         if not claimed["unwritable"]:
             self._run_id = claimed["id"]
@@ -291,7 +291,7 @@ class Mirror:
     ) -> dict:
         """Gives a job of `mirror_worker.JOBS` to the process that copies, and returns its result. Raises Trouble.
 
-        The process starts with the first job, and anew with the first after it died or was late. `note` gets each event.
+        A job starts the process if it is not running: at first, or after it died or was late. `note` gets each event.
         """
         if self._stopped:
             raise Abandoned("its time is up", late=False)
@@ -312,7 +312,7 @@ class Mirror:
         except TimeoutError:
             raise Abandoned(f"no end after {timeout_s:g} s", late=True) from None
         except Died as death:
-            # The last line that it printed is a library's, and may hold the URL with its secrets.
+            # The last line that the process printed is a library's, and may hold the URL with its secrets.
             words = f": {death.said}" if death.said else ""
             why = f"the process that copies died{words}".replace(self._url, redact_url(self._url))
             raise Abandoned(why, late=False) from None
@@ -339,7 +339,7 @@ class Mirror:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone costs no copy
+    with contextlib.suppress(OSError, ValueError):  # a lost terminal must not cost a copy
         console.say(line)
 
 

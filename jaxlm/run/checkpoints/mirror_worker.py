@@ -1,12 +1,12 @@
-"""Copies checkpoints to the mirror and back, in a process of its own that `mirror.py` may abandon. Imports no JAX.
+"""Copies checkpoints to the mirror and back, in a separate process that `mirror.py` may abandon. Imports no JAX.
 
 Each job is answered with events, then `done` or `error`. The mirror holds:
 
-run_id.json                        whose mirror it is: the run, and which start of it writes here
+run_id.json                        the run that owns the mirror, and the start of it that writes here
 config.json, metrics.jsonl, ...    the newest logs of the run, and logs.json with their sizes and sha256
-checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were
-checkpoints/<step>/manifest.json   size and sha256 of each of them: written when all are there and were read back
-checkpoints/<step>/verified.json   written when its logs were read back too: only now the step counts
+checkpoints/<step>/                the files of the checkpoint; `workdir/` there holds the logs as they were then
+checkpoints/<step>/manifest.json   size and sha256 of each file: written when all files were read back
+checkpoints/<step>/verified.json   written when the logs were read back too: only then the step counts
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ from jaxlm.run.checkpoints import remote as remote_lib
 from jaxlm.run.checkpoints.remote import Remote, Sum, measure, seal, sum_of, unseal
 
 _LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html", console.LOG)
-_AT_ONCE = 4  # files under way at a time
+_AT_ONCE = 4  # files copied at a time
 _TRIES = 3  # of a file that does not read back as it was written
 
 Tell = Callable[[dict[str, typing.Any]], None]
@@ -39,7 +39,7 @@ class Trouble(Exception):
 
 
 class Refused(Trouble):
-    """Only a change of the config mends this."""
+    """Only a change of the config fixes this."""
 
     kind = "config"
 
@@ -59,10 +59,10 @@ class Unfinished(Damaged):
 
 
 def claim(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Makes this start of the run the one that writes to the mirror. Raises Refused if it belongs to another run.
+    """Makes this start of the run the mirror's only writer. Raises Refused if the mirror belongs to another run.
 
     `job`: `id` of the run ("" if its folder has none), `new_id`, `start`, `workdir`, `empty` (it has no checkpoints). Returns
-    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and what it holds, as `copy`.
+    the run's `id`, why the mirror can't be written to (`unwritable`, "" if it can), and the mirror's steps as `copy` does.
     """
     record, name = owner(remote), pathlib.Path(job["workdir"]).name
     comes_back = record and not job["id"] and job["empty"] and record["workdir"] == name
@@ -82,8 +82,8 @@ def claim(remote: Remote, job: dict, tell: Tell) -> dict:
 def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     """Copies one checkpoint and the logs, reads all back, and only then marks the copy as verified.
 
-    `job`: `step`, `workdir`, `id` and `start` of the run, and the sums of what an attempt that was abandoned has `copied`.
-    Returns the steps that the mirror then holds `whole`, and those of which it has only a part (`partial`).
+    `job`: `step`, `workdir`, `id` and `start` of the run, and `copied`: the sums of the files of an abandoned attempt.
+    Returns the steps that the mirror then holds `whole`, and the steps that it holds only in part (`partial`).
     """
     step, workdir, folder = job["step"], pathlib.Path(job["workdir"]), f"checkpoints/{job['step']}"
     source = workdir / "checkpoints" / str(step)
@@ -118,7 +118,7 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     for name in logs:
         if remote.measure(f"{folder}/workdir/{name}") != logs[name]:
             raise Damaged(f"checkpoint {step}: workdir/{name} does not read back as it was written")
-    # Before the copy counts: else a run that comes back to it lacks the steps since the last.
+    # Before the copy counts: else a run restored from it would lack the metrics since the previous copy.
     write_logs(remote, job, tell)
     remote.write(f"{folder}/verified.json", seal({"manifest": hashlib.sha256(manifest).hexdigest()}))
     manifest_of(remote, step)  # raises if the last two files do not read back either
@@ -133,7 +133,7 @@ def write_logs(remote: Remote, job: dict, tell: Tell) -> dict:
 
 
 def delete(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Deletes `steps`, but never the last whole copy. Returns what the mirror then holds, as `copy`."""
+    """Deletes `steps`, but never the last whole copy. Returns the mirror's steps as `copy` does."""
     check_owner(remote, job)
     whole = set(held(remote)["whole"])
     for step in job["steps"]:
@@ -144,7 +144,7 @@ def delete(remote: Remote, job: dict, tell: Tell) -> dict:
 
 
 def restore(remote: Remote, job: dict, tell: Tell) -> dict:
-    """Brings the newest checkpoint whose files all match into `workdir`, and the logs that are not there. Raises Refused."""
+    """Copies the newest checkpoint whose files all match, and missing logs, into `workdir`. Raises Refused."""
     workdir, damaged, weights_only = pathlib.Path(job["workdir"]), [], []
     for step in reversed(steps(remote)):
         try:
@@ -176,7 +176,7 @@ JOBS = {"claim": claim, "copy": copy, "write_logs": write_logs, "delete": delete
 
 
 def work(jobs: Iterable[dict], tell: Tell) -> None:
-    """Does each job at its `url`. `Mirror` starts it by its name."""
+    """Does each job at its `url`. `Mirror` starts this function by its name."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, which may still wait for a copy
     remote = None
@@ -197,7 +197,7 @@ def _open(url: str) -> Remote:
 
 
 def _sums(folder: pathlib.Path) -> Sums:
-    """Returns the sum of each file of a checkpoint. Raises Gone if there is none, or one goes."""
+    """Returns the sum of each file of a checkpoint. Raises Gone if there are no files, or a file disappears."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     sums: Sums = {}
     with contextlib.suppress(FileNotFoundError):
@@ -208,12 +208,12 @@ def _sums(folder: pathlib.Path) -> Sums:
 
 
 def _check_source(folder: pathlib.Path, sums: Sums) -> None:
-    """Raises Trouble if a file is no longer as it was when the checkpoint was verified (`checksums.json` in it)."""
+    """Raises Trouble if a file changed after the checkpoint was verified (by its `checksums.json`)."""
     try:
         verified = files.json_of((folder / "checksums.json").read_bytes())["files"]
         changed = [name for name in sums if verified.get(name, sums[name]) != sums[name]]
     except (OSError, *files.MANGLED):
-        return  # not verified, or its checksums are damaged: a restore reads the arrays themselves then
+        return  # not verified, or damaged checksums: then a restore checks the arrays themselves
     if changed:
         raise Trouble(f"checkpoint {folder.name}: {changed[0]} is not what was saved and verified, so it is not copied")
 
@@ -249,7 +249,7 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Sums:
 
 
 def _without_secrets(config: bytes) -> bytes:
-    """Returns config.json with `***` in the place of secrets; nothing of a file that is damaged."""
+    """Returns config.json with `***` in the place of secrets; b"" if the file is damaged."""
     with contextlib.suppress(ValueError):
         plain = files.json_of(config, object)
         hidden = redact(plain)
@@ -258,7 +258,7 @@ def _without_secrets(config: bytes) -> bytes:
 
 
 def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, tell: Tell) -> None:
-    """Brings a checkpoint under its name once all of it is there and right. Files of an earlier attempt stay, if right."""
+    """Downloads a checkpoint, and gives it its name when all files are right. Keeps right files of an earlier attempt."""
     half, damaged = checkpoints / f"{step}.restoring", f"the mirror's copy of checkpoint {step} is damaged"
 
     def fetch(name: str) -> str:
@@ -286,7 +286,7 @@ def _download(remote: Remote, step: int, sums: Sums, checkpoints: pathlib.Path, 
 
 
 def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Path, tell: Tell) -> None:
-    """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step."""
+    """Restores the logs that `workdir` lacks: the newest copy, or if it is damaged, the copy made with the step."""
     newest: Sums = {}
     with contextlib.suppress(FileNotFoundError):
         newest = (unseal(remote.read("logs.json")) or {}).get("files", {})
@@ -310,7 +310,7 @@ def _restore_logs(remote: Remote, step: int, of_step: Sums, workdir: pathlib.Pat
 
 
 def _each(do: Callable[[str], remote_lib.T], names: Iterable[str]) -> Iterator[remote_lib.T]:
-    """Yields `do(name)` of each name in their order, some at a time. An error drops what has not begun."""
+    """Yields `do(name)` of each name in order, some in parallel. After an error it begins no further name."""
     pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
     try:
         yield from pool.map(do, names)
@@ -327,14 +327,14 @@ def owner(remote: Remote) -> dict | None:
 
 
 def own(remote: Remote, run_id: str, job: dict) -> None:
-    """Writes run_id.json: from now on the mirror is that of this start of the run."""
+    """Writes run_id.json: from now on this start of the run owns the mirror."""
     remote.write(
         "run_id.json", seal({"id": run_id, "workdir": pathlib.Path(job["workdir"]).name, "start": job["start"]})
     )
 
 
 def check_owner(remote: Remote, job: dict) -> None:
-    """Raises Trouble if another run, or a later start of this one, writes to the mirror."""
+    """Raises Trouble if another run, or a later start of this run, writes to the mirror."""
     record = owner(remote)
     if record is None:
         own(remote, job["id"], job)
@@ -356,7 +356,7 @@ def manifest_of(remote: Remote, step: int) -> dict:
     except FileNotFoundError:
         raise Unfinished(f"the mirror's copy of checkpoint {step} is not whole") from None
     record = unseal(content)
-    # The mark names the manifest that was there when all was read back: another one proves nothing.
+    # The mark has the hash of the manifest that was read back: a mark for another manifest proves nothing.
     mark = {"manifest": hashlib.sha256(content).hexdigest()}
     if record is None or unseal(verified) != mark or record["step"] != step:
         raise Damaged(f"the mirror's copy of checkpoint {step} is damaged: its manifest is not what was written")
@@ -364,7 +364,7 @@ def manifest_of(remote: Remote, step: int) -> dict:
 
 
 def held(remote: Remote) -> dict[str, list[int]]:
-    """Returns which steps the mirror holds `whole` by its books, and which only in part. Reads none of their arrays."""
+    """Returns the steps that the mirror holds `whole`, by their manifests, and in part (`partial`). Reads no arrays."""
     of_kind = {"whole": [], "partial": []}
     for step in steps(remote):
         try:
@@ -376,7 +376,7 @@ def held(remote: Remote) -> dict[str, list[int]]:
 
 
 def remove(remote: Remote, step: int) -> None:
-    """Deletes a step. The manifest goes first: what is deleted by half never looks whole."""
+    """Deletes a step, the manifest first: so a half-deleted copy never looks whole."""
     folder = f"checkpoints/{step}"
     first = [f"{folder}/manifest.json", f"{folder}/verified.json"]
     remote.delete([*first, *(name for name in remote.names(folder) if name not in first)])

@@ -1,4 +1,4 @@
-"""Says at which step a save is due, by the clock: every so many minutes, or often enough that a crash costs little."""
+"""Says at which step a save is due, by the clock: every given minutes, or often enough that a crash costs little."""
 
 import contextlib
 import math
@@ -12,13 +12,13 @@ from jaxlm.devices.processes import from_first
 AUTO = -1.0  # the value of `checkpoint.every_minutes` that asks for the best interval
 LEAST, MOST = 1.0, 120.0  # minutes
 _STALL = 0.01  # at most this share of the time may be lost to the stall of the loop
-_BESIDE = 0.02  # and this share may be spent on verifying, beside the training
+_BESIDE = 0.02  # at most this share of the time may be spent on verifying, while training goes on
 FIRST_MINUTES = 10.0  # before any save was measured
 _ASK_S = 10.0  # several processes agree this often whether a save is due
 
 
 def minutes(stall_s: float, verify_s: float, failures_per_day: float) -> float:
-    """Returns the interval in minutes at which the least time is lost, to saving and to work that a failure undoes.
+    """Returns the interval in minutes that loses the least time, to saving and to work undone by failures.
 
     It is Young's and Daly's sqrt(2 * stall * mean time between failures) (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
     2006), from 1 to 120 minutes, and long enough that the stall stays under 1% and verifying under 2% of the time.
@@ -29,10 +29,10 @@ def minutes(stall_s: float, verify_s: float, failures_per_day: float) -> float:
 
 
 class Pace:
-    """Says at which step so much time has passed since the last save that another is due.
+    """Says at which step enough time has passed since the last save that another is due.
 
-    Only the first process's clock counts. Several processes agree at a few steps, some seconds apart, which they choose
-    together; a single one asks at every step.
+    Only the first process's clock counts. A single process looks at it at every step; several agree at steps some seconds
+    apart, which the first one chooses.
     """
 
     def __init__(self, every_minutes: float, failures_per_day: float):
@@ -63,7 +63,7 @@ class Pace:
         return late or wanted(), step + steps
 
     def _step_s(self, step: int) -> float:
-        """Returns the seconds that a step takes; 0 as long as nobody knows."""
+        """Returns the seconds that a step takes; 0 if not known yet."""
         now = time.monotonic()
         if self._first is None or step <= self._first[0]:
             self._first = (step, now)
@@ -71,7 +71,7 @@ class Pace:
         return (now - self._first[1]) / (step - self._first[0])
 
     def left(self, step: int, end: int) -> float:
-        """Returns how many saves are due between `step` and `end`, if a step goes on to take as long as so far."""
+        """Returns how many saves are due between `step` and `end`, by the mean time of a step so far."""
         if self._first is None or step <= self._first[0]:
             return 0.0
         return (end - step) * self._step_s(step) / (self.minutes * 60)
@@ -85,7 +85,7 @@ class Pace:
         self._saved_at = time.monotonic()
         self._stall_s = max(self._saved_at - began, 1e-3)
         self._saves += 1
-        if step_s and self._saves == 2 and self._every:  # the first one compiled the digests
+        if step_s and self._saves == 2 and self._every:  # the first save compiled the digests
             steps = max(1, round(self.minutes * 60 / step_s))
             say(
                 f"saving at least every {self.minutes:.3g} minutes ({steps:,} steps): a save holds the loop for "

@@ -1,4 +1,4 @@
-"""Files under a folder or a URL, as the mirror needs them: patient, flushed to disk, and read back from where they lie."""
+"""Reads and writes files under a folder or a URL for the mirror: with retries, flushed to disk, read from the storage."""
 
 import contextlib
 import errno
@@ -19,11 +19,11 @@ from fsspec.implementations.local import LocalFileSystem
 from jaxlm.host import files
 from jaxlm.run.checkpoints.damage import FULL
 
-_CHUNK = 8 * 2**20  # bytes in memory of one file
+_CHUNK = 8 * 2**20  # bytes of one file in memory
 _ATTEMPTS = 8  # with the pauses between them half a minute
 _LONGEST_PAUSE_S = 30.0
 _ABSENT = (FileNotFoundError, NotADirectoryError)
-# What no second attempt mends: full, read-only, not allowed, not a folder.
+# Errors that no second attempt fixes: full, read-only, not allowed, not a folder.
 _LASTING = {*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 T = typing.TypeVar("T")
@@ -39,7 +39,7 @@ class Remote:
 
     def __init__(self, url: str, pause_s: float = 0.25):
         self._pause_s = pause_s
-        # Listings are not remembered: what others wrote, or what failed half-way, must be seen.
+        # Listings are not cached: files that others wrote, or that failed half-way, must be seen.
         self._fs, root = file_system(url, use_listings_cache=False, skip_instance_cache=True)
         self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
@@ -72,7 +72,7 @@ class Remote:
         return b"".join(self._patiently(lambda: list(self._chunks(name))))
 
     def measure(self, name: str) -> Sum:
-        """Reads a file back from where it lies, not from the page cache."""
+        """Returns the sum of a file, read from the storage, not from the page cache."""
         return self._patiently(lambda: _measure(self._chunks(name)))
 
     def fetch(self, name: str, target: pathlib.Path) -> Sum:
@@ -89,27 +89,27 @@ class Remote:
         return self._patiently(copy)
 
     def names(self, folder: str) -> list[str]:
-        """Returns the names of all files under a folder, sorted; none if there is no such folder."""
+        """Returns the names of all files under a folder, sorted; [] if there is no such folder."""
         with contextlib.suppress(*_ABSENT):
             paths = self._patiently(lambda: self._fs.find(self._path(folder)))
             return sorted(path[len(self._root) + 1 :] for path in paths)
         return []
 
     def folders(self, folder: str) -> list[str]:
-        """Returns the last parts of the names of the folders in `folder`; none if there is no such folder."""
+        """Returns the names of the folders in `folder`, without its path; [] if there is no such folder."""
         with contextlib.suppress(*_ABSENT):
             entries = self._patiently(lambda: self._fs.ls(self._path(folder), detail=True))
             return sorted(pathlib.PurePath(entry["name"]).name for entry in entries if entry["type"] == "directory")
         return []
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes files, one after the other, in this order. One that is absent is no error."""
+        """Deletes files, one after the other, in this order. An absent file is no error."""
         for name in names:
             with contextlib.suppress(*_ABSENT):
                 self._patiently(lambda name=name: self._fs.rm_file(self._path(name)))
 
     def prune(self, folder: str) -> None:
-        """Deletes a folder that holds no more files, where folders are more than parts of names."""
+        """Deletes a folder whose files are deleted; object stores have no folders."""
         if self._local:
             shutil.rmtree(self._path(folder), ignore_errors=True)
 
@@ -117,7 +117,7 @@ class Remote:
         return f"{self._root}/{name}"
 
     def _place(self, name: str) -> str:
-        """Returns the path of a file to write; makes its folder, where folders are more than parts of names."""
+        """Returns the path of a file to write; makes its folder, if it is local: object stores have no folders."""
         path = self._path(name)
         if self._local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -139,7 +139,7 @@ class Remote:
                 if lasting or attempt == _ATTEMPTS:
                     raise
             pause_s = min(self._pause_s * 2 ** (attempt - 1), _LONGEST_PAUSE_S)
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # not all files at once again
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that not all files are retried at once
 
 
 def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -169,13 +169,13 @@ def _measure(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> Sum
 
 
 def seal(record: dict[str, typing.Any]) -> bytes:
-    """Returns a record as JSON that holds its own sha256, so that any change of it is noticed."""
+    """Returns a record as JSON with its sha256, so that any change is noticed."""
     sealed = {"record": record, "sha256": _sha256(record)}
     return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
 
 
 def unseal(content: bytes) -> dict[str, typing.Any] | None:
-    """Returns the record that `seal` wrote; None if the bytes are not what it wrote."""
+    """Returns the record that `seal` wrote; None if the bytes were changed."""
     with contextlib.suppress(*files.MANGLED):
         sealed = files.json_of(content)
         if sealed["sha256"] == _sha256(sealed["record"]):

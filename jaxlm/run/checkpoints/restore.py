@@ -1,4 +1,4 @@
-"""Reads one checkpoint. Whatever is wrong with it, all processes learn it before any of them begins to restore."""
+"""Reads one checkpoint. If it is damaged or unreadable, all processes learn it before any of them begins to restore."""
 
 import contextlib
 import functools
@@ -21,13 +21,13 @@ Reader = Callable[[str], np.ndarray]
 
 
 class UnreadableError(CorruptCheckpointError):
-    """Raised on all processes if one of several can't read a file of a checkpoint: they go back to the one before, together."""
+    """Raised on all processes if one of several can't read a file of a checkpoint: all go back to the previous one."""
 
 
 def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
     """Restores some items of a checkpoint; `wanted`: item -> tree of ShapeDtypeStructs with shardings.
 
-    Raises CorruptCheckpointError if it differs from what was saved, RunError if it can't be read for another reason.
+    Raises CorruptCheckpointError if an array differs from what was saved, RunError if it can't be read for another reason.
     """
     step, names = int(folder.name), {*wanted, "meta"}
     digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
@@ -59,20 +59,20 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
 
 
 def read_meta(folder: pathlib.Path) -> dict:
-    """Returns the dict that was saved beside the arrays; see `meta.read`. Raises RunError for an OSError."""
+    """Returns the dict that was saved besides the arrays; see `meta.read`. Raises RunError for an OSError."""
     with _readable(folder):
         return meta.read(folder)
 
 
 def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:
-    """Returns the digests of some items, and the files that differ from their checksums, None without any. Talks to nobody."""
+    """Returns the digests of some items, and the files that differ from their checksums, None without checksums."""
     several, first = jax.process_count() > 1, jax.process_index() == 0
     with _readable(folder):
         wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
         saved = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
         digests = {name: value for name, value in saved["digests"].items() if name.split("/")[0] in names}
-        # Some files (a list of shardings, a mark) can differ and harm nothing. But what one of several processes meets inside
-        # Orbax, the others would wait for.
+        # Some files (a list of shardings, a mark) can differ and harm nothing. But if one of several processes fails inside
+        # Orbax, the others wait for it.
         look = first and (wrong is None if several else bool(wrong))
         differs = verify.read_back(folder, digests) if look else ""
         if differs or (wrong and several):
@@ -83,7 +83,7 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
-    """Turns an OSError in its `with` block into one line. Of one of several processes it means: all go back."""
+    """Turns an OSError in its `with` block into one line. If there are several processes, all go back."""
     try:
         yield
     except OSError as error:
@@ -98,7 +98,7 @@ def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
 
 
 def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]:
-    """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""
+    """Returns step -> the dict that was saved besides the arrays, without damaged ones."""
     metas = {}
     for step in steps:
         with contextlib.suppress(CorruptCheckpointError):

@@ -1,4 +1,4 @@
-"""Saves one checkpoint beside the training: writes it, reads it back from the disk, and seals it with checksums."""
+"""Saves one checkpoint while training goes on: writes it, reads it back from the disk, and seals it with checksums."""
 
 import itertools
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
-from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
+from jax._src import distributed  # the only way to the coordinator's store; Orbax uses it too
 
 from jaxlm.config import RunError
 from jaxlm.devices.processes import together, working
@@ -21,7 +21,7 @@ from jaxlm.run.checkpoints.damage import ToldError
 
 
 class _Quiet(logging.Filter):
-    """Drops Orbax's tracebacks of a save that fails: one line tells it, at the next step."""
+    """Drops Orbax's tracebacks of a save that fails: one line reports the failure, at the next step."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname and "/orbax/" not in record.getMessage()
@@ -37,16 +37,15 @@ _OK = "ok"
 class Votes:
     """Lets the threads of several processes, which save one checkpoint together, learn that one of them failed.
 
-    Orbax's own barrier waits for a process that failed until a time-out of 20 minutes. Here each process writes into the
-    store of the cluster's coordinator what became of its part, and reads what the others wrote. All processes make it at
-    the same step.
+    Orbax's own barrier waits for a failed process until a time-out of 20 minutes. Here each process writes into the
+    coordinator's key-value store whether its part succeeded, and reads the others' votes. All create Votes at the same step.
     """
 
     def __init__(self):
         self._prefix, self._stages = f"jaxlm/save/{next(_ALIKE)}", 0
 
     def barrier(self, *, key: str = "", timeout_ms: int) -> None:
-        """Says that this process came so far, and waits for the others. Raises ToldError with the words of one that failed."""
+        """Tells the others that this process is here, and waits for them. Raises ToldError with a failed process's error."""
         del key
         if jax.process_count() == 1:
             return
@@ -58,7 +57,7 @@ class Votes:
                 raise ToldError(vote)
 
     def fail(self, why: str) -> None:
-        """Says that this process failed, and will come to no barrier of this save any more."""
+        """Tells the others that this process failed, and will reach no further barrier of this save."""
         if jax.process_count() > 1:
             line = why if why.startswith("process ") else f"process {jax.process_index()}: {why}"
             self._write(self._stages, line)
@@ -83,8 +82,8 @@ class Saving:
     Attributes:
       copied: set when the arrays' memory may be used again.
       left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
-      done: set when there is nothing more to wait for; then the others below hold.
-      failed: why the checkpoint could not be written or read back, in one line; "" if it was.
+      done: set when the save has ended, well or not; then the other attributes are final.
+      failed: why the checkpoint could not be written or read back, in one line; "" if it could.
     """
 
     def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict):
@@ -93,7 +92,7 @@ class Saving:
         self.copied, self.done = threading.Event(), threading.Event()
         self.written, self.left_behind = False, False
         self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
-        self.at = "checking the folder"  # what it does right now, for the user
+        self.at = "checking the folder"  # what the save does right now, for the user
         self._left = False
         # A daemon, and so are the threads that it starts: a save that hangs must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"save {self.step}")
@@ -112,7 +111,7 @@ class Saving:
                 began = time.monotonic()
                 self._verify()
                 self.verify_s = time.monotonic() - began
-        except Exception as error:  # whatever it is, training must go on, and one line must say it
+        except Exception as error:  # whatever the error is, training must go on, and one line must say it
             self.failed, self.full = damage.words(error, self.folder), damage.full(error)
             votes.fail(self.failed)
             self.left_behind = jax.process_count() > 1
@@ -123,10 +122,10 @@ class Saving:
     def _write(self, votes: Votes) -> None:
         if jax.process_index() == 0:
             probe(self.folder.parent)
-        votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # nobody begins a save that the first process can't
+        votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # no process begins if the first one can't write
         self.at = "copying the arrays to the host"
         options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_S, barrier_sync_fn=votes.barrier)
-        # A checkpointer of its own for each save: one that failed can't spoil the next.
+        # A new checkpointer for each save: a failed one can't spoil the next save.
         checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
         args = {name: ocp.args.StandardSave(item) for name, item in self._items.items()}
         with plain_path(self.folder.parent) as plain:
@@ -139,7 +138,7 @@ class Saving:
         self.written = True
 
     def _finish(self, checkpointer: ocp.AsyncCheckpointer, votes: Votes) -> None:
-        """Waits until Orbax is done. Leaves it behind if another process failed: it would wait for that one for minutes."""
+        """Waits until Orbax is done, but not if another process failed: Orbax would wait for that process for minutes."""
         errors = []
 
         def close() -> None:
@@ -153,7 +152,7 @@ class Saving:
         while thread.is_alive():
             thread.join(0.5)
             if thread.is_alive() and (why := votes.failed()):
-                thread.join(1.0)  # it may have learnt that, too
+                thread.join(1.0)  # Orbax may have learnt that, too
                 raise ToldError(why)
         if errors:
             raise errors[0]
@@ -168,7 +167,7 @@ class Saving:
 
 
 def probe(folder: pathlib.Path) -> None:
-    """Writes and deletes a small file. Raises OSError if the folder takes none: full, read-only, gone."""
+    """Writes and deletes a small file. Raises OSError if that fails: the folder is full, read-only or gone."""
     folder.mkdir(exist_ok=True)  # never the run's folder, which may have been moved
     path = folder / ".probe"
     try:
@@ -184,10 +183,10 @@ def remove_partial(directory: pathlib.Path, step: int) -> None:
 
 
 def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[], bool], most_s: float) -> bool:
-    """Waits for an event of a save, and says what it waits for: after a minute, then every five. False if it gives up.
+    """Waits for an event of a save, and says what it waits for: after a minute, then every five. Returns False if it gives up.
 
     Args:
-      stopping: asked four times a second. When it turns true during the wait, at most half a minute is left.
+      stopping: called four times a second. Once it returns True during the wait, at most half a minute is left.
     """
     began, say_at, stopped = time.monotonic(), 60.0, stopping()
     while not event.wait(0.25):
@@ -205,7 +204,7 @@ def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[]
 def save_weights(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
     """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
 
-    `make` returns the parameters, which are let go before the checkpoint is read back. Raises RunError if it is not whole.
+    `make` returns the parameters, which are freed before the checkpoint is read back. Raises RunError if that fails.
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)

@@ -22,14 +22,14 @@ from jaxlm.run.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpoi
 from jaxlm.run.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 from jaxlm.step.state import TrainState
 
-if typing.TYPE_CHECKING:  # it imports fsspec, which `jaxlm sample` need not wait for
+if typing.TYPE_CHECKING:  # mirror imports fsspec, and `jaxlm sample` should not wait for that
     from jaxlm.run.checkpoints.mirror import Mirror
 
 _DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
 _RETRY_S, _NEXT_RETRY_S = 10.0, 60.0  # after the first failure, and after each further one
 _PATIENCE_S, _PATIENCE_STOPPING_S = 1200.0, 120.0  # for a save in flight at the end, or when the run was asked to stop
-_HANGS_S = 600.0  # a save that takes this long, and five times the longest before it, hangs
+_HANGS_S = 600.0  # a save that takes longer, and over five times the longest earlier one, hangs
 
 
 class Checkpointer:
@@ -39,12 +39,12 @@ class Checkpointer:
       config: which checkpoints to keep; None keeps all.
       scores: step -> score, the lowest of which is best (`run.scores`). The caller may add steps later.
       pinned: steps that rotation never deletes.
-      mirror: gets each checkpoint once it is verified, before rotation takes it; None on all processes but the first.
+      mirror: gets each checkpoint once it is verified, before rotation deletes it; None on all processes but the first.
       stopping: True once the run was asked to stop; waits are then short.
-      read_only: True for programs that only restore; nothing is then written.
+      read_only: True for programs that only restore; then nothing is written.
 
     Attributes:
-      failing: why saving fails now, in one line; "" if it does not.
+      failing: why saving fails now, in one line; "" if it works.
       abandoned: True if a save hangs and was given up; there are no more saves then.
       left_behind: True if Python can't end by itself, because of threads that read or write: end it by `os._exit`.
       verify_s: the seconds that verifying the last checkpoint took.
@@ -71,10 +71,10 @@ class Checkpointer:
         self._saving: Saving | None = None
         self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
         self._owed, self._retry_at = False, 0.0
-        self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
+        self._safe_since = time.monotonic()  # when the save of the newest whole checkpoint began
         self._deleting: list[threading.Thread] = []
-        self._aside, self._prepared = [], False  # folders of what did not read back
-        if read_only:  # else all processes must agree on what is there, because they save together
+        self._aside, self._prepared = [], False  # folders of checkpoints that did not read back
+        if read_only:  # else all processes must agree on the steps, because they save together
             self.reserve, self._steps = None, set(keep.steps(self.directory))
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
@@ -84,7 +84,7 @@ class Checkpointer:
         self._delete(left)  # a crash left them half gone or half written
 
     def prepare(self, state: TrainState, steps: int = 0) -> None:
-        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk."""
+        """Writes the reserve in the background; warns if the checkpoints of such a state do not seem to fit on the disk."""
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
@@ -94,9 +94,9 @@ class Checkpointer:
         self._beside(lambda: self.reserve.make(size))
 
     def skips(self, step: int) -> bool:
-        """True, and says so, if the save before has not ended, so that a save of `step` would hold up the training.
+        """True, and says so, if the previous save has not ended: then a save of `step` would hold up the training.
 
-        All processes call it at the same step, and get the same answer. The skipped save is owed: see `wants_save`.
+        All processes call it at the same step, and get the same answer. A later step makes up for it: see `wants_save`.
         """
 
         def free() -> None:
@@ -117,11 +117,11 @@ class Checkpointer:
         return False
 
     def save(self, state: TrainState, meta_of_run: dict) -> bool:
-        """Starts to save `state` as the checkpoint of its step. Returns False if it did not.
+        """Starts to save `state` as the checkpoint of its step. Returns False if it starts no save.
 
-        It does not where the checkpoint is there already, a number is not finite, or the save before hangs. Waits for the
-        previous save, the digests and the copy to the host. A thread then writes the files, reads them back from the disk and
-        writes their checksums. An error of the disk is told by `check`, and never raised.
+        That is if the checkpoint already exists, a number is not finite, or the previous save hangs. Waits for the previous
+        save, the digests and the copy to the host. A thread then writes the files, reads them back from the disk and writes
+        their checksums. An error of the disk is reported by `check`, and never raised.
         """
         self.wait()
         step = int(state.step)
@@ -135,7 +135,7 @@ class Checkpointer:
             return False
         self._partial.discard(step)
         self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests))
-        self._wait(self._saving.copied)  # the next step takes over the state's memory
+        self._wait(self._saving.copied)  # the next step donates the state
         return True
 
     def save_last(self, step: int, state: TrainState, meta_of_run: dict) -> str:
@@ -152,19 +152,19 @@ class Checkpointer:
     def check(self) -> None:
         """Ends the current save if its thread is done, else does nothing. Cheap: the loop calls it after every step.
 
-        To end a save means: say in one line what failed, if anything, and put it right; else delete the checkpoints that
+        Ending a failed save means to say in one line why, and to clean up; ending another, to delete the checkpoints that
         need not be kept any more.
         """
         if self._saving is not None and self._saving.done.is_set():
             self._end(self._saving)
 
     def wait(self) -> None:
-        """Waits until the current save is done and verified, and ends it as `check` does. Gives up one that hangs."""
+        """Waits until the current save is done and verified, and ends it as `check` does. Gives up a save that hangs."""
         if self._saving is not None and self._wait(self._saving.done):
             self._end(self._saving)
 
     def close(self) -> None:
-        """Waits for the current save, and for what goes on beside the run. A second call does nothing."""
+        """Waits for the current save, and for threads in the background. A second call does nothing."""
         self.wait()
         for thread in self._deleting:
             thread.join(timeout=60)
@@ -173,7 +173,7 @@ class Checkpointer:
             processes.leave_behind()
 
     def wants_save(self) -> bool:
-        """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
+        """True if a save should be made at the next step, because a save failed or was skipped. For the first process."""
         return self._owed and self._saving is None and time.monotonic() >= self._retry_at
 
     def moved(self) -> str:
@@ -186,7 +186,7 @@ class Checkpointer:
         )
 
     def holds(self, most_s: float) -> bool:
-        """True if a finished state that could not be saved is worth another try. `most_s`: of `unprotected_s`."""
+        """True if saving the finished state is worth another try. `most_s`: the limit of `unprotected_s`."""
         lost = self.abandoned or not self.failing or self.moved() or self._stopping()
         return not lost and self.unprotected_s() < most_s
 
@@ -239,7 +239,7 @@ class Checkpointer:
             self._beside(self.reserve.make)
 
     def _failed(self, saving: Saving) -> None:
-        """Says that a save failed, clears what it left, and sets when the next is tried."""
+        """Says that a save failed, cleans up after it, and sets when to try the next."""
         self._owed, self._retry_at = True, time.monotonic() + (_NEXT_RETRY_S if self.failing else _RETRY_S)
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
@@ -253,10 +253,10 @@ class Checkpointer:
         if saving.differs:
             with contextlib.suppress(OSError):
                 self._aside.append(move_aside(self.directory, saving.step))
-            self._delete(self._aside[:-1])  # a disk that garbles all it gets is not to be filled with that
+            self._delete(self._aside[:-1])  # a disk that corrupts data must not be filled with damaged checkpoints
             self._aside = self._aside[-1:]
         elif saving.written:
-            self._steps.add(saving.step)  # nobody knows whether it is whole: it stays, and counts for nothing
+            self._steps.add(saving.step)  # it may be whole: it stays, but does not count
         else:
             self._partial.add(saving.step)
             self._remove_partial()
@@ -270,7 +270,7 @@ class Checkpointer:
             self._beside(functools.partial(remove_partial, self.directory, step))
 
     def _rotate(self) -> None:
-        # On the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts. And no
+        # Only on the first process: it writes metrics.jsonl, so only it surely knows the scores of earlier starts. And no
         # other process has to wait for a deletion.
         there = [step for step in keep.steps(self.directory) if step in self._steps]  # what is on disk
         whole = [step for step in there if self.verified(step)]
@@ -280,11 +280,11 @@ class Checkpointer:
         self._steps -= gone
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
-        """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
+        """Deletes folders in a background thread; on the first process only. Folders that can't be deleted stay."""
         if jax.process_index() or not folders:
             return
         # Why it renames first: deleting takes time and may be cut short, and then half a checkpoint under its own name would
-        # pass for a whole one. A rename is atomic. The next start deletes what is left under the new name.
+        # look whole. A rename is atomic. The next start deletes what is left under the new name.
         gone = []
         for path in folders:
             name = path if path.name.endswith(_DELETING) else path.with_name(path.name + _DELETING)
@@ -296,7 +296,7 @@ class Checkpointer:
 
     def _beside(self, action: typing.Callable[[], object]) -> None:
         def act() -> None:
-            with contextlib.suppress(OSError):  # of a disk; rmtree, told to ignore errors, raises that of a close
+            with contextlib.suppress(OSError):  # of a disk; rmtree with ignore_errors still raises the error of a close
                 action()
 
         thread = threading.Thread(target=act, daemon=True)
@@ -334,8 +334,8 @@ class Checkpointer:
         """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
         One whose meta lacks a key of `needs` counts as damaged. Moves newer ones, which are damaged, to `WORKDIR/damaged/` and
-        says so. If all are damaged it moves none, so that a run never starts from scratch by accident: NoWholeCheckpointError.
-        RunError if one can't be read for another reason.
+        says so. Raises NoWholeCheckpointError if all are damaged, and moves none: a run never starts from scratch by
+        accident. RunError if one can't be read for another reason.
         """
         damaged = []
         for step in reversed(self.steps()):
@@ -361,12 +361,12 @@ class Checkpointer:
         """Restores only the collection "params". Raises the same errors as `restore`."""
         folder = self.directory / str(step)
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
-            raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
+            raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained in addition")
         with working(f"restoring checkpoint {step}"):
             return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:
-        """Verifies a restored checkpoint beside the run, if it has no checksums: it is older, or its save was cut short."""
+        """Verifies a restored checkpoint without checksums (old, or its save was cut short), while training goes on."""
         folder = self.directory / str(step)
         if self._read_only or not self._config or jax.process_index() or self.verified(step):
             return

@@ -1,7 +1,7 @@
 """Reads a checkpoint back from the disk itself, and keeps a checksum of each of its files.
 
 A checkpoint with a `checksums.json` is verified: every array was read back, past the page cache, and equalled what the
-device held. The file is written last, and at once.
+device held. The file is written last, and atomically.
 """
 
 import collections
@@ -22,7 +22,7 @@ from jaxlm.host.files import MANGLED, json_of, plain_path, write_atomically
 from jaxlm.run.checkpoints import damage, digest
 
 CHECKSUMS = "checksums.json"
-_THREADS = 4  # hash at the same time; hashing leaves Python's lock
+_THREADS = 4  # hash at the same time; hashing releases the GIL
 _AHEAD = 2**29  # bytes of arrays that are read at the same time: TensorStore decodes each chunk on one core
 
 
@@ -61,9 +61,9 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
     """Reads every array of a checkpoint, some chunks at a time. Returns "", or what differs from what was saved.
 
     Args:
-      go_on: asked before each array; False ends the reading with "".
+      go_on: called before each array; False ends the reading with "".
     """
-    # Threads that only compute: one that waited for a disk that hangs would keep Python from ending.
+    # These threads only compute: a thread that waits for a hanging disk would keep Python from ending.
     with futures.ThreadPoolExecutor(_THREADS) as pool, plain_path(folder) as plain:
         for name, chunks in itertools.groupby(_ahead(_chunks(plain, digests)), key=lambda chunk: chunk[0].name):
             if not go_on():
@@ -81,7 +81,7 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
 
 
 def _ahead(chunks: Iterable[_Chunk]) -> Iterator[tuple[_Chunk, ts.Future]]:
-    """Yields each chunk with the future of its content; those that follow are read meanwhile, as many as _AHEAD holds."""
+    """Yields each chunk with the future of its content; up to _AHEAD bytes of the next chunks are read meanwhile."""
     begun, size = collections.deque(), 0
     for chunk in chunks:
         while begun and size + chunk.size > _AHEAD:
@@ -101,7 +101,7 @@ def open_array(folder: pathlib.Path, name: str) -> ts.Future:
 
 
 def _chunks(folder: pathlib.Path, names: Iterable[str]) -> Iterator[_Chunk]:
-    """Yields all chunks of the arrays, at least one for each. An array that can't be opened has one, which can't be read."""
+    """Yields all chunks of the arrays, at least one for each. An array that can't be opened has one unreadable chunk."""
     for name in names:
         opened = open_array(folder, name)
         try:
@@ -120,7 +120,7 @@ def _chunks(folder: pathlib.Path, names: Iterable[str]) -> Iterator[_Chunk]:
 
 
 def write_checksums(folder: pathlib.Path) -> None:
-    """Writes the size and the sha256 of each file to CHECKSUMS, which makes the checkpoint a verified one."""
+    """Writes the size and the sha256 of each file to CHECKSUMS, which marks the checkpoint as verified."""
     names = files(folder)
     with futures.ThreadPoolExecutor(_THREADS) as pool:
         sums = list(pool.map(lambda name: _checksum(folder / name), names))
@@ -134,7 +134,7 @@ def seal(value: object) -> str:
 
 
 def read_checksums(folder: pathlib.Path) -> dict[str, tuple[int, str]] | None:
-    """Returns file -> (size, sha256); None if there are none, or if they are damaged themselves."""
+    """Returns file -> (size, sha256); None if there are no checksums, or if they are damaged."""
     try:
         content = json_of((folder / CHECKSUMS).read_bytes())
         table = {name: (int(size), str(value)) for name, (size, value) in content["files"].items()}
@@ -146,7 +146,7 @@ def read_checksums(folder: pathlib.Path) -> dict[str, tuple[int, str]] | None:
 def differing(
     folder: pathlib.Path, items: Collection[str] | None = None, share: tuple[int, int] = (0, 1)
 ) -> list[str] | None:
-    """Returns the files that are not as they were saved; None if nobody knows how they were saved. Raises OSError.
+    """Returns the files that differ from their checksums; None if there are no checksums. Raises OSError.
 
     Args:
       items: look only at these items of the checkpoint ("params"); None means at all files.
@@ -188,7 +188,7 @@ def _touch(path: pathlib.Path) -> bool:
 
 def verify(folder: pathlib.Path, digests: dict[str, int]) -> None:
     """Reads a checkpoint back, and writes its checksums if every array has its digest. Does nothing if the disk fails."""
-    # RuntimeError: Python ends, and gives this thread no others any more.
+    # RuntimeError: Python is ending, and starts no more threads.
     with contextlib.suppress(OSError, RuntimeError):
         flush(folder)
         if not read_back(folder, digests):

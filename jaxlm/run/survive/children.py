@@ -22,19 +22,19 @@ from jaxlm.run import clock, supervised
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STACK_LINES = 12
 _TRACKERS_S = 2.0  # Python's resource tracker needs them to remove shared memory that its processes left
-_READ_S = 10.0  # for the storage to name the checkpoints
+_READ_S = 10.0  # for the storage to list the checkpoints
 _LONGEST_WAIT_S = 300.0  # between two starts
 
 
 MINUTE = 60.0
 _FIRST = 60 * MINUTE  # until the run's own times are known
 _FIRST_STEP = 30 * MINUTE
-_MEETS = 30.0  # from the end of the wait for other processes to that of this process
+_MEETS = 30.0  # for this process to end after its wait for other processes
 _STEPS_TO_LEARN = 20
 _STEPS_KEPT = 200
 _BUSY = 0.05  # seconds of processor time in a second: more than the threads of an idle JAX take
 _STEPS = (clock.STEP, clock.REPEATED)
-# Data is made at the start, and XLA compiles, for as long as it takes: then the processor says that they are alive.
+# Preparing data at the start, and compiling, may take any time: use of the processor shows that they are alive.
 BY_PROCESSOR = (clock.START, clock.COMPILE)
 _WORDS = {
     clock.START: "the start",
@@ -50,7 +50,7 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Sign:
-    """A sign of life: after `step` the run began, at `when` (`time.monotonic()`), the `activity`; see `clock.Pulse`."""
+    """A sign of life: at `when` (`time.monotonic()`), after `step`, the run began the `activity`; see `clock.Pulse`."""
 
     step: int = 0
     when: float = 0.0
@@ -67,8 +67,8 @@ class Sign:
 class Watch:
     """Learns how long each activity takes, and says when one takes too long.
 
-    `hang_s` is one budget for all (of a start or a compilation: without use of the processor); 0 = learned. The other times are
-    those after which loader, mirror, the wait for other processes (0 without any) and a reward give up by themselves.
+    `hang_s`: one budget for all activities (in a start or compilation: of time without use of the processor); 0 = learned. The
+    other arguments are the time-outs of loader, mirror, the wait for other processes (0 without any) and a reward.
     """
 
     hang_s: float
@@ -83,15 +83,15 @@ class Watch:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Forgets the process that was watched, but not what was learned: a new one begins now."""
+        """Forgets the watched process, but not the learned times: a new process begins now."""
         self._sign: Sign | None = None
-        self._busy_at, self._used_s = now, 0.0  # when it was last seen busy, and the processor time used by then
+        self._busy_at, self._used_s = now, 0.0  # when the child was last seen busy, and the processor time used by then
         self._looked = self._not_before = now
 
     def look(self, sign: Sign, now: float, processor_s: float = 0.0) -> float:
-        """Returns for how many seconds too many the run has been silent; below 0 while it is alive."""
+        """Returns by how many seconds the run's silence exceeds its budget; below 0 while it is alive."""
         if now - self._looked > MINUTE:
-            self._not_before = now  # this process itself did not run: nobody knows what happened meanwhile
+            self._not_before = now  # this process itself did not run: what happened meanwhile is unknown
         self._looked = now
         if self._sign and sign.when > self._sign.when:
             seconds, kind = sign.when - max(self._sign.when, self._not_before), _kind(self._sign)
@@ -99,7 +99,7 @@ class Watch:
             if self._sign.activity in _STEPS:
                 self._steps.append(seconds)
         self._sign = sign
-        self._used_s = min(self._used_s, processor_s)  # a worker that ended takes its time with it
+        self._used_s = min(self._used_s, processor_s)  # the time of a worker that ended is no longer counted
         if processor_s - self._used_s > _BUSY * (now - self._busy_at) or sign.activity not in BY_PROCESSOR:
             self._busy_at, self._used_s = now, processor_s
         alive = max(sign.when, self._not_before)
@@ -110,7 +110,7 @@ class Watch:
     def budget(self, sign: Sign) -> float:
         """Returns for how many seconds a run may be silent after this sign of life."""
         activity, longest = sign.activity, self._longest.get(_kind(sign), 0.0)
-        if activity == clock.MIRROR:  # it ends by itself
+        if activity == clock.MIRROR:  # the mirror has its own time-out
             return max(self.hang_s or _FIRST, self.mirror_timeout_s + 2 * MINUTE)
         if self.hang_s:
             meets = self.meeting_s and activity == clock.START
@@ -120,14 +120,14 @@ class Watch:
         if activity in _STEPS:
             known = len(self._steps) >= _STEPS_TO_LEARN
             return max(2 * MINUTE, 20 * statistics.median(self._steps), 3 * longest) if known else _FIRST_STEP
-        # A start may make data or not, and compile from a cache or not: what such ones took says too little.
+        # A start may prepare data or not, and compile from a cache or not: earlier times say too little.
         known = longest and activity in (clock.ROLLOUT, clock.EVALUATE, clock.SAVE)
-        rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # one that fails is tried three times
+        rewards = 3 * self.reward_timeout_s if activity == clock.ROLLOUT else 0.0  # a reward is tried three times
         return rewards + max(10 * MINUTE if known else _FIRST, 10 * longest)
 
 
 def _kind(sign: Sign) -> str:
-    """The name under which durations are learned: an evaluation's detail tells them apart, unless it holds a number."""
+    """The name under which durations are learned: of an evaluation with its detail, unless that holds a number."""
     if sign.activity in _STEPS:
         return clock.STEP
     same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)
@@ -135,7 +135,7 @@ def _kind(sign: Sign) -> str:
 
 
 class Child:
-    """A process in a group of its own, with a pulse. `passed`: variable -> file descriptor for it, which is closed here."""
+    """A process in a group of its own, with a pulse. `passed`: variable -> descriptor to hand down and close here."""
 
     def __init__(
         self,
@@ -171,15 +171,15 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        """True if the kernel killed a process of this container for want of memory since the start."""
+        """True if the kernel killed a process of this container for lack of memory since the start."""
         return _out_of_memory_kills() > self._killed_before
 
     def ended(self, timeout_s: float = 0.0) -> bool:
-        """Waits for the end, at most this long; returns True if the process has ended."""
+        """Waits up to `timeout_s` for the end; returns True if the process has ended."""
         return bool(select.select([self._ended], [], [], timeout_s)[0])
 
     def sign(self) -> Sign:
-        """Returns the last sign of life; the start itself before the first one."""
+        """Returns the last sign of life; before the first, the start of the process."""
         if sign := self._pulse.read():
             self._last = Sign(*sign)
         return self._last
@@ -198,8 +198,8 @@ class Child:
             self.ended(timeout_s)
 
     def reap(self) -> int:
-        """Returns the exit code, below 0 the signal, of a process that has ended, and ends what it left behind."""
-        # It is not waited for yet, so that no other process can have the number of its group.
+        """Returns the exit code of the ended process (below 0: the signal), and ends processes that it left behind."""
+        # The process is not waited for yet, so that no other process can get its group's number.
         self.send_all(signal.SIGTERM)
         end = time.monotonic() + _TRACKERS_S
         while any(self._group()) and time.monotonic() < end:
@@ -216,15 +216,15 @@ class Child:
         return sum(sum(map(int, fields[11:15])) for fields in self._group()) / _TICKS
 
     def stacks(self, timeout_s: float) -> str:
-        """Returns the stacks of all threads, which the process writes itself, also while it hangs; "" if it can't."""
+        """Returns the stacks of all threads, which the process writes itself, even while it hangs; "" if it can't."""
         first = size = os.fstat(self._stacks).st_size
-        self.send(signal.SIGCONT)  # one that was stopped can't tell
+        self.send(signal.SIGCONT)  # a stopped process can't answer
         self.send(signal.SIGUSR1)
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             time.sleep(0.1)
             before, size = size, os.fstat(self._stacks).st_size
-            if size == before > first:  # it has written all
+            if size == before > first:  # the stacks are complete
                 break
         return os.pread(self._stacks, size - first, first).decode("utf-8", "replace")
 
@@ -239,7 +239,7 @@ class Child:
 
 
 def main_thread(stacks: str) -> list[str]:
-    """Returns the top of the main thread's stack: the last that faulthandler writes, its latest call first."""
+    """Returns the top of the main thread's stack: faulthandler writes that stack last, its latest call first."""
     lines = stacks.rstrip().splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))]
     return lines[starts[-1] :][:_STACK_LINES] if starts else ["it does not answer"]
@@ -259,10 +259,10 @@ class Death:
     code: int  # below 0: the signal that ended it
     step: int
     activity: str
-    hung: float = 0.0  # the seconds without a sign of life, if it was ended for that
-    out_of_memory: bool = False  # the kernel ended a process for want of memory meanwhile
-    stuck: bool = False  # it could not be ended
-    fault: bool = False  # storage or network failed before its first step, as it said, and nobody else starts it again
+    hung: float = 0.0  # the seconds without a sign of life, if the child was ended for that
+    out_of_memory: bool = False  # the kernel ended a process for lack of memory meanwhile
+    stuck: bool = False  # the child could not be ended
+    fault: bool = False  # the child said that storage or network failed before its first step; nobody else restarts it
 
     def words(self) -> str:
         """Returns what happened, for the user."""
@@ -281,13 +281,13 @@ class Death:
 class Progress:
     """What the starts so far achieved, judged by their checkpoints (`newer`) and the steps at which they died.
 
-    `again`: another start would die as the last one did. Of storage or network it may die for `patience_s`. `met`: the
-    `time.monotonic()` at which all processes of the run were last seen at work; None if never.
+    `again`: another start would die as the last one did. Deaths by storage or network are retried for `patience_s`. `met`:
+    the `time.monotonic()` at which all processes of the run were last seen at work; None if never.
     """
 
     def __init__(self, checkpoints: pathlib.Path, patience_s: float):
         self._checkpoints, self._patience_s = checkpoints, patience_s
-        self._fault_began: float | None = None  # when the first of the last starts died of storage or network
+        self._fault_began: float | None = None  # when the present series of deaths by storage or network began
         self._newest = self._latest()
         self._died_at: set[int] = set()  # the steps since the newest checkpoint at which a start died
         self.met: float | None = None
@@ -300,7 +300,7 @@ class Progress:
             self._newest, self._died_at = newest, set()
         if self.newer or death.activity != clock.START:
             self.met = now
-        if death.fault:  # it may pass by itself: time counts, not how often
+        if death.fault:  # it may pass by itself: time counts, not the number of deaths
             self._fault_began = self._fault_began or now
             self.again = now - self._fault_began > self._patience_s
         else:

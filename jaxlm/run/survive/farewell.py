@@ -1,6 +1,6 @@
-"""The end of a run: a cloud's notice that it comes, the mirror, messages, and the command that stops paying.
+"""The end of a run: a cloud's notice of preemption, the mirror, messages, and the command that ends the rent.
 
-The outermost process does all this, the supervisor if there is one, so that it happens after a crash too. Imports no JAX.
+The outermost process does all this, the supervisor if there is one, so even after a crash. Imports no JAX.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from jaxlm.run.scores import Scores
 from jaxlm.run.survive import notify
 from jaxlm.run.survive.children import within
 
-READ_S = 10.0  # that the storage has for each read of the run's folder; what it does not tell by then is unknown
-_AROUND_COPY_S = 60.0  # for all that is read around the copy to the mirror
-_LOOK_S = 2.0  # between two looks for the first process's word that all is mirrored
+READ_S = 10.0  # for each read of the run's folder; after that its content counts as unknown
+_AROUND_COPY_S = 60.0  # for all reads before and after the copy to the mirror
+_LOOK_S = 2.0  # between two looks into run.json for the first process's "mirrored"
 _EVENTS = {0: "end", 3: "gate", 4: "end"}
 _ASK_EVERY_S, _ANSWER_S = 5.0, 2.0  # of the cloud's own server
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A start of the run, as run.json may know it: `pid` None = of any host; it did not begin before `since`."""
+    """Identifies a start in run.json: its process id (None: any, on any host), and that it began at `since` or later."""
 
     pid: int | None
     since: float
 
     def ended(self, folder: pathlib.Path) -> dict:
-        """Returns how run.json says that this start ended; {} if it died before it could say so, or nothing can be read."""
+        """Returns this start's ending in run.json; {} if it died before it wrote one, or nothing can be read."""
         starts = within(READ_S, lambda: ledger.read(folder)["starts"])
         with contextlib.suppress(LookupError, TypeError, ValueError):
             last = starts[-1]
@@ -49,7 +49,7 @@ class Start:
 
 
 def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
-    """Tells how the run ended, by its last start, and runs `runs.on_exit` once the mirror holds all. Never raises."""
+    """Sends a message on how the last start ended; runs `runs.on_exit` once the mirror is complete. Never raises."""
     folder = pathlib.Path(config.workdir)
     ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
@@ -65,9 +65,9 @@ def say_farewell(config: Config, code: int, start: Start, signalled: int | None 
 def open_mirror(
     config: Config, folder: pathlib.Path, scores: Scores, alive: Callable[[], None] = lambda: None
 ) -> Mirror | None:
-    """Returns the mirror, from which the run has come back if its folder was lost; None without one. Raises as `Mirror`.
+    """Returns the mirror, after restoring the run from it if its folder was lost; None without a mirror. Raises as `Mirror`.
 
-    Milestones and the best checkpoints, by `scores` (which get those of metrics.jsonl), are safe from its rotation.
+    The mirror's rotation keeps milestones and the best checkpoints by `scores`, to which this adds those of metrics.jsonl.
     """
     c = config.checkpoint
     if not c.mirror:
@@ -80,7 +80,7 @@ def open_mirror(
 
 
 def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
-    """True if the mirror holds the newest checkpoint, or there is none to be read. Copies it where a crash prevented that."""
+    """True if the mirror holds the newest checkpoint, or there is no mirror or no checkpoint. Copies it after a crash."""
     if not config.checkpoint.mirror:
         return True
     checkpoints = within(READ_S, lambda: _checkpoints(folder))
@@ -91,7 +91,7 @@ def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
         return _heard(folder, start, seconds)
     if start.ended(folder).get("mirrored"):
         return True
-    # Tried with a short time first: the copy, which has a long one, would wait for the same file.
+    # Tried with a short time-out first: the copy has a long one, and would wait for the same file.
     if within(READ_S, lambda: Scores(config.checkpoint).read(folder)) is None:
         return False
     return bool(within(seconds + _AROUND_COPY_S, lambda: _copied(config, folder, checkpoints)))
@@ -106,7 +106,7 @@ def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path]) -> bool:
-    """Copies the newest checkpoint that was verified; returns True if the mirror then holds the newest of all."""
+    """Copies the newest verified checkpoint; returns True if the mirror then holds the newest of all."""
     with contextlib.suppress(ConfigError, RunError):
         mirror = open_mirror(config, folder, Scores(config.checkpoint))
         verified = [path.name for path in checkpoints if (path / "checksums.json").exists()]
@@ -117,7 +117,7 @@ def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path
 
 
 def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
-    """Waits for what the first process, on another host, says in run.json."""
+    """Waits until the first process, on another host, writes "mirrored" into run.json; returns whether it did."""
     end = time.monotonic() + seconds
     while not (mirrored := bool(start.ended(folder).get("mirrored"))) and time.monotonic() < end:
         time.sleep(_LOOK_S)
@@ -127,10 +127,10 @@ def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
 def watch_for_notices(
     clouds: Sequence[str], act: Callable[[], None], say: Callable[[str], None], every_s: float = _ASK_EVERY_S
 ) -> Callable[[], None]:
-    """Asks each of `clouds` (`runs.notices`) in a thread, and calls `act` once if one takes this machine away.
+    """Asks each of `clouds` (`runs.notices`) in a thread, and calls `act` once if a cloud takes this machine away.
 
-    GCE tells 30 seconds before, AWS two minutes before. Returns a function that ends the threads. The environment variables
-    GCE_METADATA_HOST and AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers, as the clouds' own libraries take them.
+    GCE says so 30 seconds before, AWS two minutes before. Returns a function that ends the threads. The environment variables
+    GCE_METADATA_HOST and AWS_EC2_METADATA_SERVICE_ENDPOINT name other servers, as for the clouds' own libraries.
     """
     over = threading.Event()
 
@@ -188,7 +188,7 @@ class Aws:
             if error.code == 404:
                 return ""  # nothing is planned
             if error.code == 401:
-                self._token = ""  # it has run out
+                self._token = ""  # the token has expired
             raise
 
 

@@ -1,4 +1,4 @@
-"""Tells the world how a run fares: messages, a heartbeat, and the command that stops paying for the machine.
+"""Reports a run to the outside: messages, a heartbeat, and the command that ends the rent of the machine.
 
 https:// and http:// URLs are webhooks: they get JSON by POST, in the form that Slack, Discord and your own server can read.
 All other schemes are sent by apprise (https://github.com/caronc/apprise), an extra. Nothing here raises into training or
@@ -43,7 +43,7 @@ _told: set[str] = set()  # addresses whose failure was said
 
 
 def check(notify: NotifyConfig) -> None:
-    """Raises ConfigError if a URL is malformed, or needs apprise and that is not installed. Nothing is sent."""
+    """Raises ConfigError if a URL is malformed, or needs apprise, which is not installed. Sends nothing."""
     for i, url in enumerate(notify.urls):
         _check_url(f"config.notify.urls[{i}]={_shown(url)}", url)
     if url := notify.heartbeat_url:
@@ -94,7 +94,7 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
 
 
 class Heartbeat:
-    """Asks `notify.heartbeat_url` (GET) at most every `heartbeat_minutes` while steps go on: its silence is the alarm."""
+    """Requests `notify.heartbeat_url` (GET) at most every `heartbeat_minutes` while steps go on: silence is the alarm."""
 
     def __init__(self, notify: NotifyConfig):
         self._url, self._every_s = notify.heartbeat_url, 60 * notify.heartbeat_minutes
@@ -141,7 +141,7 @@ def _beside(key: str, url: str, send: Callable[[str], str]) -> None:
 
 
 def _attempt(send: Callable[[str], str], url: str) -> str:
-    """What went wrong in one try, "" if nothing did. No library's error, whatever its class, may end training."""
+    """Why one try failed; "" if it did not. No library's error, whatever its class, may end training."""
     try:
         return send(url)
     except urllib.error.HTTPError as error:
@@ -162,7 +162,7 @@ def _request(url: str, body: bytes | None = None) -> str:
 
 
 def _apprise(url: str):  # the class is apprise's, which may not be installed
-    """Returns apprise's sender for one URL; None if apprise knows no such URL. It logs URLs, so it may not log."""
+    """Returns apprise's sender for one URL; None if apprise knows no such URL. Silences apprise's log, which shows URLs."""
     import apprise
 
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
@@ -182,8 +182,8 @@ def at_exit(
     """Runs the command of `runs.on_exit` for this exit code, in a shell. Returns after it ended, and never raises.
 
     The command sees JAXLM_CODE, JAXLM_WHY and JAXLM_WORKDIR, has COMMAND_S seconds, and runs after messages under way, because
-    it may end the machine. It does not run by hand (`at_terminal`): they see that the machine still runs. Nor before the newest
-    checkpoint is mirrored, unless `runs.on_exit_unmirrored` lets it.
+    it may end the machine. It does not run if a person stopped the run `by_hand` (`at_terminal`), nor before the newest
+    checkpoint is mirrored, unless `runs.on_exit_unmirrored` allows it.
     """
     cause = CAUSES.get(code, "failed")
     key, command = f"runs.on_exit.{cause}", getattr(runs.on_exit, cause)
@@ -213,7 +213,7 @@ def at_terminal(number: int | None) -> bool:
 
 
 def _shell(command: str, environment: dict[str, str], key: str) -> None:
-    """Runs the command in a session of its own, so that no ctrl-C or hang-up of ours ends it half-way."""
+    """Runs the command in a session of its own, so that no ctrl-C or hang-up of this process ends it."""
     process = subprocess.Popen(
         command,
         shell=True,
@@ -232,7 +232,7 @@ def _shell(command: str, environment: dict[str, str], key: str) -> None:
 
 
 def _say(text: str) -> None:
-    """Says a line. If nobody can read it (`| tee` was killed, the terminal is gone), what follows is done all the same."""
+    """Says a line. A lost output (`| tee` was killed, the terminal is gone) is no error."""
     with contextlib.suppress(OSError, ValueError):
         console.say(text)
 

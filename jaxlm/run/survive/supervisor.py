@@ -1,7 +1,7 @@
 """Runs training as a child process, and starts it again after a crash or a hang. Imports no JAX.
 
-It judges by progress: training that dies twice at the same step, with no newer checkpoint in between, would die there for
-ever. What ended by its own decision (exit codes 0, 2, 3, 4) is never started again.
+It judges by progress: training that dies twice at the same step, without a newer checkpoint in between, would die there
+again and again. Training that ended by its own decision (exit codes 0, 2, 3, 4) is never started again.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from jaxlm.run import clock, ledger, supervised
 from jaxlm.run.checkpoints import keep
 from jaxlm.run.survive import children, farewell, notify
 
-# Whoever sets one of these starts a job again by itself.
+# Programs that set one of these restart a job by themselves.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _READ_S = 10.0  # for the storage to answer
@@ -35,20 +35,20 @@ _AGAIN = "; the same command goes on"
 
 
 def run(config: Config, program: Callable[[], int]) -> int:
-    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code.
+    """Trains in a child process, or by `program` in this process; says farewell, and returns the exit code.
 
-    Signals may still be held (`interrupts`): this process gives them back when it has a child; else `program` does.
+    Signals may still be held (`interrupts`): the supervisor releases them when it trains in a child; else `program` does.
     """
     notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
         tell = functools.partial(notify.tell, config.notify, workdir=config.workdir)
         supervisor = Supervisor(again, config, tell)
-        with supervisor.signals():  # that mean the request which ended the run must not cost the farewell
+        with supervisor.signals():  # further signals of the request that ended the run must not stop the farewell
             return _farewell(config, supervisor.run(), supervisor.start, supervisor.requests.first)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
-    lock = _lock(config)  # if it is refused, another start trains there: no farewell
+    lock = _lock(config)  # raises ConfigError if another start trains there: then no farewell
     try:
         with _handed_down(lock):
             code = program()
@@ -64,7 +64,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
 
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
-    """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
+    """Says farewell, unless the run was refused because another start trains in its folder; returns the exit code."""
 
     def another_trains() -> bool:
         try:
@@ -84,11 +84,11 @@ def _several(config: Config) -> bool:
 
 
 def _lock(config: Config) -> typing.IO[str] | None:
-    """The lock on the run's folder, for all starts; None if another process of the run holds it, or none can."""
+    """The lock on the run's folder, for all starts; None if another process of the run takes it, or locking fails."""
     distributed, folder = config.distributed, pathlib.Path(config.workdir)
     alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
     if config.workdir and alone:
-        with contextlib.suppress(OSError):  # the training says what is wrong
+        with contextlib.suppress(OSError):  # the training itself will say what is wrong
             folder.mkdir(parents=True, exist_ok=True)
             return ledger.lock(folder)
     return None
@@ -96,7 +96,7 @@ def _lock(config: Config) -> typing.IO[str] | None:
 
 @contextlib.contextmanager
 def _handed_down(lock: typing.IO[str] | None) -> Iterator[None]:
-    """Lets the training in this process have the lock; closes it in the end."""
+    """Hands the lock to the training in this process; closes it in the end."""
     with lock or contextlib.nullcontext():
         if lock:
             os.environ[files.HANDED_DOWN] = str(lock.fileno())
@@ -122,17 +122,17 @@ class Times:
     """The seconds that the supervisor waits; tests wait less."""
 
     look: float = 1.0  # between two looks at the child
-    still: float = 10.0  # after a request to stop: until the user is told what it waits for
-    at_once: float = 3.0  # after a second request to stop, or the first while it compiles and has nothing to save
+    still: float = 10.0  # after a request to stop: until the user is told what the run waits for
+    at_once: float = 3.0  # after a second request to stop, or the first while the run compiles with nothing to save
     stacks: float = 2.0  # for a process to write its stacks
-    term: float = 20.0  # that a process which hangs has after SIGTERM
-    kill: float = 30.0  # that the kernel has after SIGKILL
-    patience: float = 1800.0  # for how long starts that die of storage or network are begun again
+    term: float = 20.0  # for a hanging process to end after SIGTERM
+    kill: float = 30.0  # for the kernel to end it after SIGKILL
+    patience: float = 1800.0  # for how long deaths by storage or network are retried
 
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` all that is said."""
+    """One run of `jaxlm train`, with all its starts. `tell` gets "crash" or "stall" and a line, `output` a child's output."""
 
     command: Sequence[str]
     config: Config
@@ -147,15 +147,15 @@ class Supervisor:
         self._hangs = children.Watch(c.runs.hang_s, c.data.timeout_s, mirror_s, meeting_s, rewards_s)
         self._child: children.Child | None = None
         self.requests = supervised.Requests()
-        self._at_once: float | None = None  # when they asked to stop at once
+        self._at_once: float | None = None  # when the user asked to stop at once
         self._over = False
         self._woken = threading.Event()
         self._since = time.monotonic()  # from here the time of the next start counts
-        self._hung = 0.0  # for how long the last child did
+        self._hung = 0.0  # for how long the last child hung
         self.start = farewell.Start(None, time.time())  # the last one
 
     def run(self) -> int:
-        """Trains until nothing is to be started again; returns the exit code."""
+        """Trains, with restarts, until there is no reason for another; returns the exit code."""
         progress, failures = children.Progress(self._folder / "checkpoints", self.times.patience), 0
         screen.share()
         with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ class Supervisor:
                 if self.requests.came:
                     return self._stopped(death)
                 if place and children.within(_READ_S, lambda: files.moved(self._folder, place)):
-                    if death.code != 1:  # else it said so itself
+                    if death.code != 1:  # else the child said so itself
                         _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
                     return 1
                 progress.note(death)
@@ -187,7 +187,7 @@ class Supervisor:
                     return 4
 
     def _one_start(self, lock: typing.IO[str] | None) -> children.Death:
-        """Starts the child, watches it to its end, and ends what it leaves behind."""
+        """Starts the child, watches it until it ends, and ends processes that it leaves behind."""
         began = time.time()
         # The child gets the config as it was read, so that an edited file changes nothing, and the lock.
         passed = {supervised.CONFIG: os.memfd_create("jaxlm-config")}
@@ -217,7 +217,7 @@ class Supervisor:
         return death
 
     def _watch(self, child: children.Child) -> float:
-        """Waits for the child's end, and brings it about if the child hangs; returns for how long it hung."""
+        """Waits for the child's end, and ends it if it hangs; returns the seconds that it hung."""
         times, told_so = self.times, False
         while not child.ended(times.look):
             now, sign = time.monotonic(), child.sign()
@@ -230,8 +230,8 @@ class Supervisor:
             if not self.requests.came:
                 continue
             waited, compiles = now - self.requests.came[0][1], sign.activity == clock.COMPILE
-            # XLA hears no signal, and what has not begun needs no save. Of several processes none ends alone: that would
-            # make the others start again.
+            # XLA ignores signals, and before the first step there is nothing to save. Of several processes none ends alone:
+            # that would make the others start again.
             if _nothing_to_save(sign) and not (compiles and self._several):
                 if compiles and not told_so:
                     _say("stopping: no step is done yet, so nothing is to be saved")
@@ -245,17 +245,17 @@ class Supervisor:
         return 0.0
 
     def _end_hung(self, child: children.Child, sign: children.Sign, now: float) -> float:
-        """Says what a child that hangs waits for, shows the stacks of its threads, and ends it."""
+        """Says what a hanging child waits for, shows the stacks of its threads, and ends it."""
         since = max(sign.when, child.started)
         words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
         _say(words)
         stacks = child.stacks(self.times.stacks)
         _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
-        # The disk may be what hangs.
+        # In case the disk hangs: with a time-out.
         if path := children.within(_READ_S, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
         self.tell("stall", words)
-        # JAX passes SIGTERM on to the other processes, which would end as if they were not to come back.
+        # JAX passes SIGTERM on to the other processes, which would end for good.
         if not self._several:
             child.send(signal.SIGTERM)
             child.ended(self.times.term)
@@ -263,13 +263,13 @@ class Supervisor:
         return time.monotonic() - since
 
     def _may_go_on(self, death: children.Death, progress: children.Progress) -> bool:
-        """False, with a line that says why, if another start would not get further."""
+        """Returns False, and says why, if another start would not get further."""
         if self._several and death.activity == clock.START and not death.fault:
             if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
-        # A finished run that could not be saved would train the rest for nothing.
+        # A finished run that could not be saved would repeat its last steps for nothing.
         checkpoints, finished = self._folder / "checkpoints", death.code == 1 and death.step >= self.config.train.steps
         if finished and children.within(2 * _ROOM_S, lambda: keep.is_full(checkpoints, _ROOM_S)):
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
@@ -288,7 +288,7 @@ class Supervisor:
         why = " (another process of the run died or froze)" if peers else ""
         words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
         _say(words)
-        if not death.hung:  # of a hang it told before
+        if not death.hung:  # `_end_hung` told of a hang
             self.tell("crash", words)
         self._woken.wait(delay)
         if self.requests.came:
@@ -297,7 +297,7 @@ class Supervisor:
         return not self.requests.came
 
     def _stopped(self, death: children.Death) -> int:
-        """The exit code of a run that was asked to stop and did not say that its state is saved."""
+        """The exit code of a run that was asked to stop, and did not end with its state saved."""
         if death.code < 0 and _nothing_to_save(death) and not death.hung:
             _say(f"stopped before training began{_AGAIN}")
             return 4
@@ -307,7 +307,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Passes signals on to the child, which is in a process group of its own: the terminal reaches this one alone.
+        """Passes signals on to the child, which is in a process group of its own: the terminal reaches only this process.
 
         After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt.
         """
@@ -344,11 +344,11 @@ class Supervisor:
             _say(f"it waits for {child.sign().waits_for()}; the stacks of all its threads:\n{stacks}")
 
     def _on_pause(self, number: int, frame: typing.Any) -> None:
-        """ctrl-Z stops the child with this process, and it goes on with it."""
+        """On ctrl-Z, stops and later continues the child together with this process."""
         if self._child:
             self._child.send_all(signal.SIGSTOP)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # here it stops, until `fg`
+        os.kill(os.getpid(), signal.SIGTSTP)  # this process stops here, until `fg`
         signal.signal(signal.SIGTSTP, self._on_pause)
         if self._child:
             self._child.send_all(signal.SIGCONT)
@@ -372,7 +372,7 @@ def _duration(seconds: float) -> str:
 
 
 def _ask_for_notices(clouds: Sequence[str]) -> Callable[[], None]:
-    """A notice stops this process as SIGTERM does. Returns what ends the asking."""
+    """Makes a cloud's notice stop this process as SIGTERM does. Returns a function that stops the asking."""
 
     def stop() -> None:
         supervised.announced = True
@@ -386,6 +386,6 @@ def _say(text: str) -> None:
 
 
 def command() -> list[str] | None:
-    """Returns how to start this very program again; None if it is part of another program, which changed `sys.argv`."""
+    """Returns the command that starts this program again; None if it runs inside another program, which changed `sys.argv`."""
     arguments, whole = sys.argv[1:], sys.orig_argv
     return [sys.executable, *whole[1:]] if whole[len(whole) - len(arguments) :] == arguments else None

@@ -1,4 +1,4 @@
-"""Trains a config to its end in a process of its own, quietly, and reads what came of it. For programs that train several."""
+"""Trains a config to its end in a process of its own, quietly, and reads the result. For programs that train several."""
 
 import contextlib
 import dataclasses
@@ -15,14 +15,14 @@ from jaxlm.run.survive import supervisor
 
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
 _LEFT = (*(f"optim.{key}" for key in BY_RULE), "model.vocab_size")  # 0 = by rule, by the data
-# Keys that change where or how fast a run is trained, not what comes of it.
+# Keys that change where or how fast a run is trained, not its result.
 _OF_THE_MACHINE = ("optim.offload", "model.offload", "model.attention")
 _OF_THE_MACHINE += ("model.remat", "model.scan_layers", "model.fuse_projections")
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run that has done all its steps was measured to be. `loss`: held-out; None if it is not finite."""
+    """The measurements of a run that has done all its steps. `loss`: held-out; None if it is not finite."""
 
     loss: float | None
     bits_per_byte: dict[str, float]
@@ -31,7 +31,7 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains or goes on in `workdir`, under a supervisor; returns its exit code. Raises ConfigError if another run is there."""
+    """Trains or resumes in `workdir`, under a supervisor; returns the exit code. Raises ConfigError if it has another run."""
     folder = workdir.workdir(config.workdir)
     _check_same(folder, config)
     command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
@@ -40,7 +40,7 @@ def train(config: Config) -> int:
 
 
 def last_words(folder: pathlib.Path) -> str:
-    """Returns the last line that the process in a folder wrote, "" if there is none."""
+    """Returns the last line that the run's process in a folder wrote; "" if there is none."""
     lines = [""]
     with contextlib.suppress(FileNotFoundError), open(folder / OUTPUT, "rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
@@ -49,7 +49,7 @@ def last_words(folder: pathlib.Path) -> str:
 
 
 def result(config: Config, mixture: dict[str, float]) -> Result | None:
-    """Returns what came of the run in `workdir`; None if it is not done. Raises ConfigError if the folder holds another run."""
+    """Returns the result of the run in `workdir`; None if it is not done. Raises ConfigError if another run is there."""
     folder, steps = pathlib.Path(config.workdir), config.train.steps
     path = folder / "metrics.jsonl"
     if not path.is_file():
@@ -71,7 +71,7 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
-    """Refuses a folder whose run has another length, model, loss, optimizer or seed. What is left to a rule fits any value."""
+    """Refuses a folder whose run has another length, model, loss, optimizer or seed. A key left to a rule fits any value."""
     try:
         saved = _trained(config_lib.resolve(config_files.from_run(folder / "config.json")))
     except (OSError, ConfigError):
@@ -82,7 +82,7 @@ def _check_same(folder: pathlib.Path, config: Config) -> None:
 
 
 def _trained(config: Config) -> dict[str, typing.Any]:
-    """Key -> value of what decides what comes of a run on the same data."""
+    """Key -> value, of all keys on which the result of a run on the same data depends."""
     whole = dataclasses.asdict(config)
     keys = {"train": ("steps", "batch_size", "seq_len"), "loss": ("z_loss",)}
     keys |= {section: whole[section] for section in ("model", "optim")}

@@ -1,4 +1,4 @@
-"""Defines the objective, which every kind of training gives to the train step, and the functions to build objectives from.
+"""Defines the objective, which each kind of training gives to the train step, and functions to build objectives from.
 
 All batches are packed: a row holds several documents, numbered from 1 by `segment_ids`. An objective returns sums, not
 means. The step adds the sums of all microbatches and divides once, so that accumulation is exact even if the
@@ -55,12 +55,12 @@ class Objective:
       sums: (variables, batch, key) -> Sums. If the key is None there is no dropout. Evaluations use the same `hidden` and
         masks, and read `metrics["nll"]`, not `loss`, since the loss may include a z-loss.
       shapes: (config, mesh) -> the batch as ShapeDtypeStructs with their shardings.
-      heads: the scalar heads (see `scalar`) that are trained beside the model. Each is a collection.
+      heads: the scalar heads (see `scalar`) that are trained besides the model. Each is a collection.
       updates: the optimizer updates in one step, a multiple of `passes`.
-      passes: how often a step goes over its batch, in minibatches of updates / passes. Update u takes the rows m, m +
-        minibatches, ... of the batch, where m is u modulo `minibatches`.
+      passes: how often a step goes over its batch, each time in `minibatches` = updates / passes parts. Update u takes the
+        rows m, m + minibatches, ... of the batch, where m is u modulo `minibatches`.
       running: the initial values of the scalars that `adapt` changes, once a step.
-      prepare: adds to a batch what depends on all rows of an update, [B, ...], before they are split into microbatches.
+      prepare: adds arrays [B, ...] that depend on all rows of an update, before the rows are split into microbatches.
     """
 
     sums: typing.Callable[[Variables, Batch, jax.Array | None], Sums]
@@ -87,7 +87,7 @@ Maker = typing.Callable[[Transformer, Config], Objective]  # the objectives' own
 def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None) -> jax.Array:
     """Returns the hidden states [B, T, D] of a packed batch in the compute dtype, with dropout if `key` is not None.
 
-    The batch has `until` in place of `segment_ids` if its texts share their beginnings (see `eval.likelihood`).
+    The batch has `until` in place of `segment_ids` if its texts share prefixes (see `eval.likelihood`).
     """
     rngs = {} if key is None else {"dropout": key}
     inputs = (batch["tokens"], batch["positions"], batch.get("segment_ids"))
@@ -104,7 +104,7 @@ def token_logp(
 def hidden_logp(
     model: Transformer, variables: Variables, hidden_BxTxD: jax.Array, targets_BxT: jax.Array, tile: int = 0
 ) -> jax.Array:
-    """Returns what `token_logp` does, from hidden states that are there already."""
+    """Returns what `token_logp` returns, from given hidden states."""
     config = model.config
     rows = models.head_rows(model, variables)
     token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile, **rows)
@@ -119,13 +119,13 @@ def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Arra
 
 
 def from_segments(x_BxS: jax.Array, segment_ids_BxT: jax.Array) -> jax.Array:
-    """Returns the value of its segment for each token, [B, T]; 0 in segments after the S-th. The transpose of `by_segment`."""
+    """Returns for each token the value of its segment, [B, T]; 0 in segments after the S-th. The transpose of `by_segment`."""
     chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, x_BxS.shape[1] + 1)
     return jnp.sum(jnp.where(chosen_BxTxS, x_BxS[:, None, :], 0), axis=2)
 
 
 def split_rows(x_Bx: jax.Array, parts: int) -> jax.Array:
-    """Returns [B, ...] as [A, M, ...] with A = `parts`. Part a has every A-th row: runs of rows would be on few devices."""
+    """Returns [B, ...] as [A, M, ...] with A = `parts`. Part a has every A-th row: contiguous rows would be on few devices."""
     x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
     return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
 
@@ -135,7 +135,7 @@ def join_rows(x_AxMx: jax.Array) -> jax.Array:
 
 
 def init_head(name: str, d_model: int) -> dict:
-    """Returns the variables of a new scalar head. Its output is 0 for every input, so that training begins undecided."""
+    """Returns the variables of a new scalar head, zeros: at first its output is 0 for every input."""
     return {f"{name}_head": {"kernel": jnp.zeros(d_model, jnp.float32)}}
 
 
@@ -146,7 +146,7 @@ def scalar(variables: Variables, name: str, hidden_BxTxD: jax.Array) -> jax.Arra
 
 
 def token_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a packed batch, all [B, T]: four int32 ones, and `weights`, float32."""
+    """Returns the shapes of a packed batch, all [B, T]: four int32 arrays, and `weights`, float32."""
     shape, placed = (config.train.batch_size, config.train.seq_len), sharding.batch_sharding(mesh)
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=placed) for name in integers}

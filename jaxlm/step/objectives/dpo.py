@@ -1,10 +1,10 @@
 """Learns from pairs of answers to one prompt, of which one was preferred: DPO and its relatives.
 
 Most losses compare the policy with a reference, the model before the first step. Its log-probabilities come from a second
-forward pass of the frozen part alone, if what is trained changes nothing at first, else from `batch["reference"]`.
+forward pass without the trained adapter, if that changes nothing at first (new LoRA), else from `batch["reference"]`.
 
-A pair is two neighbouring segments of a row, so that no microbatch parts it: pair p is segments 2p + 1 (chosen) and 2p + 2
-(rejected), counted from 1. The prompt stands in both segments with weight 0. (The reward model's pairs are the same.)
+A pair is two neighbouring segments of a row, so that no microbatch splits it: pair p is segments 2p + 1 (chosen) and 2p + 2
+(rejected), counted from 1. Both segments begin with the prompt, with weight 0. (The reward model's pairs are the same.)
 
 Legend: B rows, T tokens, P pairs of a row.
 """
@@ -29,7 +29,7 @@ _BY_TOKEN = ("ipo", "orpo", "simpo")
 
 
 class Answers(typing.NamedTuple):
-    """What is known of the answers on one side of the pairs, float32 [B, P]: log p, its ratio to the reference's, ..."""
+    """The answers on one side of the pairs, float32 [B, P]: log p, log-ratio to the reference, tokens, mean log-ratio."""
 
     logp: jax.Array
     ratio: jax.Array
@@ -48,7 +48,7 @@ def by_token(config: DpoConfig) -> bool:
 def judged(config: Config) -> bool:
     """True if batches must hold the reference's log-probabilities, `reference`; see the module's text.
 
-    New LoRA adapters change nothing at first, so the frozen part is the reference. Prompts do, and unmerged ones of an origin.
+    New LoRA adapters change nothing at first, so the model without them is the reference. Prompts and an origin's adapters do.
     """
     return has_reference(config.dpo) and not (config.adapter.kind == "lora" and config.origin_merge)
 
@@ -63,7 +63,7 @@ def at_start(config: DpoConfig) -> float | None:
 def pair_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a packed batch of pairs: `base.token_shapes`, and `pair` and `margin`, float32 [B, P].
 
-    `pair` is 1 where there is a pair, else 0. `margin` is by how much the chosen answer was preferred; 0 if unknown.
+    `pair` is 1 where there is a pair, else 0. `margin` is how much the chosen answer was preferred; 0 if unknown.
     """
     shape = (config.train.batch_size, pairs_in_row(config.train.seq_len))
     by_pair = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding.row_sharding(mesh))
@@ -71,7 +71,7 @@ def pair_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.Shap
 
 
 def pair_sums(loss_BxP: jax.Array, metrics: dict[str, jax.Array], pair_BxP: jax.Array) -> base.Sums:
-    """Returns the sums over the pairs that there are, of the loss and of each metric [B, P]; the weight is their number."""
+    """Returns the sums of the loss and of each metric [B, P] over the real pairs; the weight is the number of pairs."""
     return base.Sums(
         _total(loss_BxP, pair_BxP), jnp.sum(pair_BxP), {name: _total(x, pair_BxP) for name, x in metrics.items()}
     )
@@ -98,7 +98,7 @@ def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtyp
 def answer_logp(model: Transformer, variables: base.Variables, batch: base.Batch, tile: int) -> jax.Array:
     """Returns log p(answer) of each segment in nats, float32 [B, 2P]: the sum over its tokens, by their weights.
 
-    There is no dropout, so that policy and reference differ by what was trained alone.
+    There is no dropout, so that policy and reference differ only by training.
     """
     logp_BxT = base.token_logp(model, variables, batch, None, tile) * batch["weights"]
     return base.by_segment(logp_BxT, batch["segment_ids"], 2 * batch["pair"].shape[1])
@@ -114,7 +114,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
     answer; "length_margin", how many tokens the chosen answer is longer; "nll", nats a token of the chosen answers.
 
     Raises:
-      ConfigError: the loss is one that there was (`older.check_trains`).
+      ConfigError: the loss was removed (`older.check_trains`).
     """
     older.check_trains(config)
     c, tile = config.dpo, config.loss.tile_tokens
@@ -139,7 +139,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
 
 def prepare(batch: base.Batch) -> base.Batch:
-    """Adds `nll_scale` [B], pairs over tokens of chosen answers: the mean over pairs of what it scales is one over tokens."""
+    """Adds `nll_scale` [B], pairs / tokens of chosen answers: it turns a mean over pairs into a mean over tokens."""
     pair = batch["pair"]
     tokens = base.by_segment(batch["weights"], batch["segment_ids"], 2 * pair.shape[1])[:, ::2]
     scale = jnp.sum(pair) / jnp.maximum(_total(tokens, pair), 1)
@@ -183,7 +183,7 @@ def _robust(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
 
 
 def _ipo(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
-    """IPO (arXiv:2310.12036), by token as its authors computed it and TRL does."""
+    """IPO (arXiv:2310.12036), with means over tokens, as in its authors' code and TRL."""
     return jnp.square(chosen.mean - rejected.mean - 1 / (2 * c.beta))
 
 
@@ -191,7 +191,7 @@ def _orpo(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
     """The odds ratio of ORPO (arXiv:2403.07691), without its cross-entropy."""
 
     def log_odds(side: Answers) -> jax.Array:
-        logp = jnp.minimum(side.mean, -1e-7)  # an answer of probability 1 has no finite odds
+        logp = jnp.minimum(side.mean, -1e-7)  # the odds of probability 1 are infinite
         return logp - _log1mexp(logp)
 
     return -c.beta * jax.nn.log_sigmoid(log_odds(chosen) - log_odds(rejected))

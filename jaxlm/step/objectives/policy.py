@@ -1,10 +1,10 @@
 """Learns from rewards of the policy's own answers: PPO (arXiv:1707.06347) and GRPO (arXiv:2402.03300) and its relatives.
 
-A step is a whole iteration. Its batch holds answers that the policy gave just before, what it and the reference thought of
-them then, and how much better than expected they were (advantages). The step's updates make good answers likelier, each at
-most by the clipped ratio. PPO learns what to expect by a scalar head; GRPO takes the mean of a prompt's answers.
+A step is a whole iteration. Its batch holds answers that the policy has just generated, their log-probabilities by the
+policy and the reference, and their advantages: how much better than expected they were. The step's updates make good answers
+likelier, each at most by the clipped ratio. PPO's expectation is a learned scalar head, GRPO's the mean of a prompt's answers.
 
-Each row holds `in_row` answers: those are its segments 1 to n, each behind its prompt; padding is segment n + 1.
+Each row holds `in_row` answers, its segments 1 to n, each after its prompt; padding is segment n + 1.
 
 Legend: B rows, T tokens, S segments of a row (answers), F figures.
 """
@@ -25,17 +25,17 @@ from jaxlm.step.objectives import base
 VALUE = "value"  # the scalar head of PPO
 FIGURES = ("reward", "reward_std", "flat_groups", "truncated", "unique", "answer_tokens", "top_word")
 _OF_VALUES = ("explained_variance", "beta")
-_LARGEST_ERROR = 0.2  # by which a KL counts as off its target, as a share of it (arXiv:1909.08593)
+_LARGEST_ERROR = 0.2  # of the KL that counts, as a share of its target (arXiv:1909.08593)
 
 Judge = typing.Callable[[base.Variables, base.Variables | None, base.Batch], dict[str, jax.Array]]
 
 
 def figures(config: Config) -> tuple[str, ...]:
-    """Returns the names of what the producer of batches tells of a whole step, in the order of `figures` [B, F].
+    """Returns the names of the rollout's figures of a whole step, in the order of `figures` [B, F].
 
-    FIGURES are for both programs: the mean and the standard deviation of rewards, the shares of prompts whose answers all got
-    the same reward, of answers that did not end and of different answers, tokens by answer, and the share of all words
-    that the most frequent one has. PPO has two more: `returns.explained_variance`, and the weight of the KL penalty.
+    FIGURES are for both programs: mean and standard deviation of rewards; shares of prompts whose answers all got the same
+    reward, of truncated answers and of different answers; mean tokens of an answer; the most frequent word's share of all
+    words. PPO has two more: `returns.explained_variance`, and the weight of the KL penalty.
     """
     return FIGURES + _OF_VALUES if _has_values(config) else FIGURES
 
@@ -47,10 +47,10 @@ def in_row(config: Config) -> int:
 def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch: those of `base.token_shapes`, more arrays float32 [B, T], and `figures` [B, F].
 
-    `weights` is 1 on the tokens of answers that count, as targets, else 0. By token there are `advantages`; in nats `old`,
-    the policy's log p(target) before the step, `sampler`, the same as the decode engine had it, and `reference`, the
-    reference's, if `policy.reference`; for PPO `values`, before the step, and `returns`. They are not read where the weight
-    is 0. `figures` is the same in each row.
+    `weights` is 1 on the tokens of answers that count, as targets, else 0. By token there are `advantages`; log p(target) in
+    nats by the policy before the step (`old`), by the decode engine (`sampler`) and, if `policy.reference`, by the reference
+    (`reference`); for PPO `values`, before the step, and `returns`. All are ignored where the weight is 0. `figures` is the
+    same in each row.
     """
     batch = base.token_shapes(config, mesh)
     names = ["advantages", "old", "sampler"]
@@ -64,12 +64,12 @@ def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtyp
 def make(model: Transformer, config: Config) -> base.Objective:
     """Returns the objective of ppo or grpo: the mean of `token_loss` by `policy.average`, in epochs x minibatches updates.
 
-    The metrics but the `figures` are means over the tokens of answers that count, NaN if none do. "entropy", "kl" and
-    "sampler_gap" are of the policy that answered, whose tokens they are: as it is before the step. "entropy": -log p, an
-    unbiased estimate of its entropy, nats a token. "kl": the KL divergence from it to the reference, nats a token, by the
-    estimator k3 (http://joschu.net/blog/kl-approx.html). "sampler_gap": how far the decode engine's log p is from the
-    trainer's. "ratio_kl": k3 of the KL divergence from it to the policy as it is now. "clip_share": the share whose gradient
-    is clipped away. "value_loss": of PPO's head, before its weight.
+    All metrics but the `figures` are means over the tokens of answers that count, NaN if none do. "entropy", "kl" and
+    "sampler_gap" are of the old policy: before the step, when it drew the answers. "entropy": -log p, an unbiased estimate
+    of the old policy's entropy, nats a token. "kl": the KL divergence from the old policy to the reference, nats a token, by
+    the estimator k3 (http://joschu.net/blog/kl-approx.html). "sampler_gap": how far the decode engine's log p is from the
+    trainer's. "ratio_kl": k3 of the KL divergence from the old policy to the present one. "clip_share": the share of tokens
+    whose gradient is clipped away. "value_loss": of PPO's head, before its weight.
 
     PPO's `running` has "beta", the weight of the KL penalty, which begins at `policy.beta`; see `adapted`.
     """
@@ -100,10 +100,10 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
 
 def prepare(config: Config, batch: base.Batch) -> base.Batch:
-    """Adds `loss_scale` and `token_scale` [B, T] to the rows of an update, whose weight is their number.
+    """Adds `loss_scale` and `token_scale` [B, T] to the rows of an update, whose weight is the number of rows.
 
-    The sum of what is multiplied by one of them, over that number, is a mean: by `loss_scale` that of `policy.average`, by
-    `token_scale` that over the tokens of answers.
+    A sum scaled so, over the number of rows, is a mean: with `loss_scale` the mean of `policy.average`, with `token_scale`
+    the mean over the tokens of answers.
     """
     weights_BxT, ids_BxT, n = batch["weights"], batch["segment_ids"], in_row(config)
     rows = weights_BxT.shape[0]
@@ -113,10 +113,10 @@ def prepare(config: Config, batch: base.Batch) -> base.Batch:
         scale = by_token
     elif config.policy.average == "length":
         scale = 1 / (n * config.rollout.max_new_tokens)
-    else:  # answers of which nothing counts are zeros in the mean
+    else:  # answers without a counted token are zeros in the mean
         length_BxS = base.by_segment(weights_BxT, ids_BxT, n)
         scale = base.from_segments(1 / (n * jnp.maximum(length_BxS, 1)), ids_BxT)
-    # A mean over no tokens is not 0, which would be taken for an entropy.
+    # The mean over no tokens is NaN: 0 would look like an entropy.
     token_scale_BxT = jnp.where(total > 0, weights_BxT * by_token, jnp.nan)
     return batch | {"loss_scale": weights_BxT * scale, "token_scale": token_scale_BxT}
 
@@ -127,14 +127,14 @@ def token_loss(
     """Returns (the loss, the metrics by name) of each token, float32 [B, T].
 
     The loss is the clipped surrogate of PPO, -min(ratio * A, clip(ratio) * A). With `policy.ratio` "answer" all tokens of an
-    answer have the exponential of its mean log-ratio (GSPO, arXiv:2507.18071). With `rollout.importance_cap` it is
-    weighted by the policy's probability over the sampler's, truncated. GRPO adds beta times the KL divergence to the reference
-    (k3); PPO `value_weight` times the value's loss.
+    answer share one ratio, the exponential of their mean log-ratio (GSPO, arXiv:2507.18071). With `rollout.importance_cap`
+    the loss is weighted by the policy's probability over the sampler's, truncated. GRPO adds beta times the KL divergence to
+    the reference (k3); PPO adds `value_weight` times the value's loss.
     """
     c, cap, counts_BxT = config.policy, config.rollout.importance_cap, batch["weights"] > 0
 
     def difference(a_BxT: jax.Array, b_BxT: jax.Array) -> jax.Array:
-        return jnp.where(counts_BxT, a_BxT - b_BxT, 0)  # elsewhere anything may stand
+        return jnp.where(counts_BxT, a_BxT - b_BxT, 0)  # other tokens may hold any value
 
     old_BxT = batch["old"]
     moved_BxT = difference(logp_BxT, old_BxT)
@@ -169,7 +169,7 @@ def _mean_of_answer(x_BxT: jax.Array, batch: base.Batch, n: int) -> jax.Array:
 
 
 def _value_loss(limit: float, batch: base.Batch, values_BxT: jax.Array) -> jax.Array:
-    """Half the squared error to the return, of the value or of the value moved by at most `limit`: the larger one, [B, T]."""
+    """Half the squared error to the return, of the value or the value clipped to the old one +- `limit`: the larger, [B, T]."""
     old_BxT, returns_BxT = (jnp.where(batch["weights"] > 0, batch[name], 0) for name in ("values", "returns"))
     near_BxT = jnp.clip(values_BxT, old_BxT - limit, old_BxT + limit)
     squares_BxT = [jnp.square(v_BxT - returns_BxT) for v_BxT in (values_BxT, near_BxT)]
@@ -179,19 +179,19 @@ def _value_loss(limit: float, batch: base.Batch, values_BxT: jax.Array) -> jax.A
 def adapted(config: Config, running: base.Running, metrics: dict[str, jax.Array]) -> base.Running:
     """Returns `running` with beta a little higher if the KL is above `policy.kl_target`, lower if below (arXiv:1909.08593).
 
-    An error of e times the target, at most 20% either way, changes beta by the share e over `policy.kl_horizon` answers.
+    A relative error e, at most 20% either way, changes beta by the share e per `policy.kl_horizon` answers.
     """
     c, answers = config.policy, config.rollout.prompts * config.rollout.answers
-    kl = jnp.nan_to_num(metrics["kl"], nan=c.kl_target)  # of no tokens
+    kl = jnp.nan_to_num(metrics["kl"], nan=c.kl_target)  # NaN: over no tokens
     error = jnp.clip(kl / c.kl_target - 1, -_LARGEST_ERROR, _LARGEST_ERROR)
     return running | {"beta": running["beta"] * (1 + error * answers / c.kl_horizon)}
 
 
 def judge(model: Transformer, config: Config) -> Judge:
-    """Returns (variables, the reference's or None, batch) -> what both think of a batch's targets, float32 [B, T] each.
+    """Returns (variables, the reference's or None, batch) -> arrays by token of the batch, float32 [B, T] each.
 
-    "old": the policy's log p, in nats. "reference": the reference's, if it is given. "values": of PPO. There is no dropout,
-    and no more rows are judged at once than the train step takes. Both variables are in the compute type, as in the step.
+    "old": the policy's log p(target), in nats. "reference": the reference's, if it is given. "values": PPO's. There is no
+    dropout, and a call takes at most as many rows at once as the train step. Both variables are in the compute type.
     """
     rows = config.train.batch_size // config.policy.minibatches
     parts = config.train.batch_size // min(config.train.microbatch_size, rows)
@@ -218,7 +218,7 @@ def judge(model: Transformer, config: Config) -> Judge:
 def advantages(config: Config, batch: base.Batch, scores_BxS: jax.Array, beta: jax.typing.ArrayLike) -> base.Batch:
     """Returns PPO's "advantages" and "returns" by token, float32 [B, T], both 0 where the weight is 0.
 
-    Each token of an answer costs beta * (log p - the reference's log p), the last one earns the answer's score too
+    Each token of an answer costs beta * (log p - the reference's log p), the last token also earns the answer's score
     (arXiv:1909.08593). Then `returns.gae`, and `returns.whiten` over the whole batch if `policy.whiten`.
     """
     c, weights_BxT, ids_BxT = config.policy, batch["weights"], batch["segment_ids"]

@@ -1,7 +1,7 @@
 """Learns a score of answers from pairs, of which one was preferred: the Bradley-Terry model (arXiv:2203.02155).
 
-The score is the output of a scalar head at a segment's last token. So the producer of batches gives each text one token
-more, which is a target only: else the text's own last token, which ends the answer, would not be read.
+The score is the output of a scalar head at a segment's last token. So batches give each text one more token, as a target
+only: else the model would not read the text's own last token, which ends the answer.
 
 Legend: B rows, T tokens, P pairs of a row, S segments of a row.
 """
@@ -19,7 +19,7 @@ HEAD = "score"
 def scores(
     model: Transformer, variables: base.Variables, batch: base.Batch, key: jax.Array | None, n: int
 ) -> jax.Array:
-    """Returns the score of each of the first `n` segments of every row, float32 [B, S] with S = n; 0 for absent ones."""
+    """Returns the score of each of the first `n` segments of every row, float32 [B, S] with S = n; 0 for absent segments."""
     score_BxT = base.scalar(variables, HEAD, base.hidden(model, variables, batch, key))
     ids_BxT = batch["segment_ids"]
     last_BxT = jnp.concatenate([ids_BxT[:, :-1] != ids_BxT[:, 1:], jnp.ones_like(ids_BxT[:, :1], bool)], axis=1)

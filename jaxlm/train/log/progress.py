@@ -1,4 +1,4 @@
-"""Shows a run's progress: a line that stays at each logged step, and in a terminal the live line below it."""
+"""Shows a run's progress: a permanent line at each logged step, and in a terminal a live line below it."""
 
 import contextlib
 import math
@@ -16,9 +16,9 @@ _BAR = 20  # columns
 class Progress:
     """Shows progress on standard error. See `screen` for a lost terminal.
 
-    The loss that is shown is an exponential mean over about the last 20 steps, corrected for its beginning (Kingma and Ba
-    2015, section 3), without losses that are not finite. Of earlier starts it knows the logged steps: each stands for those
-    since the logged one before.
+    The shown loss is an exponential mean over about the last 20 steps, with Adam's bias correction (Kingma and Ba 2015,
+    section 3), without non-finite losses. Of earlier starts it knows only the logged losses: each stands for all steps
+    since the previous logged step.
     """
 
     stands = True
@@ -35,7 +35,7 @@ class Progress:
         self._shown.enter_context(screen.shown(self))
 
     def stepped(self, step: int, loss: float) -> None:
-        """Takes the loss of a step, of each one."""
+        """Takes the loss of a step; called after every step."""
         self._step = step
         if math.isfinite(loss):
             self._average(loss, 1)
@@ -49,7 +49,7 @@ class Progress:
         return self._sum / self._weight if self._weight else math.nan
 
     def update(self, record: dict, best: float | None) -> None:
-        """Shows a line that stays."""
+        """Shows a permanent line."""
         loss, left = record["train/loss"], record.get("eta_s")
         self._ends_at = None if left is None else time.monotonic() + left
         speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
@@ -75,7 +75,7 @@ class Progress:
         self._shown.close()
 
     def parts(self, alone: bool) -> list[Part]:
-        """The live line. What was begun last says more of itself than `doing`."""
+        """Returns the live line; without `doing` unless `alone`, since a newer activity shows itself."""
         known = self._ends_at is not None
         left = f"left {duration(max(0.0, self._ends_at - time.monotonic()))}" if known else ""
         filled = _BAR * self._step // max(self._total, 1)
@@ -92,7 +92,7 @@ class Progress:
         ]
 
     def line(self) -> str:
-        """What is due while nobody knows yet how long a step takes; later `update` says it all."""
+        """Returns a line on the wait for this start's first step, if one is due; else ""."""
         waited = self._waited_s()
         if waited < (self._said + 1) * AGAIN_S:
             return ""

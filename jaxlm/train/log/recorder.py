@@ -45,7 +45,7 @@ class Meter:
     _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
     def now(self, step: int) -> dict[str, float]:
-        """Returns what every record has, of all starts; `goodput` is the share of new steps and their rollouts."""
+        """Returns the fields of every record, over all starts; `goodput`: the time share of new steps and their rollouts."""
         seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
         wall = sum(seconds.values())
         cost = self.earlier.with_now(wall, self.usd_per_hour)
@@ -61,7 +61,7 @@ class Meter:
     def measure(self, step: int, total: int) -> dict[str, float]:
         """Returns `now`, and the speed since the last call: tokens/s, MFU, seconds of steps left until step `total`.
 
-        The speed counts steps and the waits for their batches. The first call returns none: its step may hold compilation.
+        The speed counts steps and the waits for their batches. The first call, whose step may compile, returns no speed.
         """
         record, spent = self.now(step), self.clock.seconds()
         training = sum(spent[name] for name in _TRAINING)
@@ -95,14 +95,14 @@ def make_meter(
 
 
 def recounted(folder: pathlib.Path, config: Config) -> str:
-    """Returns a line if the start before counted tables that are only looked up in its MFU, as older versions did; else ""."""
+    """Returns a line if the previous start's MFU counted lookup tables, as older versions did; else ""."""
     starts, parameters = ledger.read(folder)["starts"], count_params(config.model)
     looked_up = parameters - flops.multiplied(config)
     if not starts or "flops_per_token" in starts[-1] or not looked_up or not _peak_tflops(config.hardware):
         return ""
     return (
         f"MFU steps down here, the speed does not: {looked_up:,} of {parameters:,} parameters are only looked up, and no "
-        "longer count as products"
+        "longer count as matrix products"
     )
 
 
@@ -116,7 +116,7 @@ class Recorder:
 
     Args:
       first: the first step of this start. It is always logged, and so is the last.
-      between_s: (step, the last step) -> seconds that evaluations, saves and the like will take from the one to the other.
+      between_s: (step, last step) -> seconds that evaluations, saves and other hooks will take between them.
     """
 
     meter: Meter
@@ -137,7 +137,7 @@ class Recorder:
         self._step = done
 
     def begin(self) -> None:
-        """Writes the record with which a start begins: from then on its time is in the books, even if it dies at once."""
+        """Writes the first record of a start, so that its time is recorded even if it dies at once."""
         self._note(self._step)
 
     def fetch(self, step: int, metrics: dict) -> None:
@@ -146,7 +146,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: all if it is logged or was skipped, else those in `reads`."""
+        """Waits until a step is done, and returns its metrics: all of a logged or skipped step, else only those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:
@@ -173,7 +173,7 @@ class Recorder:
         if self.writer:
             names = [key for key in figures if redteam.leads(key)]
             words = [f"{key.removeprefix('val/').removeprefix('eval/')} {figures[key]:.4f}" for key in names]
-            # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
+            # The summary figure comes first, then losses: a narrow terminal leaves out the last ones.
             first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]
             screen.say_parts(parts)
@@ -183,7 +183,7 @@ class Recorder:
             say(text)
 
     def close(self) -> None:
-        """Ends the live line, and writes the record with which this start ends: all its time and dollars."""
+        """Ends the live line, and writes the last record of this start, with all its time and dollars."""
         if self._progress:
             self._progress.close()
         self._note(self._step)

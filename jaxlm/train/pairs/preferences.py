@@ -15,11 +15,11 @@ from jaxlm.train.loop import REFUSED, Ending, Watch
 from jaxlm.train.watches import WINDOW, Row, SaysOnce, Steps
 
 _PINNED = 0.01  # of the loss that the run begins with
-_MOVED = 1e-3  # of rewards and scores: below it the policy is what it was
+_MOVED = 1e-3  # of rewards and scores: below it the policy counts as unchanged
 _FALLEN = 0.1  # of the chosen answers' log-probability
 _ONLY_LENGTH = 0.9  # correlation of margin and length
-_NOTICED = 0.05  # margins below it say nothing of what they depend on
-_OFF = {"float32": 1e-4, "bfloat16": 5e-3}  # of a log-probability: how far two programs' rounding may part
+_NOTICED = 0.05  # smaller margins don't show what they depend on
+_OFF = {"float32": 1e-4, "bfloat16": 5e-3}  # share of a log-probability that two programs may differ by rounding
 
 
 def of_dpo(config: Config, say: Say) -> list[Watch]:
@@ -39,12 +39,12 @@ def of_reward(config: Config, say: Say) -> list[Watch]:
 
 
 class FirstStep(Watch):
-    """Ends a run whose policy is not its reference at the first step: all it would learn is the difference.
+    """Ends a run whose policy is not its reference at the first step: it would mostly learn the difference.
 
-    Then every margin is 0, and the loss has the value of `objectives.dpo.at_start`.
+    If they are equal, every margin is 0, and the loss is `objectives.dpo.at_start`.
 
     Args:
-      off: by which share of a log-probability policy and reference may part by rounding.
+      off: how much policy and reference may differ by rounding, as a share of a log-probability.
     """
 
     def __init__(self, config: DpoConfig, off: float):
@@ -68,7 +68,7 @@ class FirstStep(Watch):
 
 
 def pinned(own: float, moves: Sequence[str], steps: int, nll_weight: float = 0.0) -> Row:
-    """Returns the row of a loss that stays where it began, and of whether anything moved at all.
+    """Returns the row for a loss that stays where it began; its sentence says whether the model moved at all.
 
     Args:
       own: the loss of a policy that can't tell the answers apart.
@@ -93,7 +93,7 @@ def pinned(own: float, moves: Sequence[str], steps: int, nll_weight: float = 0.0
 
 
 def falling(c: DpoConfig) -> Row:
-    """Returns the row of chosen answers that become much less likely too."""
+    """Returns the row for chosen answers that become much less likely, like the rejected ones."""
 
     def condition(first: Steps, last: Steps) -> dict[str, object] | None:
         began = 0.0 if dpo.has_reference(c) else first["chosen_reward"].mean() / c.beta
@@ -111,8 +111,8 @@ def falling(c: DpoConfig) -> Row:
 
 
 def _length(first: Steps, last: Steps) -> dict[str, object] | None:
-    """If margins follow the difference of lengths and little else."""
-    # From step to step, so that a margin that grows over time is not taken for one that depends on nothing.
+    """Tests whether margins follow the difference of lengths and little else."""
+    # Changes from step to step: a margin's growth over time would hide that it follows the lengths.
     margin, length = np.diff(last["margin"]), np.diff(last["length_margin"])
     if np.abs(last["margin"]).mean() < _NOTICED or not margin.any() or not length.any():
         return None
@@ -122,7 +122,7 @@ def _length(first: Steps, last: Steps) -> dict[str, object] | None:
 
 
 def _swapped(first: Steps, last: Steps) -> dict[str, object] | None:
-    """If fewer than half of the pairs are ranked as they are labelled, by more than chance."""
+    """Tests whether fewer than half of the pairs are ranked as labelled, by more than chance (three standard errors)."""
     accuracy = last["accuracy"]
     error = accuracy.std(ddof=1) / math.sqrt(len(accuracy))
     return {"accuracy": accuracy.mean(), "pairs": "of the pairs"} if accuracy.mean() + 3 * error < 0.5 else None

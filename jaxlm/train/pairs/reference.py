@@ -1,6 +1,6 @@
-"""Keeps what a reference says of preference pairs in the run's folder: it is the model before the first step, gone later.
+"""Keeps the reference's log-probabilities of preference pairs in the run's folder: training overwrites the reference.
 
-WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: what they are of
+WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: their hashes
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from jaxlm.run.checkpoints import digest
 from jaxlm.step.objectives.base import Variables
 
 FILE = "reference.npz"
-Judged = tuple[np.ndarray, np.ndarray]  # of the pairs to train on, of those held out
+Judged = tuple[np.ndarray, np.ndarray]  # of the training pairs, of the held-out pairs
 
 
 def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, judge: Callable[[], Judged]) -> Packed:
-    """Returns the pairs with what the reference says of them, from the run's folder, or judged now if no step is done.
+    """Returns the pairs with the reference's log-probabilities: from the run's folder, or by `judge` if no step is done.
 
     Raises ConfigError if the run has begun, and the file is missing, damaged or of other pairs.
     """
@@ -53,7 +53,7 @@ def _of_model(variables: Variables) -> str:
 
 
 def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
-    """What is wrong with the file, to follow its name; "" if it can be used. `model`: "" for any."""
+    """What is wrong with the file, in words after its name; "" if it can be used. `model`: "" for any model."""
     if not path.is_file():
         return "is missing"
     try:

@@ -1,4 +1,4 @@
-"""What the child process does: makes questions, judges answers, calls the user's function. Imports no JAX.
+"""What the child process does: generates questions, judges answers, calls the user's function. Imports no JAX.
 
 Packages of the extra `rl` are imported when a task needs them.
 """
@@ -37,19 +37,19 @@ EVALUATED = {
     *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
 }
 _MOST = 4096  # bytes of a result
-_PIPE = 3  # the descriptor of it in a fork
+_PIPE = 3  # the file descriptor of the result in a fork
 _WAIT_S = 5.0  # for a call that takes milliseconds
-_MEMORY = 1 << 30  # bytes of addresses that a fork may take beside those of this process
-# What an answer that is evaluated may use of Python, beside the names of sympy.
+_MEMORY = 1 << 30  # bytes of address space that a fork may add to this process's
+# What an evaluated answer may use of Python, besides the names of sympy.
 _PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
 _LINE = 300  # characters of an error's line
 _LARGEST = 3.4e38  # of float32
-_BLOCK = 500  # questions that a task makes at a time, if it can't make any one
-_MATH_S = 2  # for math-verify to read, and to compare: an answer such as 9**9**9 has no end
+_BLOCK = 500  # questions that a task generates at a time, if it can't generate a single one
+_MATH_S = 2  # for math-verify to read, and to compare: evaluating an answer such as 9**9**9 never ends
 _READ = 2000  # characters of an answer that math-verify reads: the last ones
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers: how such a clause ends.
-_N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else 1,000,000,... takes for ever
+# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one number. These patterns find such clauses.
+_N = r"(?>(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"  # atomic: else 1,000,000,... matches for ever
 _NUMBER, _GAP, _ENDLESS = re.compile(_N), r"[\s$*]*(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
 _OR = r"[^\d.,;:\n]{0,20},?\s*\bor\b(?:\s*[A-Za-z]+\s)?"
 _TO = r"[\s$*]*(?:\b(?:to|through)\b|[\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
@@ -61,7 +61,7 @@ _SEVERAL = re.compile(
     rf"|{_N}{_ORDER}[A-Za-z]\b|\b(?:not|at (?:least|most))\s+{_N}|{_ENDLESS}\s*,\s*{_N}|{_N}\s*,\s*{_ENDLESS}))[^\d]*$"
     rf"|{_LIST}\W*$|^\s*{_N}(?:\s+{_N})+\W*$"
 )
-_CLAUSE = re.compile(r"(?<!\.)[.?!](?:\s+|$)|\n(?!\s*[-+$\d.,]+\s*$)")  # what parts two
+_CLAUSE = re.compile(r"(?<!\.)[.?!](?:\s+|$)|\n(?!\s*[-+$\d.,]+\s*$)")  # what separates clauses
 Options = Mapping[str, str]
 
 
@@ -70,17 +70,17 @@ class Refused(Exception):
 
 
 class Wrong(Exception):
-    """What is wrong with what a function returned."""
+    """The user's function returned no valid rewards; the text says why."""
 
 
 class Forks:
-    """Calls functions in forks of this process that can reach nothing but the result that they owe.
+    """Calls functions in forks of this process that can do nothing but compute and return a result.
 
-    A fork takes milliseconds where an interpreter with its packages takes seconds. On Linux it gives up network, disk and
-    other processes before it calls (sandbox_child.py), and it has no open file but the pipe for its result.
+    A fork takes milliseconds, a new interpreter with its packages seconds. On Linux a fork gives up network, disk and other
+    processes before the call (sandbox_child.py), and has no open file but the pipe for its result.
 
     Attributes:
-      confined: True if a fork can reach no network, disk or process; it was tried.
+      confined: True if a fork can reach no network, disk or process, by a test.
     """
 
     def __init__(self):
@@ -91,7 +91,7 @@ class Forks:
             self._rules = b""
 
     def results(self, calls: Iterable[Callable[[], object]]) -> list:
-        """Returns what each call returned, by way of JSON; a text in its place says why it returned nothing."""
+        """Returns the result of each call, passed as JSON; for a call without one, a text that says why."""
         with concurrent.futures.ThreadPoolExecutor(files.cores()) as pool:
             return list(pool.map(self._result, calls))
 
@@ -110,7 +110,7 @@ class Forks:
             os.waitpid(pid, 0)
         if not ended:
             return f"took over {_WAIT_S:g} s"
-        with contextlib.suppress(ValueError):  # it wrote nothing, or half
+        with contextlib.suppress(ValueError):  # the fork wrote nothing, or only a part
             return json.loads(said)
         return "ended before it was judged"
 
@@ -144,10 +144,10 @@ def _is_confined() -> bool:
 
 
 def only_computes() -> Callable[[str, tuple], None]:
-    """Returns an audit hook (`sys.addaudithook`) that refuses code made of a text if it does more than compute.
+    """Returns an audit hook (`sys.addaudithook`) that refuses code compiled from a text if it does more than compute.
 
-    It may name what sympy exports, some of Python's functions and variables of one letter. So an answer that its task
-    evaluates can't name the true answer, which stands in the variables around it, nor the judge's functions.
+    The code may name what sympy exports, some Python builtins and one-letter variables. So an answer that its task
+    evaluates can't name the true answer, which is in a variable of the caller, nor the judge's functions.
     """
     allowed = {"sympy", *importlib.import_module("sympy").__all__, *_PYTHON}
 
@@ -164,13 +164,13 @@ def only_computes() -> Callable[[str, tuple], None]:
 
 
 def final(answer: str) -> str:
-    """Returns what is judged of an answer: what stands in its last <answer>...</answer>, else all of it, stripped."""
+    """Returns the part of an answer that is judged: the text in its last <answer>...</answer>, else all, stripped."""
     answers = _ANSWER.findall(answer)
     return (answers[-1] if answers else answer).strip()
 
 
 class Judge:
-    """Holds what `load` named, and carries out orders."""
+    """Holds the tasks and functions that `load` loaded, and carries out orders."""
 
     def __init__(self):
         self._tasks: list[Gym | None] = []
@@ -180,17 +180,17 @@ class Judge:
         self._format: re.Pattern | None = None
 
     def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str, apart: bool = False) -> None:
-        """Imports what is needed, and checks it. Raises Refused for what is not there, or can't be confined here.
+        """Imports what is needed, and checks it. Raises Refused if something is missing, or can't be confined here.
 
         Args:
           tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
-          apart: True to judge each answer in a fork of this process, which then has its packages.
+          apart: True to judge each answer in a fork of this process, so that the packages are imported once.
         """
         try:
             self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
             if None in self._tasks:
                 _import("math_verify", "math-verify", "gsm8k")
-                logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would quote answers that it can't read
+                logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # its log would quote unreadable answers
         except Refused as error:
             raise Refused(f"config.reward.tasks: {error}") from None
         self._name = f"config.reward.function={function}"
@@ -208,7 +208,7 @@ class Judge:
             if gym and gym.hook and not self._forks.confined:
                 raise Refused(
                     f"config.reward.tasks: {gym.name} runs what the policy writes as Python, and here nothing keeps that from "
-                    "network and disk (a seccomp filter of Linux on x86-64 or aarch64 does): leave the task out"
+                    "network and disk (Linux on x86-64 or aarch64 does, by a seccomp filter): leave the task out"
                 )
             with contextlib.suppress(Exception):  # imports what the task needs to judge, once for all forks
                 gym.exact(0, gym.entry(0)["answer"]) if gym else _equal("2", "$1 + 1$")
@@ -228,7 +228,7 @@ class Judge:
             ) from None
 
     def draw(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[str, str | None] | str]:
-        """Returns for each (task, number) the question and the true answer (None: several), or a text: why there is none."""
+        """Returns for each (task, number) the question and the true answer (None: several), or a text that says why not."""
         questions = []
         for task, number in wanted:
             try:
@@ -240,7 +240,7 @@ class Judge:
         return questions
 
     def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
-        """Returns 1.0 or 0.0 for each (task, number of question or true answer, answer), or a text: why it can't be judged."""
+        """Returns for each (task, question's number or true answer, answer) 1.0, 0.0 or a text: why it can't be judged."""
         calls = [functools.partial(self._judged, *each) for each in asked]
         if not self._forks:
             return [call() for call in calls]
@@ -259,7 +259,7 @@ class Judge:
             return one_line(error)
 
     def function(self, prompts: list[str], answers: list[str], columns: dict[str, list]) -> list[float]:
-        """Returns what the function says of each answer. Raises Wrong if that is not one finite number each."""
+        """Returns the function's reward for each answer. Raises Wrong if that is not one finite number each."""
         count = len(answers)  # before the function may change its lists
         return _numbers(self._function(prompts, answers, **columns), count)
 
@@ -268,12 +268,12 @@ class Judge:
 
 
 ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
-ORDERS["exact_truth"] = Judge.exact  # of answers that no policy wrote: by the process that draws
+ORDERS["exact_truth"] = Judge.exact  # for answers that no policy wrote, in the process that draws
 
 
 def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
     """Answers each order, (name, arguments), with `done`, `refused` or `failed`. `process.Process` starts it by its name."""
-    sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program needs
+    sys.path.insert(0, os.getcwd())  # not earlier: a file there may have the name of a module that this program imports
     judge = Judge()
     for name, arguments in orders:
         try:
@@ -282,7 +282,7 @@ def work(orders: Iterable[tuple[str, tuple]], tell: Callable[[dict], None]) -> N
             answer = {"refused": str(error)}
         except Wrong as error:
             answer = {"failed": str(error)}
-        except BaseException as error:  # SystemExit too: the function's is no reason to end
+        except BaseException as error:  # SystemExit too: the function must not end this process
             traceback.print_exc()
             answer = {"failed": one_line(error)}
         tell(answer)
@@ -308,7 +308,7 @@ class Gym:
             _seed(number)
             try:
                 return self._all[number]
-            except IndexError:  # a few know no more than `size` questions; most make number n from seed + n
+            except IndexError:  # a few tasks have only `size` questions; most make question n from seed + n
                 first = number - number % _BLOCK
                 block = dataset(first)
                 _seed(number)
@@ -336,7 +336,7 @@ def _values(name: str, options: Options, config: type) -> dict[str, object]:
     values = {}
     for key, text in options.items():
         if key in ("seed", "size"):
-            raise Refused(f"reasoning_gym:{name}: {key} is not to be set: questions follow from config.seed")
+            raise Refused(f"reasoning_gym:{name}: {key} can't be set: questions depend on config.seed")
         if key not in fields:
             raise Refused(f"reasoning_gym:{name} has no option {key!r}{_hint(key, fields)}")
         value, default = _value(text), fields[key].default
@@ -344,7 +344,7 @@ def _values(name: str, options: Options, config: type) -> dict[str, object]:
         if kind is float and type(value) is int:
             value = float(value)
         if kind in (bool, int, float, str) and type(value) is not kind:
-            raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; it is {default} by itself")
+            raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; the default is {default}")
         values[key] = value
     return values
 
@@ -368,7 +368,7 @@ def _import(module: str, package: str, task: str):
 
 
 def _equal(truth: str, said: str) -> float:
-    """1.0 if math-verify finds the number or formula that an answer ends with equal to the true one."""
+    """1.0 if math-verify says that the last number or formula of an answer equals the true one."""
     if said == truth:
         return 1.0
     verify, said = importlib.import_module("math_verify").verify, said[-_READ:]
@@ -376,7 +376,7 @@ def _equal(truth: str, said: str) -> float:
 
 
 def _is_one_of_several(truth: str, said: str) -> bool:
-    """True if the clause that names the true number last ends in a list, a range or a bound that holds it."""
+    """True if the last clause with the true number ends in a list, a range or a bound that includes the number."""
     number, read = _numbers_in(truth), _numbers_in(_parsed(said)[-1])
     clause = next((part for part in reversed(_CLAUSE.split(said)) if number <= _numbers_in(part)), "")
     several = _SEVERAL.search(clause) if _NUMBER.fullmatch(truth) and number <= read else None
@@ -470,7 +470,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _foreign(file: str) -> bool:
-    """True for a file of Python's, of an installed package or of this one: the user's own line says more."""
+    """True for a file of Python, of an installed package or of this folder: a line of the user's own code says more."""
     standard = sysconfig.get_paths()["stdlib"]
     return file.startswith(("<", standard, os.path.dirname(__file__))) or "site-packages" in file
 

@@ -11,8 +11,8 @@ from jaxlm.train.loop import Watch
 from jaxlm.train.watches import Row, SaysOnce, Steps, mean_reaches
 
 _FLAT_STEPS = 3
-_BEGINNING = 5  # steps that are taken for how the run began, and as many for how it is now
-_WORD_SHARE, _WORD_TIMES = 0.25, 2.5  # of all words that are said; of its share at the beginning
+_BEGINNING = 5  # steps that stand for the beginning of the run, and as many for its present
+_WORD_SHARE, _WORD_TIMES = 0.25, 2.5  # of all words; times its share at the beginning
 _LONGER, _FOLLOWS = 1.5, 0.9  # times the tokens at the beginning; correlation of reward and length
 _ENTROPY = 0.15  # of that at the beginning
 _KL = 0.5  # nats a token
@@ -37,7 +37,7 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
             _BEGINNING,
             functools.partial(_word, common_word),
             'the reward rose from {low:.3g} to {high:.3g} while one word, "{word}", went from {before:.0%} to {now:.0%} of all '
-            "that is said: the reward can be had by repeating it; look at rollouts/",
+            "words: repeating it earns the reward; look at rollouts/",
         ),
         *_OF_ANSWERS,
         Row(
@@ -59,7 +59,7 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
 
 
 def _flat(by_group: bool, first: Steps, last: Steps) -> Quoted:
-    """If rewards do not differ; with `by_group` only differences within a group count."""
+    """Tests whether all rewards are the same; with `by_group`, whether they are within each group."""
     if not last["reward_std"].any():
         same = f"all answers of {_FLAT_STEPS} steps earned the same, {last['reward'].mean():.3g}"
         return {"same": same, "mend": "look at rollouts/ and at the reward"}
@@ -70,7 +70,7 @@ def _flat(by_group: bool, first: Steps, last: Steps) -> Quoted:
 
 
 def _word(common_word: Callable[[], str], first: Steps, last: Steps) -> Quoted:
-    """If rewards rise while one word fills the answers."""
+    """Tests whether rewards rise while one word fills the answers."""
     before, now = first["top_word"].mean(), last["top_word"].mean()
     low, high = first["reward"].mean(), last["reward"].mean()
     if now < max(_WORD_SHARE, _WORD_TIMES * before) or high <= low:
@@ -79,7 +79,7 @@ def _word(common_word: Callable[[], str], first: Steps, last: Steps) -> Quoted:
 
 
 def _length(first: Steps, last: Steps) -> Quoted:
-    """If rewards rise with the answers' length and little else."""
+    """Tests whether rewards rise with the answers' length and little else."""
     rewards, tokens = last["reward"], last["answer_tokens"]
     before, now = first["answer_tokens"][:_BEGINNING].mean(), tokens[-_BEGINNING:].mean()
     rises = rewards[-_BEGINNING:].mean() > first["reward"][:_BEGINNING].mean()
@@ -90,7 +90,7 @@ def _length(first: Steps, last: Steps) -> Quoted:
 
 
 def _collapse(first: Steps, last: Steps) -> Quoted:
-    """If the policy has stopped trying different answers."""
+    """Tests whether the policy has stopped trying different answers."""
     before, now = first["entropy"].mean(), last["entropy"].mean()
     if now >= _ENTROPY * before:
         return None
@@ -124,12 +124,12 @@ _OF_ANSWERS = (
 
 
 def first_lines(config: Config) -> list[str]:
-    """Returns what to know before the first step."""
+    """Returns lines that the user should read before the first step."""
     r, p = config.rollout, config.policy
     updates = p.epochs * p.minibatches
     lines = [
         f"a step: {count(r.prompts)} prompts x {count(r.answers)} answers of at most {count(r.max_new_tokens)} tokens, then "
-        f"{updates} update{'s' * (updates > 1)}; the answers stand in rollouts/ of the run"
+        f"{updates} update{'s' * (updates > 1)}; the answers are in rollouts/ of the run"
     ]
     if config.program == "grpo":
         lines.append(

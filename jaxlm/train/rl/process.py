@@ -1,4 +1,4 @@
-"""The parent's side of the processes that ask and judge: starts them, gives them orders, ends and replaces them."""
+"""The parent's side of the processes that draw questions and judge answers: starts, orders, ends and replaces them."""
 
 import concurrent.futures
 import contextlib
@@ -13,21 +13,21 @@ from jaxlm.host.child import Child, Died
 
 OUTPUT = "reward_output.txt"  # in a run's folder: what tasks and the function print, and tracebacks
 _START_S = 180.0  # at least, for packages to be imported
-# All that tasks get of the environment, which may hold keys.
+# All that tasks get of the environment, since it may hold API keys.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-_LARGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # a fork takes half as long
+_LARGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # halves the time of a fork
 
 
 class Failed(Exception):
-    """An order came to nothing: why, in one line. The process that had it has ended; the next order starts another."""
+    """An order failed; the text says why, in one line. Its process has ended; the next order starts a new one."""
 
 
 class Processes:
-    """The processes of tasks and functions, each with its orders; one that has nothing to do is not started.
+    """The processes of tasks and functions, each with its orders; a process with nothing to do is not started.
 
     Attributes:
-      questions: draws questions, and sees no answers but true ones.
-      judge: judges each answer to a task in a fork of its own. Neither has this process's environment.
+      questions: draws questions, and sees only true answers.
+      judge: judges each answer to a task in a fork. Like `questions`, it gets no API keys from the environment.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Processes:
         self._used = [self.questions, self.judge] * bool(tasks) + [self.function] * bool(function or form)
 
     def start(self) -> None:
-        """Starts those that have something to do, at the same time. Raises ConfigError and RunError as `Process.start`."""
+        """Starts the processes that have something to do, in parallel. Raises ConfigError and RunError as `Process.start`."""
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             list(pool.map(Process.start, self._used))
 
@@ -57,7 +57,7 @@ class Processes:
 
 
 class Process:
-    """Holds the child process; starts it with the first order, and anew with the first after it has ended.
+    """Holds the child process; an order starts it if it is not running.
 
     `keys`: True to give it all of this process's environment.
     """
@@ -72,7 +72,7 @@ class Process:
         return self._child.pid if self._child and not self._child.ended else None
 
     def start(self) -> None:
-        """Starts the process, and lets it import and check all. Raises ConfigError, RunError."""
+        """Starts the process, which imports and checks what it needs. Raises ConfigError, RunError."""
         try:
             self._started()
         except Failed as error:
@@ -101,7 +101,7 @@ class Process:
                 _ordered(self._child, "load", self._load, max(self.timeout_s, _START_S))
             except ConfigError as error:
                 self.close()
-                if self.starts > 1:  # what was there at the start is not there any more
+                if self.starts > 1:  # it could be loaded at the first start, and no longer can
                     raise Failed(str(error)) from None
                 raise
         return self._child
@@ -110,7 +110,7 @@ class Process:
         few = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _LARGE_PAGES
         return {
             **(os.environ if self._keys else few),
-            "PYTHONHASHSEED": "0",  # the questions of some tasks follow from the order of a set
+            "PYTHONHASHSEED": "0",  # the questions of some tasks depend on the order of a set
             "JAX_PLATFORMS": "cpu",  # a function that uses JAX must not take the memory of the run's devices
         }
 

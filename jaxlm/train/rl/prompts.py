@@ -1,6 +1,6 @@
 """The prompts of a run as its data: which ones a step asks is a pure function of the seed and the number of its batch.
 
-They are rows of a file, each once a pass, or questions that a task makes, of which there is no end.
+They are rows of a file, each once an epoch, or questions that a task generates without end.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from jaxlm.host.console import Say
 from jaxlm.step.objectives import policy
 from jaxlm.train.rl.process import Failed, Processes
 
-_KEPT = 4  # batches in memory: the same are asked for again, for the log
-_TRIES = 64  # questions that are made for one item, until one fits
+_KEPT = 4  # batches in memory: the log asks for them again
+_TRIES = 64  # questions to generate for one item at most, until one fits
 _HALF = 2**31  # training takes questions below it, evaluation from it on
-_AT_ONCE = 16  # questions made by an order, so that it ends in time
-_PROBED = 16  # questions that are made to see how long they are
-_COLUMNS = ("answer", "task")  # of what a task asks
+_AT_ONCE = 16  # questions generated in one order, so that the order ends in time
+_PROBED = 16  # questions generated to see how long they are
+_COLUMNS = ("answer", "task")  # of a task's questions
 _TRUTH = "####"  # of GSM8K: what follows it is the final answer
-_ONE_IN = 8  # questions, one is for evaluation
+_ONE_IN = 8  # one question in this many is for evaluation
 KINDS = ("reasoning_gym", "gsm8k")
 _COMMA = re.compile(r",(?![^\[(]*[\])])")  # not between the brackets of a value
 
 
 class Spec(typing.NamedTuple):
-    """One task: its text, one of KINDS, and its options as they are written."""
+    """One task: its text in the config, its kind (one of KINDS), its name, and its options as texts."""
 
     text: str
     kind: str
@@ -51,7 +51,7 @@ class Spec(typing.NamedTuple):
 
 
 def parse_tasks(tasks: str) -> list[Spec]:
-    """Returns the tasks that `reward.tasks` names. Raises ConfigError if one is not written as it should be."""
+    """Returns the tasks that `reward.tasks` names. Raises ConfigError if one is malformed."""
     return [_spec(text.strip()) for text in _COMMA.split(tasks)] if tasks.strip() else []
 
 
@@ -83,8 +83,8 @@ class Item:
     """One prompt.
 
     Attributes:
-      place: where it stands, "gsm8k.jsonl:12", or which question of a task it is, "reasoning_gym:chain_sum 17".
-      judge: (the task's number among `reward.tasks`, the question's number there or its true answer); None without a task.
+      place: its file and line, "gsm8k.jsonl:12", or its task and the question's number, "reasoning_gym:chain_sum 17".
+      judge: (the task's index in `reward.tasks`, the question's number or, of gsm8k, true answer); None without a task.
     """
 
     messages: Messages
@@ -101,7 +101,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Prompts of a file, in another order each pass."""
+    """Prompts of a file, in another order each epoch."""
 
     name: str
     train: Sequence[Item]
@@ -118,7 +118,7 @@ class Rows:
         return {name for item in (*self.train, *self.val) for name in item.columns}
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:
-        """Returns the items of these draws (from 0), for training: the same in each process."""
+        """Returns the training items of these draws (counted from 0), the same in each process."""
         size = len(self.train)
         return [self.train[_order(self.seed, number // size, size)[number % size]] for number in numbers]
 
@@ -126,7 +126,7 @@ class Rows:
         return list(self.val[:count])
 
     def passes(self, draws: int) -> float:
-        """Returns how many times so many draws go through it; 0 if there is no end of it."""
+        """Returns how many epochs `draws` prompts are; 0 if the prompts are endless."""
         return draws / len(self.train)
 
 
@@ -139,8 +139,8 @@ class Reader(typing.NamedTuple):
     """How files become `Rows`.
 
     Attributes:
-      val_fraction: of the prompts, held out by a hash of what is asked.
-      val_path: a file of held-out prompts; "" to take them from the others.
+      val_fraction: the share of prompts to hold out, by a hash of the prompt.
+      val_path: a file of held-out prompts; "" to hold out `val_fraction` instead.
     """
 
     tokenizer: Coder
@@ -154,7 +154,7 @@ class Reader(typing.NamedTuple):
     def rows(self, path: str, key: str, task: int | None = None) -> Rows:
         """Returns the prompts of a file, a folder or a glob. Raises ConfigError.
 
-        `task`: the number of the task `gsm8k` that reads it; None for prompts without a true answer.
+        `task`: the index of the task `gsm8k` that reads the file; None for prompts without a true answer.
         """
         items = self._items(path, key, task)
         if self.val_path:
@@ -194,7 +194,7 @@ class Reader(typing.NamedTuple):
         return items
 
     def _rendered(self, prompt: examples.Asked) -> str | None:
-        """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
+        """A prompt as text; None if the template refuses it. Notes that, and keys that the template does not write."""
         example = examples.Chat(prompt.messages, prompt.place, tools=prompt.tools)
         if example.keys:
             for key in encoded.unwritten(chat.Writer(self.tokenizer), example, self.notes.ignore):
@@ -206,15 +206,15 @@ class Reader(typing.NamedTuple):
             return None
 
     def too_long(self, who: str) -> str:
-        """Returns what to do about prompts that do not fit; `who`: "all are"."""
+        """Returns a line on prompts that do not fit, with what to do; it begins with `who`: "they are"."""
         return (
-            f"{who} longer than the {self.room:,} tokens that train.seq_len leaves beside rollout.max_new_tokens; raise "
+            f"{who} longer than the {self.room:,} tokens that train.seq_len leaves besides rollout.max_new_tokens; raise "
             "train.seq_len or train.batch_size"
         )
 
 
 def _question(row: Row) -> tuple[Messages, dict[str, str]]:
-    """What a record as GSM8K's asks: `question`, and an `answer` that ends with #### and the final one."""
+    """The prompt and true answer of a GSM8K record: `question`, and what follows #### at the end of `answer`."""
     question, answer = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
         raise Unfit("gsm8k needs a question and an answer, both texts")
@@ -234,9 +234,9 @@ def _sha256(items: Iterable[Item]) -> str:
 class Made:
     """Questions of a task of reasoning-gym, with the methods of `Rows`. Raises ConfigError (no question fits), RunError.
 
-    Draw n owns the task's questions 64 n to 64 n + 63 from a start that follows from the seed. It is the first of them that
-    fits and is not for evaluation: one question in eight is for evaluation alone, by a hash of its text. So none of the
-    held-out questions is ever trained on, however few the task has; they are the same for all seeds.
+    Draw n may take the task's questions 64 n to 64 n + 63, counted from a start that depends on the seed. It takes the first
+    that fits and is not for evaluation: by a hash of the text, one question in eight is for evaluation only. So no held-out
+    question is ever trained on, however few the task has. The held-out questions are the same for all seeds.
     """
 
     tokens, columns = 0, _COLUMNS
@@ -257,7 +257,7 @@ class Made:
         if long := made.count(None):
             reader.say(
                 f"{long} of the first {_PROBED} questions of {self._label} are longer than the {reader.room:,} tokens that "
-                "train.seq_len leaves beside rollout.max_new_tokens: such are left out, and others made"
+                "train.seq_len leaves besides rollout.max_new_tokens: they are left out, and others generated"
             )
 
     def draw(self, numbers: Sequence[int]) -> list[Item]:
@@ -280,7 +280,7 @@ class Made:
         return 0.0
 
     def _first(self, own: Sequence[int], fits: Callable[[Item], bool]) -> list[Item | None]:
-        """For each draw the first of its questions, from number `own` on, that `fits`; None if none of its 64 does."""
+        """For each draw the first of its 64 questions, numbered from `own` on, that `fits`; None if no question does."""
         chosen: list[Item | None] = [None] * len(own)
         for again in range(_TRIES):
             missing = [i for i, item in enumerate(chosen) if item is None]
@@ -293,7 +293,7 @@ class Made:
         return chosen
 
     def _questions(self, numbers: Sequence[int]) -> list[Item | str | None]:
-        """The questions of these numbers; None for one that is too long, a text for one that can't be made."""
+        """The questions of these numbers; None for a question that is too long, a text for a failure."""
         questions = []
         for first in range(0, len(numbers), _AT_ONCE):
             part = numbers[first : first + _AT_ONCE]
@@ -327,7 +327,7 @@ Source = Rows | Made
 
 @dataclasses.dataclass(frozen=True)
 class Prompts(Order):
-    """What a run asks, and in which order. Several sources are drawn from in turn.
+    """What a run asks, and in which order. Draws from several sources in turn.
 
     Attributes:
       room: the most tokens that a prompt has.
@@ -356,14 +356,14 @@ class Prompts(Order):
 
     @functools.cached_property
     def _asked(self) -> Callable[[int], list[Item]]:
-        """What draws an item; the newest are remembered. Nothing is read ahead: a judge answers one question at a time."""
+        """Draws a batch, with a cache of the newest. Nothing is read ahead: the process carries out one order at a time."""
         return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
 
     def step(self, step: int) -> list[Item]:
         return list(self._asked(step - 1))
 
     def held_out(self, count: int) -> list[Item]:
-        """Returns `count` prompts that are never trained on, fewer if there are fewer: the same ones each time."""
+        """Returns up to `count` prompts that are never trained on, the same each time."""
         shares = [len(range(kind, count, len(self.sources))) for kind in range(len(self.sources))]
         return [item for source, share in zip(self.sources, shares, strict=True) for item in source.held_out(share)]
 
@@ -371,18 +371,18 @@ class Prompts(Order):
         return [item.place for item in self.step(step)]
 
     def passes(self, steps: int) -> dict[str, float]:
-        """Returns source -> how many times a run of `steps` steps goes through it; without those that have no end."""
+        """Returns source -> how many epochs of it a run of `steps` steps is; without endless sources."""
         draws = steps * self.count / len(self.sources)
         return {source.name: source.passes(draws) for source in self.sources if source.tokens}
 
 
 def room(config: Config) -> int:
-    """Returns the most tokens that a prompt may have: what is left of an answer's share of a row."""
+    """Returns the most tokens that a prompt may have: its part of a row, less `rollout.max_new_tokens`."""
     return config.train.seq_len // policy.in_row(config) - config.rollout.max_new_tokens
 
 
 def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:
-    """Reads the prompts of `data.path`, or opens those of `reward.tasks`. Raises ConfigError; RunError: a task makes none."""
+    """Reads the prompts of `data.path`, or opens those of `reward.tasks`. Raises ConfigError; RunError if a task makes none."""
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
     notes = Notes(config.examples.ignore)

@@ -1,4 +1,4 @@
-"""What answers are worth: how many tasks judge exact, what a function says, whether the form is right, a model's score.
+"""Rewards of answers: a task's judgement, the user's function, the format, a reward model's score.
 
     process = make(config.reward, workdir)
     scores, parts = Rewarder(config.reward, process)(items, answers)     # float32[N]; {"exact": float32[N], ...}
@@ -35,26 +35,26 @@ from jaxlm.train.rl import judges
 from jaxlm.train.rl.process import OUTPUT, Failed, Processes
 from jaxlm.train.rl.prompts import Item, parse_tasks
 
-_LOST = 8  # answers of a call that a task may hang or die on
-_ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
+_LOST = 8  # answers of a call on which a task may hang or die
+_ALONE_S = 5.0  # for a task to judge one answer; usually milliseconds
 _CANDIDATES = 32  # true answers that are tried as the constant one
-_ROWS = 8  # that a reward model scores at one time
+_ROWS = 8  # scored by a reward model at one time
 _SHOWN = 60  # characters of an answer in a message
 Chat = Sequence[Mapping[str, str]]
 Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer -> their scores, float32[N]
 
 
 def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
-    """Returns the processes of tasks, function and format, started, so that what they lack is seen at once.
+    """Returns the processes of tasks, function and format, started, so that missing packages are seen at once.
 
-    Raises ConfigError for what is not there, or runs answers without consent or confinement; RunError.
+    Raises ConfigError if something is missing, or a task runs answers as code without consent or confinement; RunError.
     """
     specs = parse_tasks(config.tasks)
     evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
     if evaluating and not config.run_code:
         raise ConfigError(
             f"config.reward.tasks={evaluating[0]} runs what the policy writes as Python, in processes without network, disk "
-            "and your environment: --config.reward.run_code=True consents"
+            "and your environment: --config.reward.run_code=True allows it"
         )
     loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in specs]
     processes = Processes(loaded, config.function, config.format, config.timeout_s, folder)
@@ -65,8 +65,6 @@ def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
 
 
 class Rewarder:
-    """Scores answers."""
-
     def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
         self._kinds = [
@@ -94,10 +92,10 @@ class Rewarder:
         return total.astype(np.float32), parts
 
     def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
-        """Returns 1 for each answer that its task finds right, else 0, float32[N]. Raises RunError if it hangs on several.
+        """Returns 1 for each answer that its task judges right, else 0, float32[N]. Raises RunError if a task hangs on many.
 
-        `order`: "exact_truth" if the answers are true ones of the tasks, which need no fork. What a task can't judge is
-        wrong: some raise on answers that they do not expect, or take for ever. The first of a kind is told.
+        `order`: "exact_truth" if the answers are true answers of the tasks, which need no fork. An answer that a task can't
+        judge is wrong: some tasks raise on unexpected answers, or take for ever. The first one of each task is reported.
         """
         ask = functools.partial(self._exact, order)
         return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
@@ -124,7 +122,7 @@ class Rewarder:
         return self._process.ask("format", list(answers))
 
     def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
-        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more."""
+        """The rewards by `ask` of all answers together, which it may compare. If it fails, it is tried once more."""
         for last in (False, True):
             try:
                 return np.asarray(ask(items, answers), np.float32)
@@ -132,7 +130,7 @@ class Rewarder:
                 why = str(error)
             if not last:
                 self._say(f"{what}: {why}; it is tried once more")
-        # One answer after the other, to name the one on which it fails.
+        # One answer after the other, to name the answer on which it fails.
         end = time.monotonic() + self._config.timeout_s
         for item, answer in zip(items, answers, strict=True):
             if time.monotonic() > end:
@@ -147,7 +145,7 @@ class Rewarder:
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0."""
+        """The rewards by `ask`, each of one answer. If the call fails, a call for each; a few may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:
@@ -186,18 +184,18 @@ def _where(item: Item, answer: str) -> str:
 
 
 class Scorer:
-    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError: no such head, or no template.
+    """Scores chats by a reward model, at the token that ends the answer. Raises ConfigError without such a head or a template.
 
     Args:
-      tokens: how long a chat may be; a longer one loses its oldest tokens.
-      moment: what its chat template takes for now (`chat.dated`).
+      tokens: how long a chat may be; a longer chat loses its oldest tokens.
+      moment: the present for its chat template (`chat.dated`).
     """
 
     def __init__(self, origin: Origin, mesh: Mesh, tokens: int, moment: str = ""):
         name, trained = origin.provenance["path"], origin.trained()
         if reward.HEAD not in trained:
             raise ConfigError(
-                f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward, and no Hugging Face model "
+                f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward and no Hugging Face model "
                 "with one label (ForSequenceClassification)"
             )
         self._tokenizer, self._mesh = chat.dated(origin.tokenizer(), moment), mesh
@@ -221,7 +219,7 @@ class Scorer:
         length = _power_of_two(max(map(len, texts)))
         for first in range(0, len(texts), _ROWS):
             part = texts[first : first + _ROWS]
-            # One text a row, and one target more than the text has: else its last token would not be read.
+            # One text a row, with one more target after the text: else its last token would not be read.
             groups = [[rows.Segment([*ids, ids[-1]], np.zeros(len(ids)))] for ids in part]
             packed = [rows.pack([group], length, 1)[0] for group in groups]
             packed += packed[:1] * (_ROWS - len(packed))
@@ -246,7 +244,7 @@ def _power_of_two(tokens: int) -> int:
 
 
 class Baseline(typing.NamedTuple):
-    """The answer that is right most often if it is given to all prompts, and the share of `prompts` that it is right for."""
+    """The constant answer that is right most often, and the share of the `prompts` for which it is right."""
 
     answer: str
     share: float
@@ -260,7 +258,7 @@ class Baseline(typing.NamedTuple):
 
 
 def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
-    """Returns the best constant answer among the 32 most frequent true ones of these items; None if no item has one."""
+    """Returns the best constant answer among the 32 most frequent true answers of these items; None if no item has one."""
     judged = [item for item in items if item.judge]
     truths = collections.Counter(item.truth for item in judged if item.truth is not None)
     tried = [

@@ -1,7 +1,7 @@
-"""Batches that the policy itself writes: it answers prompts, the answers get rewards, and both become a batch.
+"""Batches that the policy itself generates: it answers prompts, the answers get rewards, and both become a batch.
 
-A batch follows from the state, the seed and the step alone, so a resumed run draws what an uninterrupted one does. Answers
-are drawn at temperature 1: so it is the policy that speaks, and its log-probabilities are the trainer's, up to rounding.
+A batch depends only on the state, the seed and the step, so a resumed run draws what an uninterrupted one does. Answers are
+drawn at temperature 1: so the sampler's log-probabilities are the trainer's, up to rounding.
 
 WORKDIR/rollouts/STEP.jsonl     the answers of a logged step: prompt, place, answer, reward and its parts, ended, tokens
 
@@ -38,12 +38,12 @@ from jaxlm.train.rl.prompts import Item, Prompts
 FOLDER = "rollouts"
 _WORD = re.compile(r"\w+")
 _ALL = 2**31
-_BURST = 8  # tokens of an answer between two looks at them
-_EVALUATION = 2**31  # what is drawn for evaluations has other seeds than any step
+_BURST = 8  # tokens of an answer between two checks for its end
+_EVALUATION = 2**31  # evaluations use other seeds than all steps
 
 
 class Answer(typing.NamedTuple):
-    """What the policy said to one prompt; `logp`: the decode engine's, in nats; `ended`: not cut off."""
+    """The policy's answer to one prompt; `logp`: the decode engine's, in nats; `ended`: not cut off."""
 
     ids: list[int]
     logp: np.ndarray
@@ -58,7 +58,7 @@ Rewarder = Callable[[Sequence[Item], Sequence[str]], tuple[np.ndarray, Mapping[s
 class Rollouts:
     """Gives the train loop the batches of PPO and GRPO (`loop.Batches`), and measures held-out prompts.
 
-    Made and used under `jax.set_mesh` of the run's mesh.
+    Create and use it under `jax.set_mesh` of the run's mesh.
 
     Args:
       rewarder: (items, answers) -> (the reward of each, float32[N]; its parts by name).
@@ -80,7 +80,7 @@ class Rollouts:
         self.common_word = ""
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of the step after `state`. Raises RunError if a reward can't be had."""
+        """Returns the batch of the step after `state`. Raises RunError if a reward can't be computed."""
         c, step = self.parts.config, int(state.step) + 1
         number = self.prompts.batch_number(step)
         items = [item for item in self.prompts.step(step) for _ in range(c.rollout.answers)]
@@ -118,12 +118,12 @@ class Rollouts:
         return {name: float(np.mean(values)) for name, values in figures.items()}
 
     def close(self) -> None:
-        """Frees what the engine and the reference hold, and ends the process of the rewards."""
+        """Frees the memory of the engine and the reference, and ends the processes of the rewards."""
         self._engine = self.reference = None
         self.rewarder.close()
 
     def _answers(self, variables: Variables, items: Sequence[Item], number: int) -> list[Answer]:
-        """One answer to each item, drawn with seeds that follow from the run's seed and a number."""
+        """One answer to each item, drawn with seeds derived from the run's seed and `number`."""
         parts, c = self.parts, self.parts.config
         heads = parts.objective.heads
         speaking = {name: part for name, part in variables.items() if name not in heads}
@@ -143,7 +143,7 @@ class Rollouts:
         return Answer(ids, logp, text, ids[-1] in self._stops)
 
     def _rewards(self, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
-        """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
+        """The rewards of the answers, less a penalty on overlong ones (DAPO, arXiv:2503.14476, section 3.4)."""
         rewards, parts = self.rewarder(items, [answer.text for answer in answers])
         most, soft = self.parts.config.rollout.max_new_tokens, self.parts.config.policy.overlong_tokens
         if soft:
@@ -168,7 +168,7 @@ class Rollouts:
         return {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}, places
 
     def _at_tokens(self, places: "_Places", values: Sequence[np.ndarray | float]) -> np.ndarray:
-        """What is known of each answer, or of each of its tokens, where these stand; float32[B, T]."""
+        """Puts each answer's value, or its values by token, at the answer's tokens; float32[B, T]."""
         t = self.parts.config.train
         values_BxT = np.zeros((t.batch_size, t.seq_len), np.float32)
         for (row, place), value in zip(places, values, strict=True):
@@ -178,7 +178,7 @@ class Rollouts:
     def _judged(
         self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
     ) -> Batch:
-        """What the trainer's own programs say of the answers before the step."""
+        """The trainer's log-probabilities of the answers before the step; for PPO also values, advantages and returns."""
         c = self.parts.config
         variables = frozen | cast(params, jnp.dtype(c.model.dtype))
         judged = policy.judge(self.parts.model, c)(variables, reference, batch)
@@ -217,7 +217,7 @@ class Rollouts:
         rewards: np.ndarray,
         parts: Mapping[str, np.ndarray],
     ) -> None:
-        """Writes the answers of a step into the run's folder. If it can't, a line says so."""
+        """Writes the answers of a step into the run's folder. A failure is only reported."""
         lines = []
         for number, (item, answer) in enumerate(zip(items, answers, strict=True)):
             line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": answer.text}

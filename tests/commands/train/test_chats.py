@@ -132,7 +132,7 @@ def resolved(base, **keys):
     ("keys", "message"),
     [
         ({"origin": ""}, "sft begins with a model: --config.origin=RUN"),
-        ({"origin_state": True}, "origin_state=True goes on with what the origin did"),
+        ({"origin_state": True}, "origin_state=True continues the origin's training"),
         ({"adapter__kind": "lora", "adapter__rows": ()}, "leaves out tokens of ChatML"),
         ({"adapter__kind": "prompt", "adapter__rows": "('<|im_end|>',)"}, "hardly learn to end its answers"),
     ],

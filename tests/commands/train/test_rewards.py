@@ -141,7 +141,7 @@ def test_a_reward_that_fails_keeps_what_was_learnt(command, tmp_path, capsys):
             "at least 2",
         ),
         ("ppo", {"reward__model": "nowhere"}, "nowhere"),
-        ("ppo", {"reward__tasks": "reasoning_gym:countdown"}, "--config.reward.run_code=True consents"),
+        ("ppo", {"reward__tasks": "reasoning_gym:countdown"}, "--config.reward.run_code=True allows it"),
         ("grpo", {"reward__function": "tiny_rewards:length", "rollout__max_new_tokens": 64}, "leaves no room"),
     ],
 )

@@ -297,11 +297,11 @@ def test_options_are_values_of_the_tasks_own_kinds(gym):
     [
         ({"term": "3"}, "reasoning_gym:sums has no option 'term'; did you mean terms?"),
         ({"x": "3"}, "reasoning_gym:sums has no option 'x'; there are negative, share, signs, terms"),
-        ({"terms": "3.5"}, "reasoning_gym:sums: terms=3.5 is no int; it is 2 by itself"),
-        ({"terms": "true"}, "reasoning_gym:sums: terms=true is no int; it is 2 by itself"),
-        ({"negative": "1"}, "reasoning_gym:sums: negative=1 is no bool; it is False by itself"),
+        ({"terms": "3.5"}, "reasoning_gym:sums: terms=3.5 is no int; the default is 2"),
+        ({"terms": "true"}, "reasoning_gym:sums: terms=true is no int; the default is 2"),
+        ({"negative": "1"}, "reasoning_gym:sums: negative=1 is no bool; the default is False"),
         ({"terms": "-1"}, "reasoning_gym:sums can't be made: terms must be positive"),
-        ({"seed": "1"}, "reasoning_gym:sums: seed is not to be set: questions follow from config.seed"),
+        ({"seed": "1"}, "reasoning_gym:sums: seed can't be set: questions depend on config.seed"),
     ],
 )
 def test_options_that_can_not_be(gym, options, why):

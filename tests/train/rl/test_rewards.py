@@ -129,7 +129,7 @@ def test_what_is_wrong_is_seen_at_the_start(folder):
 @pytest.mark.parametrize("name", sorted(judges.EVALUATED))
 def test_a_task_that_runs_answers_asks_for_consent(name, monkeypatch):
     """At each start, a resumed run's too: it is no question of the run's first config."""
-    why = rf"^config.reward.tasks=reasoning_gym:{name}\?seen=1 runs .* as Python, .*: --config.reward.run_code=True consents$"
+    why = rf"^config.reward.tasks=reasoning_gym:{name}\?seen=1 runs .* as Python, .*: --config.reward.run_code=True allows it$"
     with pytest.raises(ConfigError, match=why):
         rewards.make(section(tasks=f"gsm8k,reasoning_gym:{name}?seen=1"))
     monkeypatch.setattr(process.Processes, "start", lambda self: None)

@@ -163,7 +163,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(reader, tmp_path, sa
         assert len(found.train) + len(found.val) <= left
         assert said == [
             f"{40 - len(found.train) - len(found.val)} of 40 prompts of {path} are left out: they are longer than the "
-            f"{room + spare} tokens that train.seq_len leaves beside rollout.max_new_tokens; raise train.seq_len or "
+            f"{room + spare} tokens that train.seq_len leaves besides rollout.max_new_tokens; raise train.seq_len or "
             "train.batch_size"
         ]
     with pytest.raises(ConfigError, match=r"a.jsonl: all its prompts are longer than the 4 tokens"):
