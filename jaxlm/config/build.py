@@ -127,7 +127,7 @@ def nearest_key(key: str, keys: Sequence[str]) -> str:
 
 
 def meant(key: str, keys: Sequence[str]) -> str:
-    """Returns the dotted key that was probably meant: one with the same last part, else a similar key; "" if no key is similar."""
+    """Returns the dotted key that was probably meant: one with the same last part, else a similar key; "" if there is none."""
     last = key.split(".")[-1]
     near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:

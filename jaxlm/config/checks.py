@@ -56,7 +56,7 @@ def _problems(c: Config) -> Iterator[str]:
         yield from _of_rollouts(c)
     if c.checkpoint.best_metric.startswith("eval/") and not c.eval.tasks:
         metric = c.checkpoint.best_metric
-        yield f"config.checkpoint.best_metric={metric} is a benchmark's, and config.eval.tasks names none"
+        yield f"config.checkpoint.best_metric={metric} is of a benchmark, but config.eval.tasks is empty"
 
 
 def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
 def _of_rules(program: str, o: OptimConfig) -> Iterator[str]:
     for key in BY_RULE if program != "pretrain" else ():
         if not getattr(o, key):
-            yield f"optim.{key}=0 is the rule of pretraining, and there is none for {program}: give config.optim.{key}"
+            yield f"optim.{key}=0 is by the rule for pretraining, and there is none for {program}: give config.optim.{key}"
 
 
 def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:

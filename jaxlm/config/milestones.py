@@ -25,9 +25,7 @@ def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
     phases, first = [], 1
     for last, name in ends:
         if last < first:
-            raise ConfigError(
-                f"phases.plan: {phases[-1].name} and {name} both end at step {last}; remove one of them"
-            )
+            raise ConfigError(f"phases.plan: {phases[-1].name} and {name} both end at step {last}; remove one of them")
         phases.append(Phase(name, first, last, config.plan[name]))
         first = last + 1
     return tuple(phases)

@@ -19,7 +19,9 @@ from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.schema import Config, EvalConfig
 from jaxlm.host.errors import ConfigError
 
-GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # runs with these values can be read, but not trained further
+GONE = {
+    "dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")
+}  # runs with these values can be read, but not trained further
 _BATCHES = "eval.max_batches"
 _LIMITS = ("eval.max_mb", "eval.max_examples")
 # Removed keys -> what holds instead. No result depends on them, so readers of stored configs drop them.
@@ -112,7 +114,7 @@ def check_trains(config: Config) -> None:
 def _check_known(key: str, value: str) -> None:
     if value in GONE.get(key, ()):
         known = typing.get_args(typing.get_type_hints(DpoConfig)["loss"])
-        raise ConfigError(f"config.{key}={value} is no longer there: choose one of {', '.join(known)}")
+        raise ConfigError(f"config.{key}={value} was removed: choose one of {', '.join(known)}")
 
 
 def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:

@@ -29,7 +29,10 @@ MEMORY_FRACTION = 0.92
 _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
 _left_behind = threading.Event()
-_FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # seconds until the first message about waiting for other processes; between the next
+_FIRST_WORD_S, _NEXT_WORDS_S = (
+    15.0,
+    60.0,
+)  # seconds until the first message about waiting for other processes; between the next
 _ABORT_LATER_S = 30  # JAX's timeout comes this long after ours
 _RETRY_S = 1.0
 

@@ -172,7 +172,7 @@ def say(text: str) -> None:
 
 
 def say_parts(parts: Sequence[Part]) -> None:
-    """Says a line of parts. A terminal shows what fits into its width, in colour; other streams and log.txt get the whole line."""
+    """Says a line of parts. A terminal shows what fits its width, in colour; other streams and log.txt get the whole line."""
     stream = sys.stderr
     shown = fit(parts, columns(stream) - 1) if is_live(stream) else parts
     _keep(joined(shown, has_colour(stream)), stream)

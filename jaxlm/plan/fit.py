@@ -1,4 +1,4 @@
-"""Finds the settings that fit into a device's memory: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`)."""
+"""Finds settings that fit into a device's memory: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`)."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ def parse_mesh(text: str) -> MeshConfig:
         if not re.fullmatch(r"0*[1-9][0-9]*", size):
             raise ConfigError(f"{flag}: give {axis} a number of devices, such as {axis}:8")
         if axis in sizes:
-            raise ConfigError(f"{flag}: {axis} stands there twice")
+            raise ConfigError(f"{flag}: {axis} is given twice")
         sizes[axis] = int(size)
     return MeshConfig(**axes | sizes)
 

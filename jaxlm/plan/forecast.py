@@ -57,7 +57,7 @@ class Forecast:
     misfit: float
 
     def at(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns (loss, low, high) in nats after `step` steps: an 80% interval. `rate`: the rates from now on; None for the plan's."""
+        """Returns (loss, low, high) in nats after `step` steps: an 80% interval. `rate`: from now on; None for the plan's."""
         loss, low, high = self.curve(np.array([step]), rate)
         return float(loss[0]), float(low[0]), float(high[0])
 

@@ -52,7 +52,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training from the config alone. Rows that train apart are taken as the vocabulary's last."""
+    """Returns the parts of the config's kind of training, from the config alone. Rows with an own rate are the last."""
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
     adapter = adapters.of(config.adapter, rows)
@@ -184,7 +184,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
     """Returns the error of a step that does not fit: RunError for a run that has begun, if there may be more memory later."""
     if platform != "cpu" or memory_gb:
         return ConfigError(words)
-    words += "; if there is more memory (swap, caches), set it by --config.tune.memory_gb=GB"
+    words += "; if there is more memory (swap, caches), say how much by --config.tune.memory_gb=GB"
     return (RunError if begun else ConfigError)(words)
 
 

@@ -71,7 +71,7 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
 
 
 class _Share(typing.NamedTuple):
-    """One device's share of variables; `narrow_bytes`: of dtypes below float32; `drawing_bytes`: if cast to the compute type."""
+    """One device's share of variables; `narrow_bytes`: of dtypes below float32; `drawing_bytes`: cast to the compute type."""
 
     numbers: int
     bytes: int
@@ -197,7 +197,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
 
 
 class _Layer:
-    """Bytes of one layer's activations on a device: `kept` for the backward pass, `shared` by all layers, `backward`: added in it."""
+    """Bytes of a layer's activations on a device: `kept` for the backward pass, `backward`: more in it, `shared` by all layers."""
 
     def __init__(self, config: Config, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         m, tensor = config.model, axes.get("tensor", 1)

@@ -96,9 +96,9 @@ def adamw_rate(run: Run) -> Rule:
 def muon_rate(run: Run) -> Rule:
     """Returns Muon's rate for updates scaled by .2 sqrt(max(inputs, outputs)): 6e-4 (2048/d) (6.5e9/D)^.35 (B/262144)^.5.
 
-    The rule passes through published points; it is no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for the same scale
+    The rule passes through published points; it is no fit. At d 2048, 6.5B tokens Moonlight's law says 5.5e-4 for this scale
     of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
-    marin-community/marin). Rates tuned for other scales, converted to this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a
+    marin-community/marin). Rates tuned for other scales, converted: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a
     step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
     """
     rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
@@ -133,7 +133,7 @@ def half_life(run: Run, value: float) -> float:
 
 
 def batch(run: Run) -> Rule:
-    """Returns the batch in tokens by Step Law. A smaller batch costs no tokens if rate and b2 are adapted (arXiv:2507.07101)."""
+    """Returns the batch in tokens by Step Law. A smaller one costs no tokens if rate and b2 are adapted (arXiv:2507.07101)."""
     return _first({name: batch(run) for name, (_, batch) in ADAMW_LAWS.items()})
 
 

@@ -14,7 +14,7 @@ from jaxlm.plan.memory import Memory
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
-    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention must not be auto."""
+    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention can't be auto."""
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else fit.ONE_DEVICE
@@ -26,7 +26,10 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     c, by_remat = config.checkpoint, {}
     for remat in fit.REMATS:
         total = planner.memory(mesh, remat=remat, microbatch=microbatch).total
-        by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # of a step, as a multiple of one without remat
+        by_remat[remat] = {
+            "total": total,
+            "time": remat_factor(config, remat),
+        }  # of a step, as a multiple of one without remat
     held = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return {
         "model": _model(config),

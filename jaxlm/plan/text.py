@@ -271,7 +271,7 @@ def _notes(plan: dict) -> str:
         f"Prices of {plan['prices_as_of']}, from no live offer: put yours into a copy and give it as config.plan.prices.",
         "MFU and tokens/s: jaxlm's own are this machine's, and those whose source is jaxlm. Sources measured a 1.04B model "
         "on one device; a smaller model is assumed to reach less (docs/planning.md). Links between devices are not counted.",
-        "model.remat: time by FLOPs. Measured on an A100, full lowered 28.3k tokens/s to 24.0k: 1.18 x.",
+        "model.remat: time by FLOPs. On an A100, measured, full made 28.3k tokens/s 24.0k: 1.18 x.",
     ]
     return "\n".join(["NOTES", *map(wrapped, notes)])
 
@@ -347,7 +347,7 @@ def _spot(plan: dict) -> list[str]:
             f"{least}: checkpoint.every_minutes=-1 chooses the interval."
         )
     if never := [row["name"] for row in dear if not row["spot_pays_hours"]]:
-        lines.append(f"{', '.join(never)}: spot can't pay with so many preemptions, however often it saves.")
+        lines.append(f"{', '.join(never)}: spot can't pay with so many preemptions, at any checkpoint interval.")
     return lines
 
 

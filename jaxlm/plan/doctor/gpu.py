@@ -1,6 +1,6 @@
 """Asks NVIDIA's driver whether the GPUs are in good health: memory errors, throttling, power, PCIe, memory of dead processes.
 
-`nvml` is the module pynvml (nvidia-ml-py). Figures that a card or driver does not report are left out. Sources: NVML's reference, and
+`nvml` is the module pynvml (nvidia-ml-py). Figures that a card does not report are left out. Sources: NVML's reference, and
 "XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
 """
 

@@ -56,7 +56,7 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
 def disk(
     workdir: str, checkpoint_bytes: int, config: CheckpointConfig, kept: int, seconds: float = ANSWER_S
 ) -> list[Finding]:
-    """Returns findings on the disk of the run's folder: its speed, whether it stores data correctly, its room for `kept` checkpoints."""
+    """Returns findings on the disk of the run's folder: speed, correctness, and the room for `kept` checkpoints."""
     try:
         trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     except files.NoAnswer as late:

@@ -71,7 +71,7 @@ def _within(version: str | None, versions: SpecifierSet) -> bool:
 
 
 def _jax(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """jax, jaxlib and the CUDA plugins are released together. With a plugin of another version JAX only warns, and trains on the CPU."""
+    """jax, jaxlib and the CUDA plugins are released together. With an older plugin JAX only warns, and trains on the CPU."""
     jax, jaxlib = packages.get("jax"), packages.get("jaxlib")
     if not (jax and jaxlib):
         return

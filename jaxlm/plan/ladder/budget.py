@@ -45,8 +45,8 @@ def check(config: Config) -> None:
 def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
     """Returns the best model for the money on each accelerator (or on `plan.accelerator`), best first.
 
-    The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the data at hand, in
-    place of the published law. Raises ConfigError if the money buys no run, or none that fits.
+    The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the user's data, in
+    place of the published law. Raises ConfigError if the money buys no run, or no run that fits.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)
@@ -58,7 +58,7 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
         if not any(_ranked(config, usd, device, known) for device in chosen):
             raise ConfigError(f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {names}: give more")
         raise ConfigError(
-            f"no model that --budget={usd:g} buys fits into {names}, not even with a device for each row of its batch: shorten the "
+            f"no model that --budget={usd:g} buys fits into {names}, even with a device for each row of its batch: shorten the "
             f"rows (config.train.seq_len={config.train.seq_len})"
         )
     return {

@@ -10,9 +10,9 @@ held_out  the text of all losses: seq_len, max_mb (of each source at most; 0 = a
 machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
 hours     limit (null if only tokens were given), planned (null if the speed is unknown), spent
 runs      in the order in which they are done (`Rung.to_json`). `loss` is null until the run is done, and stays null if it
-          did not end well; then `why` says so.
+          failed; then `why` says why.
 rates     null until the runs at several rates are done; then tried, best (`law.best_rate`), edge, lr (the target's own, scaled
-          to that run) and rule (the published rule's)
+          to the smallest run) and rule (the published rule's)
 fit       null until all runs of the grid are done; then law, noise and draws (as in `law.Fit`), from {"parameters", "tokens"}
           (where the drift begins), missed: the worst relative error of the largest size's losses, predicted from the others
 foretold  null until then; else predictions for finished runs of the target on a quarter, half, all and twice its tokens
@@ -58,8 +58,8 @@ class Asked:
 def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
 
-    Raises ConfigError if the folder holds the ladder of another config, if model, data or hours are too small for one, or this
-    machine's speed is needed and not known.
+    Raises ConfigError if the folder holds the ladder of another config, if model, data or hours are too small, or if this
+    machine's speed is needed and unknown.
     """
     ladder = read(folder)
     if ladder:
@@ -179,7 +179,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
 
 
 def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
-    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None without one, or if it is unfinished or of another family or vocabulary."""
+    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is unfinished, or of another model."""
     folder = pathlib.Path(config.workdir) / FOLDER
     if not config.workdir or not (ladder := read(folder)):
         return None

@@ -3,9 +3,9 @@
     L(N, D) = e + a / N^alpha + b / D^beta      (Hoffmann et al. 2022, arXiv:2203.15556)
 
 for N parameters (embeddings included) and D tokens, in nats per token of the ladder's own tokenizer and held-out text. As
-there, a Huber loss of log L is minimised from several starts. Nine points say little about five constants. So three of
-these have wide priors from the published fits, and the interval is a bootstrap in which points, noise and priors are
-drawn anew (`fit`). What lies beyond the largest run is less certain still: see DRIFT.
+in that paper, a Huber loss of log L is minimised from several starts. Nine points determine five constants poorly. So three
+constants have wide priors from the published fits, and the interval is a bootstrap that redraws points, noise and priors
+(`fit`). Beyond the largest run the law is less certain still: see DRIFT.
 """
 
 import dataclasses

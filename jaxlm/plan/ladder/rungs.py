@@ -32,7 +32,13 @@ EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forw
 ASKED_STEPS = 5  # at least, of a run whose tokens are given
 STEPS = 50  # at least, of the smallest run if the hours decide
 _MULTIPLE = 8  # widths and heads are multiples of this
-_FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # keys of the model on which no loss depends
+_FREE = (
+    "attention",
+    "remat",
+    "scan_layers",
+    "fuse_projections",
+    "offload",
+)  # keys of the model on which no loss depends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +205,7 @@ def seconds(run: Rung, speed: float, held_out: int) -> float:
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
-    """Returns the three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if they are too small."""
+    """Returns three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if these are too few."""
     smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
 
     def beside(speed: float) -> float:

@@ -29,7 +29,7 @@ CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are m
 
 
 class Bench:
-    """Compiles and times candidates, all on one train state and one loader. Once `stop` is set, a step raises KeyboardInterrupt.
+    """Compiles and times candidates, all on one train state and one loader. If `stop` is set, a step raises KeyboardInterrupt.
 
     A candidate is timed for `seconds` at most, but two steps at least.
     """
@@ -80,7 +80,7 @@ class Bench:
         trial.measured_bytes = after if after > before else None  # an earlier trial's peak may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own again, a step each in turn, as a machine's speed drifts. Fastest first."""
+        """Times the fastest trials and the config's own again, a step each in turn, as speeds drift. Fastest first."""
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:

@@ -261,7 +261,9 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
         "count": mesh.size,
         "setting": key(config, mesh.shape),
         "microbatch": config.train.microbatch_size,
-        "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan; this is stored for others
+        "memory": tune.HEADROOM * own.bytes
+        if own
+        else limit,  # tune.memory_gb is of one plan; this is stored for others
         "needed": None,
         "tokens_per_second": None,
         "by": "plan",

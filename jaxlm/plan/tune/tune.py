@@ -71,7 +71,7 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp) divides them; and `ways`, a row each."""
+    """Returns the batch size, its half, its quarter, ... while `ways` (data x fsdp) divides them; and `ways`, a row each."""
     batch = config.train.batch_size
     halves = [batch >> power for power in range(batch.bit_length()) if batch % (ways << power) == 0]
     return halves + [ways] * (bool(halves) and halves[-1] > ways)
