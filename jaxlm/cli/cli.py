@@ -68,9 +68,7 @@ def _main(argv: list[str], script: bool) -> int:
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         console.say(f"jaxlm: {error}{mend}")
         return 1
-    except (
-        RuntimeError
-    ) as error:  # JAX's errors, not imported here: the workers of `prepare` import this module without JAX
+    except RuntimeError as error:  # JAX's, not imported here: the workers of `prepare` import this module without JAX
         if console.peer_is_gone(error):
             console.say(
                 f"jaxlm: another process of the run died, or can't be reached ({config_files.first_line(error)}); the same "

@@ -19,9 +19,7 @@ from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.schema import Config, EvalConfig
 from jaxlm.host.errors import ConfigError
 
-GONE = {
-    "dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")
-}  # runs with these values can be read, but not trained further
+GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further
 _BATCHES = "eval.max_batches"
 _LIMITS = ("eval.max_mb", "eval.max_examples")
 # Removed keys -> what holds instead. No result depends on them, so readers of stored configs drop them.
@@ -91,7 +89,7 @@ def add_stages(stages: config_dict.ConfigDict) -> None:
 
 
 def drop_stages(config: config_dict.ConfigDict) -> None:
-    """Drops the removed stages whose keys have the defaults from `prepare.stages`."""
+    """Drops removed stages from `prepare.stages` if their keys have the defaults."""
     stages = config.get("prepare", {}).get("stages", {})
     for name, settings in STAGES.items():
         if name in stages and stages[name].to_dict() == settings:
@@ -165,7 +163,7 @@ def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
 
 
 def check_goes_on(saved: dict[str, typing.Any]) -> None:
-    """Raises ConfigError if a run's config.json has a removed key with another value than all runs have now."""
+    """Raises ConfigError if a run's config.json has a removed key with a value that runs can't have any more."""
     for name, (value, meaning) in _FIXED.items():
         section, key = _owner(saved, name)
         if isinstance(section, dict) and section.get(key, value) != value:

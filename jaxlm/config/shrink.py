@@ -19,7 +19,7 @@ MAX_BYTES = 1_000_000  # read of each source
 
 
 def shrunk(c: Config) -> Config:
-    """Returns a small version of the config: 2 layers of d 128, 8 rows of 128 tokens, steps and dollars divided by 500.
+    """Returns a small version of the config: 2 layers of d 128, 8 rows of 128 tokens, steps and dollars / 500.
 
     The corpus is the embedded one, in the run's folder, so that nothing is downloaded. `phases.shrink` of the result is "",
     so that a run with this config is not shrunk again when it resumes.

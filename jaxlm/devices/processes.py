@@ -29,10 +29,7 @@ MEMORY_FRACTION = 0.92
 _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
 _left_behind = threading.Event()
-_FIRST_WORD_S, _NEXT_WORDS_S = (
-    15.0,
-    60.0,
-)  # seconds until the first message about waiting for other processes; between the next
+_FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, before each message
 _ABORT_LATER_S = 30  # JAX's timeout comes this long after ours
 _RETRY_S = 1.0
 
@@ -180,8 +177,7 @@ def together(
     """Calls `action` on every process, and returns its result; None where it was not called. If one raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
-    not communicate with other processes. A process where it did not raise gets the class and the message of the first that
-    failed.
+    not communicate with other processes. A process without an error raises the class and message of the first that failed.
 
     Args:
       first_only: True to run it only on the first process.

@@ -58,7 +58,7 @@ def expanded(path: str | pathlib.Path) -> pathlib.Path:
 
 
 def moved(folder: pathlib.Path, before: os.stat_result) -> bool:
-    """True if the path leads no longer to the folder whose `os.stat` was `before`. False if the disk fails."""
+    """True if the path no longer leads to the folder whose `os.stat` was `before`. False if the disk fails."""
     try:
         return not os.path.samestat(os.stat(folder), before)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Limits what this process can do to the machine, then runs one program that a model wrote. See eval/humaneval.py.
 
 A script for `python -I -S`, with the standard library alone. It reads its order from standard input as JSON, and writes the
-token, or why the program failed, to a file descriptor. Processes that score a policy's answers (train/rl/forks.py) set the
+token, or why the program failed, to a file descriptor. Processes that score a policy's answers (train/rl/judges.py) set the
 same limits.
 """
 
@@ -128,7 +128,7 @@ def limit(seconds: float, memory: int) -> None:
 
 
 def give_up(rules: bytes, readable: list[str]) -> None:
-    """Takes network, other processes, writing and root's capabilities from this process, and all reading but of `readable`.
+    """Denies this process network, other processes, writing, root's capabilities, and reading all but `readable`.
 
     Raises OSError if the kernel refuses.
     """

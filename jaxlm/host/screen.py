@@ -29,7 +29,7 @@ DIM, BOLD, CYAN, GREEN = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[32m"
 
 
 def write(text: str, stream: typing.TextIO | None = None) -> None:
-    """Writes text; never raises, and never waits for long. Text that can't be written is dropped; the next text is tried.
+    """Writes text; never raises, and never waits for long. Text that can't be written is dropped; the next text is tried again.
 
     So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
     """

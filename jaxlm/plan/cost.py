@@ -223,8 +223,6 @@ def remat_factor(config: Config, remat: str = "") -> float:
     m, remat = config.model, remat or config.model.remat
     attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs
     ups = 1 if m.family == "gpt2" else 2
-    weights = m.d_model * (
-        (2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff
-    )  # all but the down projection
+    weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # no down projection
     again = {"none": 0.0, "names": 0.0, "dots": attention, "full": attention + 2.0 * m.n_layers * weights}[remat]
     return 1 + again / flops.of(config).palm

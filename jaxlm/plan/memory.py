@@ -197,7 +197,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
 
 
 class _Layer:
-    """Bytes of a layer's activations on a device: `kept` for the backward pass, `backward`: more in it, `shared` by all layers."""
+    """A layer's activation bytes on a device: `kept` for the backward pass, `backward`: added by it, `shared` by all layers."""
 
     def __init__(self, config: Config, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         m, tensor = config.model, axes.get("tensor", 1)

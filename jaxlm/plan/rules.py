@@ -96,10 +96,10 @@ def adamw_rate(run: Run) -> Rule:
 def muon_rate(run: Run) -> Rule:
     """Returns Muon's rate for updates scaled by .2 sqrt(max(inputs, outputs)): 6e-4 (2048/d) (6.5e9/D)^.35 (B/262144)^.5.
 
-    The rule passes through published points; it is no fit. At d 2048, 6.5B tokens Moonlight's law says 5.5e-4 for this scale
-    of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
-    marin-community/marin). Rates tuned for other scales, converted: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a
-    step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
+    The rule passes through published points; it is no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for this
+    scale of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
+    marin-community/marin). Rates tuned for other scales, converted: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a step:
+    5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
     """
     rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
     low, high = (share * rate for share in MUON_SPAN)
@@ -296,9 +296,9 @@ class Departure:
 def compare(config: Config) -> dict[str, typing.Any] | None:
     """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not apply.
 
-    They apply to pretraining from new weights over a whole schedule, not to a branch that decays. A rate, a
-    half-life of b2, a batch or a warm-up departs if it is off by more than FACTOR. Costs are rough: sweeps of others, on their
-    models and data, at our distance from the rule. `by_rule` must have set all rates and b2.
+    They apply to pretraining from new weights over a whole schedule, not to a branch that decays. A rate, a half-life of b2,
+    a batch or a warm-up departs if it is off by more than FACTOR. Costs are rough: from published sweeps on other models and
+    data, at our distance from the rule. `by_rule` must have set all rates and b2.
     """
     if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
         return None

@@ -26,10 +26,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     c, by_remat = config.checkpoint, {}
     for remat in fit.REMATS:
         total = planner.memory(mesh, remat=remat, microbatch=microbatch).total
-        by_remat[remat] = {
-            "total": total,
-            "time": remat_factor(config, remat),
-        }  # of a step, as a multiple of one without remat
+        by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # relative to no remat
     held = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return {
         "model": _model(config),

@@ -34,8 +34,8 @@ def lines(
 ) -> Markup:
     """Returns a chart of at most six curves with a legend; nothing if no curve has two finite points.
 
-    `along` labels the x axis and `unit` the y axis, `shown` formats the numbers of the y axis. `marks` are x
-    values with a vertical line, such as restarts.
+    `along` labels the x axis, `unit` the y axis; `shown` formats the y axis's numbers. `marks` are the x values of vertical
+    lines, such as restarts.
     """
     thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
     thinned = [curve for curve in thinned if sum(math.isfinite(y) for _, y in curve.points) > 1]

@@ -136,9 +136,7 @@ def _activities(summary: dict) -> Markup:
 
 
 def _bill(summary: dict) -> Markup:
-    latest = {
-        row["phase"]: row for row in summary.get("phases") or ()
-    }  # a phase that was stopped and went on has several rows
+    latest = {row["phase"]: row for row in summary.get("phases") or ()}  # a resumed phase has several rows
     rows = []
     for name, row in latest.items():
         losses = f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}"

@@ -52,7 +52,7 @@ class Delta:
 
 
 class Answer:
-    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how it is split."""
+    """One answer as it comes. The text and log-probabilities of all deltas together don't depend on how it is split."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo

@@ -49,7 +49,7 @@ def width(text: str) -> int:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """Returns a text as lines of at most `columns` columns. Appended text changes only the last line."""
+    """Returns a text as lines of at most `columns` columns. Appended text changes only the last line, and adds lines."""
     lines = []
     for line in text.expandtabs(4).split("\n"):
         lines.append("")
@@ -78,7 +78,7 @@ class Terminal:
         self._colour = screen.has_colour(sys.stdout)
 
     def lines(self) -> Iterator[str]:
-        """Yields the user's lines, up to ctrl-D or a second ctrl-C; unless `live`, standard input's non-blank lines."""
+        """Yields the lines that a user types, up to ctrl-D or a second ctrl-C; unless `live`, all non-blank input lines."""
         sys.stdin.reconfigure(errors="replace")
         if not self.live:
             yield from (line for line in sys.stdin if line.strip())
@@ -438,9 +438,7 @@ class Talk:
             raise ConfigError("plain text has no system message")
         for voice in self._voices:
             voice.talk.system = "" if voice.talk.plain else _sound(text)
-        self._terminal.note(
-            "the system says this from the next message on" if text else "the system says nothing"
-        )
+        self._terminal.note("the system says this from the next message on" if text else "the system says nothing")
 
     def temperature(self, text: str) -> None:
         if text:

@@ -146,7 +146,7 @@ _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 
 
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
-    """Returns (a config whose forward pass takes seconds, what was kept in words). Width and kernels stay."""
+    """Returns (a config whose forward pass takes seconds, a description of it). Width and kernels stay."""
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
     params = count_params(m)
     whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes

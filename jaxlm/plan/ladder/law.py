@@ -47,7 +47,7 @@ class Point:
 class Fit:
     """A law with its uncertainty.
 
-    `noise`: sd of log L of a run around the law. `draws_Kx6`: e, a, b, alpha, beta and noise of K laws that would fit as well.
+    `noise`: sd of log L of a run around the law. `draws_Kx6`: e, a, b, alpha, beta and noise of K laws that fit equally well.
     `params`, `tokens`: the largest run of the ladder, where the drift begins.
     """
 
@@ -71,7 +71,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
-    """Fits the law to finished runs of two sizes and two numbers of tokens at least. Takes about a second with all draws.
+    """Fits the law to finished runs of at least two sizes and two numbers of tokens. Takes about a second with all draws.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
     own losses and its own medians of the priors. `bytes_per_token` is of the held-out text: E's prior is in nats a byte.

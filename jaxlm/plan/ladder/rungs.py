@@ -32,18 +32,12 @@ EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forw
 ASKED_STEPS = 5  # at least, of a run whose tokens are given
 STEPS = 50  # at least, of the smallest run if the hours decide
 _MULTIPLE = 8  # widths and heads are multiples of this
-_FREE = (
-    "attention",
-    "remat",
-    "scan_layers",
-    "fuse_projections",
-    "offload",
-)  # keys of the model on which no loss depends
+_FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: they change no loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One run of a ladder. `times`: its rate over the one that the config's implies; `rule`: the published rule's rate."""
+    """One run of a ladder. `times`: its rate over the rate scaled from the config's; `rule`: the published rule's rate."""
 
     name: str
     kind: str
@@ -144,7 +138,7 @@ def by_rule(config: Config) -> OptimConfig:
 
 
 def batch_size(config: Config, budget: float) -> int:
-    """Returns the rows of a step for so many tokens: the config's own, halved as often as comes nearest to D^.571."""
+    """Returns the rows of a step for a budget of tokens: the config's own, halved to come nearest to D^.571."""
     rows, least = config.train.batch_size, abs(config.mesh.data * config.mesh.fsdp)
     for _ in range(round(BATCH_EXPONENT * math.log2(max(tokens(config) / budget, 1)))):
         if rows % 2 or rows // 2 < least:
@@ -173,7 +167,7 @@ def _alone(c: Config) -> Config:
 
 
 def held_out_tokens(config: Config, order: Rows) -> int:
-    """Returns about how many tokens of held-out text each run is measured on. Raises ConfigError if there are none."""
+    """Returns about how many held-out tokens each run is evaluated on. Raises ConfigError if there are none."""
     e, entries = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
     if not sum(entry["tokens"] for entry in entries):
         raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")

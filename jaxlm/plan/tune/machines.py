@@ -81,7 +81,7 @@ def known(kind: str, count: int, setting: str) -> Known | None:
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
-    """Adds a measurement by "train", "tune", "doctor" or "plan"; drops the oldest beyond MOST, or plan's last. Never raises."""
+    """Adds a measurement by "train", "tune", "doctor" or "plan"; keeps the newest MOST, and of "plan" one. Never raises."""
     if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
         return
     row = {"tokens_per_second": tokens_per_second, "by": by, "time": time.time(), "host": platform.node()}
@@ -151,7 +151,7 @@ REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to ti
 
 
 def row(config: Config) -> dict[str, typing.Any]:
-    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for."""
+    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if no row was asked for."""
     mode, setting = config.plan.measure, _key(config)
     if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
         return {"why": ""}
@@ -261,9 +261,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
         "count": mesh.size,
         "setting": key(config, mesh.shape),
         "microbatch": config.train.microbatch_size,
-        "memory": tune.HEADROOM * own.bytes
-        if own
-        else limit,  # tune.memory_gb is of one plan; this is stored for others
+        "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan; this is reused
         "needed": None,
         "tokens_per_second": None,
         "by": "plan",

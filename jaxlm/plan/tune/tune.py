@@ -359,7 +359,7 @@ def remedy(
 
 
 def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
-    """Yields the config, then it with more and more changes, each with its overrides."""
+    """Yields the config, then versions of it with more and more changes, each with its overrides."""
     overrides: list[str] = []
     yield config, overrides
     if not config.loss.tile_tokens:

@@ -184,7 +184,7 @@ class Store:
         return self._all(f"SELECT count(*) FROM ({self._battles()})")[0][0]
 
     def progress(self, rater: str) -> tuple[int, int]:
-        """Returns (the number of battles that a rater has done, of all battles)."""
+        """Returns (the number of battles that a rater has judged or skipped, the number of all battles)."""
         sql = f"SELECT count(o.choice), count(*) FROM ({self._battles()}) b LEFT JOIN ballots o ON o.rater = ? AND "
         on = "o.prompt = b.prompt AND o.first = b.first AND o.second = b.second"
         return self._all(sql + on, rater)[0]
