@@ -168,8 +168,8 @@ def check_goes_on(saved: dict[str, typing.Any]) -> None:
         section, key = _owner(saved, name)
         if isinstance(section, dict) and section.get(key, value) != value:
             raise ConfigError(
-                f"this run has config.{name}={section[key]!r}, and that key is gone: {meaning}; delete it from the run's "
-                "config.json to go on so, or go on by the version of jaxlm that began the run"
+                f"this run has config.{name}={section[key]!r}, and that key was removed: {meaning}; delete it from the run's "
+                "config.json to go on so, or go on with the version of jaxlm that began the run"
             )
 
 

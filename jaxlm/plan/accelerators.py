@@ -125,7 +125,7 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
     times, cards = f"{devices} x " * (devices > 1), load(config.plan.prices).of_device(device_kind)
     prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
     raise ConfigError(
-        f"{limited[0]} limits dollars, and without a price it would never be spent: give "
+        f"{limited[0]} is a limit in dollars, which needs the machine's price: give "
         f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
         "costs you"
     )

@@ -137,7 +137,7 @@ def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, 
     program = lowered.compile(compiler_options=target.options)
     note = "" if target.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
     if config.optim.offload or config.model.offload:
-        note = "as if nothing were offloaded: JAX knows no host memory of devices that are not there"
+        note = "as if nothing were offloaded: JAX knows no host memory of absent devices"
     whole = {row.name: math.prod(row.shape) for row in rows if row.replicated and math.prod(row.shape) > LARGE}
     largest = max(whole, key=whole.__getitem__, default=None)
     return {

@@ -113,7 +113,7 @@ def _data(plan: dict) -> str:
     if data.get("mixture"):
         lines.append(wrapped(f"Mixture: {data['mixture']}."))
     if max(data["epochs"].values(), default=0) > MOST_PASSES:
-        beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
+        beyond = "Beyond about four times a repeated token teaches less than a new one (arXiv:2305.16264)"
         lines.append(wrapped(f"{beyond}: get more, or take fewer steps."))
     return "\n".join(lines)
 

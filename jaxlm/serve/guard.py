@@ -40,7 +40,7 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            return "it names two hosts"
+            return "the request names two hosts"
         if self._here and not is_loopback(re.sub(r":\d*$", "", host).strip("[]")):
             return f"ask for 127.0.0.1 or localhost, or {self._mend}"
         site = headers.get(b"sec-fetch-site")

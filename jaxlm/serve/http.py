@@ -43,7 +43,7 @@ _BODY_S = 30.0  # for a body to arrive
 _AGAIN_S = 0.05  # before a request that found the queue full is submitted again
 _SEND_S = 60.0  # for a client to go on reading
 _DRAINED = 2**26  # bytes of a refused body that are read and dropped, so that the client sees the answer
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram's buckets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +274,7 @@ class Server:
                 message = f"this took longer than {self._limits.seconds:g} s, the limit: ask for fewer tokens"
                 raise Refused(message, 408, code="timeout") from None
             if update.ended in ("failed", "cancelled"):
-                raise _Failed(update.why or "the server is ending")
+                raise _Failed(update.why or "the server is shutting down")
             yield number, each[number].take(update)
             if each[number].ended:
                 flight.stop(number)

@@ -149,7 +149,7 @@ class Reader:
             ids = opened(self.tokenizer, self._sound(text, "prompt"))
             hidden = len(ids) - len(text)
         if not ids:
-            raise Refused("prompt is empty, and this model's texts begin with no token: give some text", param="prompt")
+            raise Refused("prompt is empty, and this model has no start token: give some text", param="prompt")
         return Prompt(tuple(ids), hidden)
 
     def _conversation(self, messages: list[dict[str, str]]) -> Prompt:
@@ -301,7 +301,7 @@ def _stops(value: typing.Any) -> tuple[str, ...]:
     if len(stops) > MOST_STOPS:
         raise Refused(f"stop has {len(stops)} strings: give at most {MOST_STOPS}", param="stop")
     if "" in stops:
-        raise Refused("stop has an empty string, which is everywhere: leave it out", param="stop")
+        raise Refused("stop has an empty string, which matches everywhere: leave it out", param="stop")
     return tuple(stops)
 
 

@@ -140,7 +140,7 @@ def test_a_budget_without_a_price_is_refused_with_the_flags_to_type(key, card):
     with pytest.raises(ConfigError) as error:
         accelerators.check_price(c, card, 1)
     assert str(error.value) == (
-        f"config.{key}=0.01 limits dollars, and without a price it would never be spent: give {CARDS[card]}, or what an "
+        f"config.{key}=0.01 is a limit in dollars, which needs the machine's price: give {CARDS[card]}, or what an "
         "hour of this machine costs you"
     )
     accelerators.check_price(

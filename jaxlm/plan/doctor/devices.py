@@ -182,7 +182,7 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
         return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
     wrong = f"{count(differing)} of {count(first.size)} numbers differ"
     wrong = wrong if differing else f"{count(nonfinite)} numbers are not finite"
-    text = f"{what}: {wrong} between equal forward passes: this device computes wrong; take another machine"
+    text = f"{what}: {wrong} between equal forward passes: this device computes wrongly; take another machine"
     return Finding("forward", FAIL, text, figures)
 
 
@@ -226,7 +226,7 @@ def compared(figures: dict, before: machines.Known | None, peak_tflops: float | 
     now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
     text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
     if not before:
-        return Finding("speed", OK, f"{text}; nothing is known of such a run on this device yet", figures)
+        return Finding("speed", OK, f"{text}; no earlier measurement of such a run on this device", figures)
     day = datetime.datetime.fromtimestamp(before.time).date()
     text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
     slow = now < SLOW * before.tokens_per_second

@@ -42,9 +42,7 @@ _MEND = "restart the machine or take another"
 _NONE = Finding("gpu", OK, "no NVIDIA device")
 _MOST_LINES = 100_000  # of the kernel's log
 
-Ask = Callable[
-    ..., typing.Any
-]  # the end of an NVML function's name, its arguments -> its answer, None if there is none
+Ask = Callable[..., typing.Any]  # (the end of an NVML function's name, its arguments) -> its result, or None
 
 
 def present(root: pathlib.Path = pathlib.Path("/")) -> bool:

@@ -139,7 +139,7 @@ def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
     finally:
         together(remove, first_only=True)
     seconds = time.monotonic() - began
-    text = f"a tiny one was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
+    text = f"a tiny checkpoint was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
     return Finding("checkpoint", OK, text, {"seconds": seconds})
 
 
@@ -166,7 +166,7 @@ def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list
     elif skew > MOST_SKEW_S:
         text = f"the hosts' clocks are {skew:.1f} s apart; {mend}"
     else:
-        alone = "one process: no other clock to agree with"
+        alone = "one process: no other clock to compare with"
         agree = f"{len(at_hosts)} processes agree to {skew:.2f} s" if at_hosts else alone
         verdict, text = OK, f"{year}, drift {drift:+.3f} s; {agree}"
     return Finding("clock", verdict, text, {"year": year, "drift_s": drift, "skew_s": skew, "seconds": seconds})

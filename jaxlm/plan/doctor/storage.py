@@ -117,7 +117,7 @@ def _speed(name: str, trial: dict, checkpoint_bytes: int, mend: str) -> Finding:
         mend = f"{size(checkpoint_bytes)} make one checkpoint: free some room" if full else mend
         return Finding(name, FAIL, f"{folder}: {trial['problem']} after {size(trial['bytes'])}; {mend}", trial)
     if trial["garbled"]:
-        pieces = f"{trial['garbled']} of {trial['chunks']} pieces read back other than they were written"
+        pieces = f"{trial['garbled']} of {trial['chunks']} pieces read back differ from what was written"
         return Finding(name, FAIL, f"{folder}: {pieces}; {mend}", trial)
     save_s = checkpoint_bytes / trial["write"]
     text = (

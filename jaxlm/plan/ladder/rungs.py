@@ -191,7 +191,7 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
             f"and beyond {MOST_PASSES} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
         )
     again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
-    return again and f"the largest budget reads {again}: the law takes every token for a new one"
+    return again and f"the largest budget reads {again}: the law counts repeated tokens as new ones"
 
 
 def seconds(run: Rung, speed: float, held_out: int) -> float:

@@ -59,7 +59,7 @@ def _rates(ladder: Ladder) -> str:
         return ""
     tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
     where = f"{rates['best'] / rates['lr']:.2g} times the config's own"
-    where = "the end of what was tried: the best may lie beyond" if rates["edge"] else where
+    where = "the end of the tried rates: the best may lie beyond" if rates["edge"] else where
     return block(
         f"RATE  {tried}. The config's own, scaled to the smallest run, is {rates['lr']:.3g}, the published rule's "
         f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent means nothing."
@@ -128,7 +128,7 @@ def _sentence(row: dict) -> str:
     if row["epochs"]:
         text += "; times through the data: " + ", ".join(f"{name} {times:.2g}" for name, times in row["epochs"].items())
         if max(row["epochs"].values()) > MOST_PASSES:
-            text += " (beyond about four times a token teaches less than a new one: arXiv:2305.16264)"
+            text += " (beyond about four times a repeated token teaches less than a new one: arXiv:2305.16264)"
     return text
 
 

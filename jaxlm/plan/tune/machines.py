@@ -153,10 +153,10 @@ REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to ti
 def row(config: Config) -> dict[str, typing.Any]:
     """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if no row was asked for."""
     mode, setting = config.plan.measure, _key(config)
-    if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
+    if mode == "never" or (mode == "auto" and config.plan.accelerator):  # planned for another accelerator
         return {"why": ""}
     if processes.several(config.distributed):
-        return {"why": "it would run as several processes; train and tune measure"}
+        return {"why": "it runs as several processes, which only train and tune measure"}
     machine = planned(setting) if mode == "auto" else None
     if machine is None:
         if pids := _computing():

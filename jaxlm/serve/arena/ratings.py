@@ -256,7 +256,7 @@ def words(results: Results) -> list[str]:
             lines.append(f"{gap.better} and {gap.worse} can't be told apart yet")
     if any(gap.prompts < _FEW_PROMPTS for gap in results.gaps):
         lines.append(
-            f"fewer than {_FEW_PROMPTS} prompts can't tell two apart, whatever the votes: ask for votes on more"
+            f"fewer than {_FEW_PROMPTS} prompts can't tell two contestants apart: ask for votes on more prompts"
         )
     if results.agreement:
         share, pairs, alpha = results.agreement
@@ -267,7 +267,7 @@ def words(results: Results) -> list[str]:
         name = {"side": "the left side", "length": "the longer answer"}[bias.kind]
         says, p = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes", f"(p {_p(bias.p)})"
         unexplained = f", which the models' strengths don't explain {p}: beware of a bias"
-        lines.append(says + (unexplained if bias.found else f": no sign that this decided {p}"))
+        lines.append(says + (unexplained if bias.found else f": no sign that this decided votes {p}"))
     if not results.biases:
         lines.append(f"under {_FEW} decided votes: too few to look for a bias of length or side")
     return lines
