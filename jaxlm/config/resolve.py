@@ -21,7 +21,7 @@ def resolve(config: config_dict.ConfigDict | dict) -> Config:
 
     With `phases.shrink` the config is made small; see `shrink`.
 
-    Raises ConfigError if a key is unknown, missing or wrong, or if keys do not go together.
+    Raises ConfigError if a key is unknown, missing or wrong, or if keys contradict each other.
     """
     if isinstance(config, config_dict.ConfigDict):
         config = config.to_dict()

@@ -83,8 +83,8 @@ def join_cluster(config: DistributedConfig) -> None:
     TPU pods, Kubernetes, MPI).
 
     A run that waits for its other processes says so after 15 seconds and each minute. If they do not come within
-    `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a stack of
-    C++, which no handler can prevent.
+    `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a C++
+    stack, which no handler can prevent.
     """
     if jax.distributed.is_initialized():
         return

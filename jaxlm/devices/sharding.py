@@ -178,7 +178,7 @@ def spec(
 
 
 def tree_shardings(abstract: dict, logical: dict, mesh: Mesh | AbstractMesh) -> dict:
-    """Returns the NamedSharding of each leaf, for a tree of shapes and a like tree of logical axes (tuples)."""
+    """Returns the NamedSharding of each leaf, for a tree of shapes and an equal tree of logical axes (tuples)."""
     return jax.tree.map(lambda leaf, axes: NamedSharding(mesh, spec(axes, leaf.shape, mesh)), abstract, logical)
 
 

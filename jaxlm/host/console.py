@@ -208,7 +208,7 @@ def gigabytes(number: float, digits: int | None = None) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """Returns '$43.21', or from 100 dollars on '$4,321'. None and infinity are the price of a run that never ends."""
+    """Returns '$43.21', or '$4,321' for 100 dollars or more. None and infinity are the price of a run that never ends."""
     if usd is None or not math.isfinite(usd):
         return "never ends"
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"

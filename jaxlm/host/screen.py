@@ -160,7 +160,7 @@ _lock = threading.RLock()  # a signal's handler may write while the main thread 
 def share(group: int = 0) -> None:
     """Records that another process of the run writes on the same terminal, and may have left a live line.
 
-    `group` is the process group that is in the terminal's foreground when this process is; 0 for its own.
+    `group`: the process group that holds the terminal's foreground for this process; 0 for its own group.
     """
     _screen.shared, _screen.group = True, group
 

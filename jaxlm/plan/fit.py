@@ -156,7 +156,7 @@ class Planner:
         return Fit(devices_of(mesh), name, *chosen, self.memory(mesh, optimizer, *chosen))
 
     def fewest(self, limit: float) -> Fit | None:
-        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None on too many."""
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None beyond MOST_DEVICES."""
         most = min(MOST_DEVICES, self.config.train.batch_size)
         meshes = (dataclasses.replace(ONE_DEVICE, fsdp=1 << power) for power in range(most.bit_length()))
         return next(filter(None, (self.largest(mesh, limit) for mesh in meshes)), None)

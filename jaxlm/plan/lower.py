@@ -196,7 +196,7 @@ def available_bytes(root: pathlib.Path = files.ROOT) -> int:
 
 
 def _left_by_cgroups(root: pathlib.Path) -> list[int]:
-    """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
+    """The bytes that each limit leaves to this process; page cache that can be dropped counts as free."""
     left = []
     for folder, first_version in files.cgroups("memory", root):
         limit, used = ("limit_in_bytes", "usage_in_bytes") if first_version else ("max", "current")

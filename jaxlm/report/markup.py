@@ -170,7 +170,7 @@ def tiles(tiles: Iterable[tuple[str, str]]) -> Markup:
 
 
 def with_error(point: Mapping, metric: str) -> str:
-    """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if known; "" without it."""
+    """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if known; "" without the score."""
     error = point["stderr"].get(metric)
     if metric not in point["metrics"]:
         return ""

@@ -279,7 +279,7 @@ Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.
 
 
 def took(summary: dict) -> Markup:
-    """Returns the table of a summary: a row for each stage, and their sum; nothing if the run is the first."""
+    """Returns the table of a summary: a row for each stage, and their sum; nothing if no stage came before the run."""
     stages = summary.get("stages") or ()
     if not stages:
         return Markup("")

@@ -379,7 +379,7 @@ class Batcher:
 
     @contextlib.contextmanager
     def _only(self, run: _Run) -> Iterator[None]:
-        """An error within ends this request alone."""
+        """An error in the `with` block ends only this request."""
         try:
             yield
         except Exception as error:

@@ -340,7 +340,7 @@ class Talk:
         return True
 
     def message(self, message: str) -> None:
-        """Lets each voice answer a message. ctrl-C stops the answers; once more, it raises KeyboardInterrupt.
+        """Lets each voice answer a message. ctrl-C stops the answers; a second one raises KeyboardInterrupt.
 
         Raises ConfigError if a model can't read it.
         """
@@ -491,7 +491,7 @@ def _sound(text: str) -> str:
 
 @contextlib.contextmanager
 def _stopping(replies: Replies) -> Iterator[None]:
-    """ctrl-C within ends the answers; a second one raises KeyboardInterrupt."""
+    """In the `with` block, ctrl-C ends the answers; a second one raises KeyboardInterrupt."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, before)

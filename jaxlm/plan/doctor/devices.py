@@ -57,7 +57,7 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
 
 
 def present(gpu_present: bool) -> Finding:
-    """Returns a finding on the devices that JAX has; FAIL if it has none of the NVIDIA GPUs that are there."""
+    """Returns a finding on the devices that JAX has; FAIL if it has no GPU, but the machine has NVIDIA GPUs."""
     devices, first = jax.devices(), jax.devices()[0]
     processes = jax.process_count()
     figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices), "processes": processes}

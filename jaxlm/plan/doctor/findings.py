@@ -52,6 +52,6 @@ def no_answer(name: str, text: str) -> Finding:
 
 
 def words(error: BaseException) -> str:
-    """Returns an error in one line: our own and the system's are clear, others get their class name."""
+    """Returns an error in one line, with its class name unless it is one of ours or the system's."""
     line = first_line(error)[:300]
     return line if line and isinstance(error, OSError | ConfigError | RunError) else f"{type(error).__name__}: {line}"

@@ -138,7 +138,7 @@ def by_rule(config: Config) -> OptimConfig:
 
 
 def batch_size(config: Config, budget: float) -> int:
-    """Returns the rows of a step for a budget of tokens: the config's own, halved to come nearest to D^.571."""
+    """Returns the rows of a step for a budget of D tokens: the config's own, halved to come nearest to D^.571."""
     rows, least = config.train.batch_size, abs(config.mesh.data * config.mesh.fsdp)
     for _ in range(round(BATCH_EXPONENT * math.log2(max(tokens(config) / budget, 1)))):
         if rows % 2 or rows // 2 < least:

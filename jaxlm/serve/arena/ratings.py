@@ -28,7 +28,7 @@ _FEW_PROMPTS = 6  # fewer can all go to one side by chance in more than 1 of 20 
 
 @dataclasses.dataclass(frozen=True)
 class Rating:
-    """A contestant's ratings, each with the ends of its 95% interval; their mean over contestants is 0, Elo's 1,000."""
+    """A contestant's ratings, each with the ends of its 95% interval; the mean over contestants is 0, for Elo 1,000."""
 
     name: str
     votes: int
@@ -175,7 +175,7 @@ def bootstrapped(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[np.nd
 
 
 def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
-    """Elo's ratings [S, N] of draws of the prompts, their votes in a random order, since Elo depends on it."""
+    """Elo's ratings [S, N] of S draws of the prompts. Their votes are in random order, since Elo depends on the order."""
     import evalica
     import pandas as pd
 
