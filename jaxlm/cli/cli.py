@@ -329,7 +329,7 @@ def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
 def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     word = argument.partition("=")[0]
     if not word.startswith("-") and "=" not in argument:
-        return f"jaxlm {name} takes one config or run, and it has been named"
+        return f"jaxlm {name} takes one config or run, and one is given already"
     keys = [key.name for key in config_help.read().keys]
     if word in keys:
         return f"did you mean --config.{argument}?"

@@ -88,7 +88,7 @@ VERBS = {
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
         {
-            "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: as what it holds asks for)", None),
+            "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: by its content)", None),
             "--out": _text("DATA", "of a DIR: the folder for the result (default: data/NAME_OF_DIR)", None),
             **_JSON,
         },
@@ -132,7 +132,7 @@ VERBS = {
         {
             "--hours": _option("for all runs (default: .5, or .03 of the config's own)", "H", type=float),
             "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
-            "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what the hours hold)"),
+            "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what fits into the hours)"),
             "--plan": _flag("only print the runs and their hours"),
             "--out": _text("LADDER", "the folder for the runs and ladder.json (default: WORKDIR/ladder)", None),
             **_JSON,
@@ -151,7 +151,7 @@ VERBS = {
         "sample",
         "continue prompts with the model of a run",
         {
-            "--prompt": _option("the same for a text that begins with -; may be repeated", "TEXT", action="append"),
+            "--prompt": _option("a prompt, even one that begins with -; may be repeated", "TEXT", action="append"),
             "--draws": _number("continuations of each prompt (default: 1)", 1),
             **_DRAWING,
             "--max-new-tokens": _option("of each text, at most", "N", key="sample.max_new_tokens"),
@@ -255,7 +255,7 @@ VERBS = {
     "report": Verb(
         "report",
         "one page with a run's curves, costs, samples: RUN/report.html",
-        _JSON | {"--took": _text("FOLDER", "show what a script's commands took too: files with seconds")},
+        _JSON | {"--took": _text("FOLDER", "also show the times of a script's commands: files with seconds")},
         reads_run=True,
     ),
     "diff": Verb(

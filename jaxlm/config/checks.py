@@ -72,7 +72,7 @@ def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
     if m.family == "gpt2" and m.n_kv_heads != m.n_heads:
         yield "model.family=gpt2 has no GQA: set model.n_kv_heads=0"
     if m.offload and m.remat != "names":
-        yield f"config.model.offload needs model.remat=names, which says what waits in host memory; it is {m.remat}"
+        yield f"config.model.offload needs model.remat=names, which selects what waits in host memory, not {m.remat}"
     if m.family == "gpt2" and t.seq_len > m.max_seq_len:
         yield f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, the learned positions"
     rope = m.rope
@@ -94,7 +94,7 @@ def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
     if o.decay_at_step >= t.steps:
         yield f"optim.decay_at_step={o.decay_at_step} is not before the last step, train.steps={t.steps}"
     if o.mu_dtype != "float32" and o.name not in ("adamw", "muon"):
-        own = f"optim.name={o.name} has its own: set it back to float32"
+        own = f"optim.name={o.name} has its own dtype: set optim.mu_dtype back to float32"
         yield f"config.optim.mu_dtype={o.mu_dtype} is for adamw and muon; {own}"
 
 
@@ -111,7 +111,7 @@ def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:
         if not _NAME.fullmatch(name):
             yield f"source name {name!r}: letters, digits, - and _ only"
     if "target" in p.sources:
-        yield "a source can't be called target: the mismatch report calls prepare.target so"
+        yield "a source can't be called target: the mismatch report uses that name for prepare.target"
     empty = [name for name, source in d.sources.items() if not source.path]
     if len(empty) not in (0, len(d.sources)):
         why = "an empty path means that the data is in data.dir"
@@ -173,7 +173,7 @@ def _of_dpo(d: DpoConfig, a: AdapterConfig) -> Iterator[str]:
     if d.label_smoothing and d.loss not in ("sigmoid", "robust"):
         yield f"{smoothing} is for dpo.loss=sigmoid and robust, not for {d.loss}: set it to 0"
     if d.loss == "robust" and d.label_smoothing >= 0.5:
-        yield f"{smoothing} says that half of the labels are swapped: nothing can be learnt; give a share below it"
+        yield f"{smoothing} means that half of the labels are swapped: nothing can be learnt; give a smaller share"
     if d.margin and d.loss != "simpo":
         yield f"dpo.margin={d.margin} is for dpo.loss=simpo, not for {d.loss}: set it to 0"
     if a.dropout:
@@ -210,7 +210,7 @@ def _of_rollouts(c: Config) -> Iterator[str]:
         yield f"policy.overlong_tokens={p.overlong_tokens} must be below rollout.max_new_tokens={r.max_new_tokens}"
     if c.model.dropout or c.adapter.dropout:
         why = "so that it trains the same policy that answered"
-        yield f"{c.program} trains without dropout, {why}: set it to 0"
+        yield f"{c.program} trains without dropout, {why}: set model.dropout and adapter.dropout to 0"
     if p.value_from != "zero" and not c.reward.model:
         yield "policy.value_from=reward needs reward.model"
 

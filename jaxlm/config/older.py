@@ -29,16 +29,16 @@ _GONE = {
     "prepare.examples": "20 removed documents are shown for each source, stage and reason",
     "prepare.excerpt_chars": "500 characters of each removed document are recorded",
     "tune.step_seconds": "a candidate is timed for 20 seconds at most",
-    "data.num_threads": "one thread a core makes batches and encodes texts, at most four",
-    "data.num_workers": "batches are made in threads, one a core, at most four",
+    "data.num_threads": "one thread per core, at most four, makes batches and encodes texts",
+    "data.num_workers": "threads make the batches, one per core, at most four",
     "data.prefetch": "eight batches are made ahead",
-    "data.block_tokens": "a record of new shards holds 8,192 tokens; those of others are read as they are",
+    "data.block_tokens": "records of new shards hold 8,192 tokens; older shards are read as they are",
 }
 # Removed keys -> (the value that all runs have now, its meaning). A run with another value can't continue.
 _FIXED: dict[str, tuple[object, str]] = {
-    "eval.redteam.max_new_tokens": (64, "a red team's text has 64 tokens"),
-    "eval.redteam.temperature": (0.0, "a red team's text takes the likeliest tokens"),
-    "eval.redteam.seed": (0, "a red team's text takes the likeliest tokens"),
+    "eval.redteam.max_new_tokens": (64, "red-team texts have 64 tokens"),
+    "eval.redteam.temperature": (0.0, "red-team texts take the likeliest tokens"),
+    "eval.redteam.seed": (0, "red-team texts take the likeliest tokens"),
     "stability.window": (256, "a loss is a spike by the last 256 losses"),
 }
 # Stages -> their removed settings, with the values that hold now. Caches and recipes contain these settings.

@@ -49,7 +49,9 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
             sizes[axis] = max(n_devices // fixed, 1)
     if int(np.prod(list(sizes.values()))) != n_devices:
         axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(f"mesh {axes} does not make {n_devices} devices, as the product must (-1: all that remain)")
+        raise ConfigError(
+            f"mesh {axes} does not make {n_devices} devices: the product of the axes must (-1: all that remain)"
+        )
     return sizes
 
 

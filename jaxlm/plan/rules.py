@@ -315,7 +315,7 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
 def too_high(config: Config) -> list[str]:
     """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge."""
     rows = (compare(config) or {"departures": []})["departures"]
-    words = "{key}={value:g}: {why}, {rule[value]:.3g} there, and the run may diverge (jaxlm plan)"
+    words = "{key}={value:g}: {why}, which gives {rule[value]:.3g}, and the run may diverge (jaxlm plan)"
     return [words.format(**row) for row in rows if row["high"]]
 
 

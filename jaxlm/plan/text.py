@@ -284,12 +284,12 @@ def _of_here(row: dict) -> list[str]:
     day = datetime.datetime.fromtimestamp(row["time"]).date()
     if not row["tokens_per_second"]:
         room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
-        return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
+        return [f"{device}; on {day} a short measurement did not fit into {room}. To repeat it: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
     room = gigabytes(row["memory"])
     need = f"; its step takes {gigabytes(row['needed'])} GB there, and {room} are free" if row["needed"] else ""
     busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
-    return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
+    return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. To repeat it: plan.measure=again."]
 
 
 def _changes(plan: dict) -> list[str]:

@@ -340,7 +340,7 @@ class Server:
             body = json.loads(raw)
             json.dumps(body, ensure_ascii=False).encode()  # no lone surrogate, which is no text
         except (ValueError, RecursionError) as error:
-            says = "no UTF-8, nested too deeply, or a number of thousands of digits"
+            says = "it is not UTF-8, nests too deeply, or has a number of thousands of digits"
             why = str(error) if isinstance(error, json.JSONDecodeError) else says
             raise Refused(f"the body is no JSON: {why}", code="invalid_json") from None
         if not isinstance(body, dict):

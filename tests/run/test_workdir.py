@@ -151,7 +151,7 @@ def test_a_budget_without_a_price_is_refused_with_the_flags_to_type(key, card):
 def test_training_refuses_it_before_it_makes_data(tmp_path, capsys):
     keys = {"workdir": tmp_path, "stop.usd": 9, "train.batch_size": 8, "train.microbatch_size": 8}
     assert cli.main(["train", "quickstart", *(f"--config.{key}={value}" for key, value in keys.items())]) == 2
-    assert re.search(r"stop\.usd=9 limits dollars, .*usd_per_hour=PRICE \(8 x cpu\)", capsys.readouterr().err)
+    assert re.search(r"stop\.usd=9 is a limit in dollars, .*usd_per_hour=PRICE \(8 x cpu\)", capsys.readouterr().err)
     assert not (tmp_path / "data").exists()
 
 

@@ -39,7 +39,7 @@ def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: 
     try:
         findings = within(seconds, check)
     except NoAnswer as late:
-        return [no_answer(name, f"{late}: what it waits for hangs")]
+        return [no_answer(name, f"{late}: the check hangs")]
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -114,7 +114,7 @@ def _speed(name: str, trial: dict, checkpoint_bytes: int, mend: str) -> Finding:
     folder = trial["folder"]
     if trial["problem"]:
         full = trial["errno"] in (errno.ENOSPC, errno.EDQUOT)
-        mend = f"{size(checkpoint_bytes)} make one checkpoint: free some room" if full else mend
+        mend = f"one checkpoint takes {size(checkpoint_bytes)}: free some room" if full else mend
         return Finding(name, FAIL, f"{folder}: {trial['problem']} after {size(trial['bytes'])}; {mend}", trial)
     if trial["garbled"]:
         pieces = f"{trial['garbled']} of {trial['chunks']} pieces read back differ from what was written"

@@ -188,7 +188,7 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     if times > MOST_PASSES:
         raise ConfigError(
             f"the largest budget, {human(most.tokens)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
-            f"and beyond {MOST_PASSES} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
+            f"and beyond {MOST_PASSES} times repeated tokens teach less: use more data, or fewer tokens (--tokens=N,N,N)"
         )
     again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
     return again and f"the largest budget reads {again}: the law counts repeated tokens as new ones"

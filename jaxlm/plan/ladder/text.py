@@ -149,7 +149,7 @@ def _notes(choice: dict, config: str, replaced: Sequence[str]) -> list[str]:
         "recipe, in 80% intervals. Far beyond those runs they are guesses."
         if choice["ladder"]
         else f"No ladder (jaxlm ladder): sizes are chosen by {choice['law']}. Its loss is that of its own data, tokenizer and "
-        "recipe: it ranks sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm "
+        "recipe: it ranks sizes and accelerators, but does not forecast your loss. Interval: that of jaxlm "
         "plan, which spans two laws."
     )
     best = choice["accelerators"][0]
@@ -162,8 +162,8 @@ def _notes(choice: dict, config: str, replaced: Sequence[str]) -> list[str]:
     ]
     if any(key.startswith("phases.") for key in best["overrides"]):
         notes.append(
-            "Each phase has its share of the steps, and of the money by what it takes: their limits add up to it. A run "
-            "that is slower than planned stops at one (exit code 3, state saved); raise it and stop.usd to go on."
+            "Each phase has its share of the steps, and of the money by its hours: the limits add up to the budget. A run "
+            "that is slower than planned stops at a limit (exit code 3, state saved); raise it and stop.usd to go on."
         )
     if replaced:
         notes.append(f"The budget chooses what you gave too: {', '.join(replaced)}.")

@@ -315,7 +315,7 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     mend = "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
     mend += "mesh.fsdp"
     if change:
-        mend = f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
+        mend = f"give {' '.join(change[0])}, then it needs {_gb(change[1])}"
     platform = made.mesh.devices.flat[0].platform
     raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
 

@@ -113,7 +113,7 @@ def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> s
         choice = answer["choices"][0]
         return (choice["message"]["content"] if settings.chat_template else choice["text"]) or ""
     except (KeyError, IndexError, TypeError):
-        raise RunError(f"{server.where} gives no answer but {json.dumps(answer)[:200]}") from None
+        raise RunError(f"{server.where} answers in an unknown form: {json.dumps(answer)[:200]}") from None
 
 
 def _model(url: str) -> str:
