@@ -67,7 +67,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _redact_words(words: list | tuple, key: str) -> list | tuple:
-    """Redacts the items of a list. In a command line, an option without `=` names the word after it."""
+    """Redacts the items of a list. In a command line, the word after an option without `=` is the option's value."""
     redacted, name = [], key
     for word in words:
         if isinstance(word, str) and word.startswith("--"):

@@ -52,7 +52,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training, from the config alone. The last ids stand for rows trained apart."""
+    """Returns the training's parts from the config alone. It takes the last ids as the tokens whose rows are trained apart."""
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
     adapter = adapters.of(config.adapter, rows)
