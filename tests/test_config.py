@@ -312,7 +312,7 @@ def test_a_run_that_has_these_keys_opens_as_before(tmp_path):
 def test_a_run_goes_on_with_such_a_key_at_its_default_and_with_no_other_value(key):
     saved = json.loads(config.to_json(resolve()))
     older.check_goes_on(with_gone(saved, DEFAULTS))
-    with pytest.raises(ConfigError, match=rf"^this run has config.{key}={GONE[key]}, and that key is gone: "):
+    with pytest.raises(ConfigError, match=rf"^this run has config.{key}={GONE[key]}, and that key was removed: "):
         older.check_goes_on(with_gone(saved, {key: GONE[key]}))
 
 

@@ -28,14 +28,14 @@ from jaxlm.host import console, files, interrupts
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
 
-    `script`, or no `argv`: the command is all that this process does, so training may run in a child (`runs.supervise`).
+    With `script`, or without `argv`, this process does nothing else, so training may run in a child (`runs.supervise`).
     """
     console.open_closed()
     script = script or argv is None
     code = _main(list(sys.argv[1:] if argv is None else argv), script)
     processes = sys.modules.get("jaxlm.devices.processes")
     if script and processes and processes.left_behind():
-        os._exit(code)  # Python would wait for threads that wait for a disk, for ever
+        os._exit(code)  # else Python waits for ever for threads that hang on storage
     return code
 
 
@@ -58,7 +58,7 @@ def _main(argv: list[str], script: bool) -> int:
         _mark_fault(error)
         console.say(f"jaxlm: {error}")
         return 1
-    except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
+    except BrokenPipeError:  # `| head` has read enough; in a command that resumes, it may be another pipe
         if resumes:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,7 +68,7 @@ def _main(argv: list[str], script: bool) -> int:
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         console.say(f"jaxlm: {error}{mend}")
         return 1
-    except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
+    except RuntimeError as error:  # JAX's, not imported here: the workers of `prepare` import this module without JAX
         if console.peer_is_gone(error):
             console.say(
                 f"jaxlm: another process of the run died, or can't be reached ({config_files.first_line(error)}); the same "
@@ -86,7 +86,7 @@ def _main(argv: list[str], script: bool) -> int:
         console.say(f"jaxlm: stopped{resumes and f'; the same command {resumes}'}")
         if (supervised := sys.modules.get("jaxlm.run.supervised")) and supervised.since() is not None:
             console.settle()
-            os._exit(4)  # Python would wait for XLA, and the supervisor would end it and say once more that it stopped
+            os._exit(4)  # else Python waits for XLA, and the supervisor kills it and reports the stop twice
         return 4 if resumes else 1
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused
@@ -95,7 +95,7 @@ def _main(argv: list[str], script: bool) -> int:
 
 
 def _mark_fault(error: BaseException) -> None:
-    """Tells a supervisor, if this is training that has one, that storage or network failed, if that is behind an error."""
+    """Tells the supervisor of this training, if it has one, of an error that storage or network caused."""
     supervised = sys.modules.get("jaxlm.run.supervised")
     if supervised and files.of_system(error):
         supervised.mark_fault()
@@ -161,8 +161,8 @@ def _run(argv: list[str], script: bool) -> int:
 
 
 def _check_utf8(paths: list[str]) -> None:
-    """Raises ConfigError if one of the words of the command, or the folder that it was given in, is no UTF-8."""
-    with contextlib.suppress(FileNotFoundError):  # that folder is gone, and its name matters to nothing
+    """Raises ConfigError if a word of the command or the current folder is not UTF-8."""
+    with contextlib.suppress(FileNotFoundError):  # the current folder was removed: its name does not matter
         paths = [*paths, os.getcwd()]
     if odd := [path for path in paths if files.printable(path) != path]:
         raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
@@ -175,7 +175,7 @@ def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> co
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
-    """What --config= or the plain argument names; both may be given if they name the same."""
+    """Returns --config= or the plain argument; both may be given if they name the same config."""
     if option and target and config_files.find(option) != config_files.find(target):
         raise ConfigError(f"two configs: {target} and --config={option}; give one of them")
     return option or target
@@ -224,7 +224,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
-    """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
+    """The config of `_config`, with the data that --config.data.dir names and the model of `origin`; says what it adds."""
     config, verb = _config(name, word, overrides), VERBS[name]
     named = config_files.find(word) if word and verb.models != "only" else None
     file = named.path if named and named.kind == "config" else None
@@ -240,7 +240,7 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
 
 
 def _not_taken(name: str, word: str, named: config_files.Found) -> str:
-    """Why a verb can't work on what a plain argument names, and how to go on."""
+    """Says why a verb does not take a plain argument, and what to do instead."""
     theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
     path, takes = shlex.quote(word), f"jaxlm {name} takes a config or the folder of a run{theirs}"
     if named.kind == "model":
@@ -290,12 +290,12 @@ class _Parser(argparse.ArgumentParser):
 def _is_something(word: str) -> bool:
     try:
         return bool(config_files.find(word))
-    except (ConfigError, OSError, ValueError):  # the last ones: no path can look like this text
+    except (ConfigError, OSError, ValueError):  # OSError, ValueError: this text can't be a path
         return False
 
 
 def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
-    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
+    """Parses the arguments other than keys of the config; required ones may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     for plain, taken in (("target", not verb.others), ("other", verb.second)):
         if taken:
@@ -329,13 +329,13 @@ def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
 def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     word = argument.partition("=")[0]
     if not word.startswith("-") and "=" not in argument:
-        return f"jaxlm {name} takes one config or run, and it has been named"
+        return f"jaxlm {name} takes one config or run, and one is given already"
     keys = [key.name for key in config_help.read().keys]
     if word in keys:
         return f"did you mean --config.{argument}?"
     last = word.lstrip("-").replace("-", "_").split(".")[-1]
     same = [key for key in keys if key.split(".")[-1] == last]
-    if same:  # rather one of the verb's own sections
+    if same:  # prefer a key of the verb's own sections
         order = {section: number for number, section in enumerate(verb.keys)}
         return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
     near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)

@@ -12,24 +12,24 @@ class Verb:
 
     Attributes:
       module: the module of jaxlm.commands whose `run(config, args)` does the work and returns the exit code; None for
-        that of the config's program (TRAINING).
+        the training module of the config's program (TRAINING).
       summary: one line for the help.
       options: the flags in addition to --config: name -> arguments of `add_argument`. One with a `key` is short for
         --config.KEY.
       reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
         workdir are given.
       keys: the sections of the config that the command's help lists first.
-      makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
-      resumes: what the same command does after an interruption, "goes on"; "" if it begins anew. It decides the exit code,
-        4 or 1.
-      rest, rest_help: any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
-      others: what its plain arguments are where these name no config, "CONTESTANT"; all come as `args.words`, and the config
-        is that of defaults.
-      at_step: True if a run may be named as RUN@STEP; the first one's step comes as `args.step`.
-      second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
+      makes: True if the command writes to `workdir` or `data.dir`; it prints this folder if the command line names none.
+      resumes: what the same command does after an interruption, such as "goes on" (exit code 4); "" if it starts anew
+        (exit code 1).
+      rest, rest_help: the name of further plain arguments in the help, "PROMPT", and their help; stored in `args.words`.
+      others: the name of plain arguments that are no config, "CONTESTANT"; stored in `args.words`, and the config is the
+        default one.
+      at_step: True if a run may be named as RUN@STEP; the step of the first run is stored in `args.step`.
+      second: the name of a second plain argument in the help, "RUN_B"; stored in `args.other`.
       folder: the module of jaxlm.commands whose `config(args, overrides)` makes a config for a folder of documents; or "".
-      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
-      stands_in: an option, and the config that it takes where the command line names none.
+      models: "also" if the command takes a Hugging Face model's folder besides a run's, "only" if it takes no run; or "".
+      stands_in: an option, and the config used with that option if the command line names none.
     """
 
     module: str | None
@@ -65,7 +65,7 @@ def _option(words: str, metavar: str, **more: object) -> dict:
     return {"metavar": metavar, "help": words, **more}
 
 
-# config.program -> the module of jaxlm.commands that trains so.
+# config.program -> the module of jaxlm.commands that trains it.
 TRAINING = {"pretrain": "train.text"}
 TRAINING |= dict.fromkeys(("sft", "dpo", "reward"), "train.chats") | dict.fromkeys(("ppo", "grpo"), "train.rewards")
 _JSON = {"--json": _flag("print JSON instead of a table")}
@@ -88,7 +88,7 @@ VERBS = {
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
         {
-            "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: as what it holds asks for)", None),
+            "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: by its content)", None),
             "--out": _text("DATA", "of a DIR: the folder for the result (default: data/NAME_OF_DIR)", None),
             **_JSON,
         },
@@ -111,7 +111,7 @@ VERBS = {
         },
         keys=("data",),
         makes=True,
-        resumes="goes on; shards that are not finished are made anew",
+        resumes="goes on; unfinished shards are written again",
     ),
     "tune": Verb(
         "tune",
@@ -128,11 +128,11 @@ VERBS = {
     ),
     "ladder": Verb(
         "ladder",
-        "small runs of a config's family on its data, which foretell its held-out loss before it is run",
+        "small runs of a config's family on its data, which predict its held-out loss before it is run",
         {
             "--hours": _option("for all runs (default: .5, or .03 of the config's own)", "H", type=float),
             "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
-            "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what the hours hold)"),
+            "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what fits into the hours)"),
             "--plan": _flag("only print the runs and their hours"),
             "--out": _text("LADDER", "the folder for the runs and ladder.json (default: WORKDIR/ladder)", None),
             **_JSON,
@@ -151,8 +151,8 @@ VERBS = {
         "sample",
         "continue prompts with the model of a run",
         {
-            "--prompt": _option("the same for a text that begins with -; may be repeated", "TEXT", action="append"),
-            "--draws": _number("continue each prompt so often (default: 1)", 1),
+            "--prompt": _option("a prompt, even one that begins with -; may be repeated", "TEXT", action="append"),
+            "--draws": _number("continuations of each prompt (default: 1)", 1),
             **_DRAWING,
             "--max-new-tokens": _option("of each text, at most", "N", key="sample.max_new_tokens"),
             **_CHECKPOINT,
@@ -167,7 +167,7 @@ VERBS = {
         "chat",
         "talk to the model of a run in the terminal, or to several at once",
         {
-            "--system": _text("TEXT", "what the system says in front of the conversation"),
+            "--system": _text("TEXT", "the system message of the conversation"),
             "--message": _option("say this and leave; may be repeated", "TEXT", action="append"),
             "--plain": _flag("continue plain text, though the model has a chat template"),
             **_DRAWING,
@@ -226,7 +226,7 @@ VERBS = {
             "--tasks": _text("TASK,TASK,...", "benchmarks, arc_easy,mmlu,... (default: eval.tasks)", None),
             "--text": _text("PATH", "bits per byte of any text: a file, folder or glob"),
             "--limit": _number("questions of each task; 0 = all"),
-            "--fewshot": _option("worked examples; -1 = as each task says", "N", key="eval.fewshot"),
+            "--fewshot": _option("few-shot examples; -1 = as each task says", "N", key="eval.fewshot"),
             **_CHECKPOINT,
             **_JSON,
         },
@@ -255,7 +255,7 @@ VERBS = {
     "report": Verb(
         "report",
         "one page with a run's curves, costs, samples: RUN/report.html",
-        _JSON | {"--took": _text("FOLDER", "show what a script's commands took too: files with seconds")},
+        _JSON | {"--took": _text("FOLDER", "also show the times of a script's commands: files with seconds")},
         reads_run=True,
     ),
     "diff": Verb(
@@ -272,7 +272,7 @@ VERBS = {
             "--checkpoint": _text("A,B", "their steps, or latest (default: the latest with results)"),
             "--votes": _text("FILE", 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie'),
             "--command": _text("CMD", "judge by a command: CMD RUN STEP prints a score a line, higher is better"),
-            "--lower-is-better": _flag("of --command's scores, such as losses, less is better"),
+            "--lower-is-better": _flag("--command prints losses: a lower score is better"),
             **_JSON,
         },
         reads_run=True,

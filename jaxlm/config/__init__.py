@@ -1,7 +1,7 @@
 """Configuration: an ml_collections ConfigDict at the edge, frozen dataclasses inside.
 
 `schema.py` gives each key its type, limits, default and comment; `configs/base.py` makes a ConfigDict of them.
-`build.py` and `checks.py` raise `ConfigError` for what can't work: one line that says what is wrong and how to mend it.
+`build.py` and `checks.py` raise `ConfigError` for what can't work: one line that says what is wrong and how to fix it.
 """
 
 from jaxlm.config.build import build, nearest, nearest_key

@@ -1,4 +1,4 @@
-"""What a line of the schema is made of: `steps: Annotated[int, at_least(1)] = key(1000, "optimizer steps in all")`.
+"""The parts of a line of the schema: `steps: Annotated[int, at_least(1)] = key(1000, "optimizer steps in all")`.
 
 `jaxlm.config.build` refuses values beyond a limit ("config.train.steps=0 must be at least 1"); the help prints the same words.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 T = TypeVar("T")
-LARGEST = 2**31 - 1  # of a size: an axis of an array
+LARGEST = 2**31 - 1  # size of an array's axis
 
 
 def key(default: T, comment: str) -> T:
-    """Returns a field of the schema: its default, and what the help says of it."""
+    """Returns a field of the schema: its default, and its comment, which the help prints."""
     metadata = {"comment": comment}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
@@ -29,8 +29,7 @@ class Limit:
 
     Attributes:
       words: what a value must be: "at least 1".
-      problem: value -> what is wrong with it, to be written after the value (" must be at least 1"); "" if nothing is
-        wrong.
+      problem: value -> the rest of a message that begins with the value (" must be at least 1"); "" if it is allowed.
     """
 
     words: str
@@ -38,10 +37,10 @@ class Limit:
 
 
 def at_least(low: float, or_else: dict[int, str] | None = None, most: float = math.inf) -> Limit:
-    """Allows numbers from `low` on, and those in `or_else`, which says what they stand for: {-1: "auto"}.
+    """Allows numbers of at least `low`, and the special values in `or_else`, with their meanings: {-1: "auto"}.
 
     Args:
-      most: beyond this a value can only be a slip; the help does not mention it.
+      most: a larger value can only be a typing error; the help does not mention this limit.
     """
     others = or_else or {}
     words = "".join([f"at least {low}", *(f", or {value} for {meaning}" for value, meaning in others.items())])
@@ -61,13 +60,13 @@ def within(low: float, high: float) -> Limit:
 
 
 def from_to_below(low: float, high: float) -> Limit:
-    """Allows numbers from `low` on, but below `high`."""
+    """Allows numbers of at least `low` and below `high`."""
     return _numbers(f"at least {low} and below {high}", lambda value: low <= value < high)
 
 
 def _numbers(words: str, allows: Callable[[float], bool]) -> Limit:
     def problem(value: float) -> str:
-        if not abs(value) <= sys.float_info.max:  # also true of a whole number that no float holds
+        if not abs(value) <= sys.float_info.max:  # also true of an integer too large for a float
             return f" must be finite and {words}"
         return "" if allows(value) else f" must be {words}"
 

@@ -1,6 +1,6 @@
-"""Makes the config of a branch: a run that begins with another run's whole state and finishes it in a folder of its own.
+"""Makes the config of a branch: a run that starts from another run's whole state and ends it in its own folder.
 
-Needs no JAX: the supervisor makes it too.
+Imports no JAX, because the supervisor calls it too.
 """
 
 import argparse
@@ -26,10 +26,10 @@ OPTIONS = {
 
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
-    """Returns the config of the branch that a command line asks for; None if it asks for none.
+    """Returns the config of the branch that a command line asks for; None without --branch.
 
     Args:
-      args: OPTIONS, and the run as `config`.
+      args: the values of OPTIONS, and the run in `config`.
       overrides: as in `decay`.
     """
     if not args.branch:
@@ -45,15 +45,14 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
 
 
 def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Returns the config of a run that goes on from a checkpoint of `run` for so many steps, while the rate falls to 0.
+    """Returns the config of a run that continues from a checkpoint of `run` while the learning rate falls to 0.
 
-    It keeps the order of batches and the schedule up to the checkpoint's step; a final mixture (`data.final`) begins there,
-    if the run's own has not begun before. Its folder is `RUN-decay-STEP`, or the
-    `workdir` of the overrides. The run itself, the trunk, is only read. Phases, the forecast's stop and traces are the
-    trunk's own affair, and a mirror gets a name of its own.
+    The branch keeps the order of batches, and the schedule up to the checkpoint's step. A final mixture (`data.final`)
+    begins at that step, unless it began before. The branch's folder is `RUN-decay-STEP`, or the overrides' `workdir`.
+    `run`, the trunk, is only read. Phases, stop limits and traces are not inherited; a mirror gets another name.
 
     Args:
-      steps: how many steps follow after the checkpoint.
+      steps: the number of steps after the checkpoint.
       checkpoint: "latest" or a step.
       overrides: `KEY=VALUE`, as on the command line.
 

@@ -1,4 +1,4 @@
-"""Builds the typed dataclasses of the schema from plain values, and suggests the right name for a misspelt one."""
+"""Builds the typed dataclasses of the schema from plain values, and suggests corrections of misspelt names."""
 
 import dataclasses
 import difflib
@@ -89,7 +89,7 @@ def _choice(values: Sequence[str | int]) -> Limit:
 
 
 def _problem(kind: type, value: object) -> str:
-    """What is wrong with a scalar, as it is written behind it (" must be at least 1"); "" = nothing."""
+    """The rest of a message that begins with the scalar (" must be at least 1"); "" if the scalar is allowed."""
     wanted = plain(kind)
     if wanted is object:
         return ""
@@ -115,7 +115,7 @@ def _join(key: str, name: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns a hint for a misspelt name: the most similar one of `names`, or all of them if none is similar."""
+    """Returns a hint for a misspelt name: the most similar of `names`, or all names if none is similar."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names)) or 'none'}"
 
@@ -127,7 +127,7 @@ def nearest_key(key: str, keys: Sequence[str]) -> str:
 
 
 def meant(key: str, keys: Sequence[str]) -> str:
-    """Returns the dotted key that was probably meant: one with the same last part, else a similar one; "" if there is none."""
+    """Returns the dotted key that was probably meant: one with the same last part, else a similar key; "" if there is none."""
     last = key.split(".")[-1]
     near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:

@@ -1,4 +1,4 @@
-"""Checks combinations of keys. The limits of a single key are beside its type in `schema.py`."""
+"""Checks combinations of keys. The limits of a single key stand next to its type in `schema.py`."""
 
 import dataclasses
 import re
@@ -19,11 +19,11 @@ from jaxlm.config.schema import (
 )
 from jaxlm.host.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a source, of a phase
+_NAME = re.compile(r"[A-Za-z0-9_-]+")  # the name of a source or a phase
 
 
 def validate(c: Config) -> None:
-    """Raises ConfigError if keys do not go together. Called before anything is read or compiled."""
+    """Raises ConfigError if keys contradict each other. Called before anything is read or compiled."""
     for problem in _problems(c):
         raise ConfigError(problem)
 
@@ -43,7 +43,7 @@ def _problems(c: Config) -> Iterator[str]:
     if c.origin_state and not c.origin:
         yield "origin_state=True needs config.origin, the folder of the run to branch from"
     if len(c.eval.older_batches) not in (0, 2):
-        yield f"eval.older_batches={c.eval.older_batches}: (batches, rows of each), or ()"
+        yield f"eval.older_batches={c.eval.older_batches} must be (batches, rows of each), or ()"
     if list(dataclasses.asdict(c.mesh).values()).count(-1) > 1:
         yield "config.mesh: only one axis can be -1 (all remaining devices)"
     yield from _of_end(c.runs, c.checkpoint)
@@ -56,7 +56,7 @@ def _problems(c: Config) -> Iterator[str]:
         yield from _of_rollouts(c)
     if c.checkpoint.best_metric.startswith("eval/") and not c.eval.tasks:
         metric = c.checkpoint.best_metric
-        yield f"config.checkpoint.best_metric={metric} is a benchmark's, and config.eval.tasks names none"
+        yield f"config.checkpoint.best_metric={metric} is of a benchmark, but config.eval.tasks is empty"
 
 
 def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _of_model(m: ModelConfig, t: TrainConfig) -> Iterator[str]:
     if m.family == "gpt2" and m.n_kv_heads != m.n_heads:
         yield "model.family=gpt2 has no GQA: set model.n_kv_heads=0"
     if m.offload and m.remat != "names":
-        yield f"config.model.offload needs model.remat=names, which says what waits in host memory; it is {m.remat}"
+        yield f"config.model.offload needs model.remat=names, which selects what waits in host memory, not {m.remat}"
     if m.family == "gpt2" and t.seq_len > m.max_seq_len:
         yield f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, the learned positions"
     rope = m.rope
@@ -88,20 +88,20 @@ def _of_training(t: TrainConfig, o: OptimConfig) -> Iterator[str]:
         yield f"train.batch_size={t.batch_size} is not divisible by train.microbatch_size={t.microbatch_size}"
     warmup = f"optim.warmup_steps={o.warmup_steps} is not shorter than"
     if o.warmup_steps >= t.steps:
-        yield f"{warmup} train.steps={t.steps}: lower the one or raise the other"
+        yield f"{warmup} train.steps={t.steps}: lower optim.warmup_steps or raise train.steps"
     if o.schedule_steps and o.warmup_steps >= o.schedule_steps:
         yield f"{warmup} optim.schedule_steps={o.schedule_steps}"
     if o.decay_at_step >= t.steps:
         yield f"optim.decay_at_step={o.decay_at_step} is not before the last step, train.steps={t.steps}"
     if o.mu_dtype != "float32" and o.name not in ("adamw", "muon"):
-        own = f"optim.name={o.name} has its own: set it back to float32"
+        own = f"optim.name={o.name} has its own dtype: set optim.mu_dtype back to float32"
         yield f"config.optim.mu_dtype={o.mu_dtype} is for adamw and muon; {own}"
 
 
 def _of_rules(program: str, o: OptimConfig) -> Iterator[str]:
     for key in BY_RULE if program != "pretrain" else ():
         if not getattr(o, key):
-            yield f"optim.{key}=0 is the rule of pretraining, and there is none for {program}: give config.optim.{key}"
+            yield f"optim.{key}=0 is by the rule for pretraining, and there is none for {program}: give config.optim.{key}"
 
 
 def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:
@@ -111,10 +111,10 @@ def _of_data(d: DataConfig, p: PrepareConfig) -> Iterator[str]:
         if not _NAME.fullmatch(name):
             yield f"source name {name!r}: letters, digits, - and _ only"
     if "target" in p.sources:
-        yield "a source can't be called target: the mismatch report calls prepare.target so"
+        yield "a source can't be called target: the mismatch report uses that name for prepare.target"
     empty = [name for name, source in d.sources.items() if not source.path]
     if len(empty) not in (0, len(d.sources)):
-        why = "an empty path means that all is in data.dir"
+        why = "an empty path means that the data is in data.dir"
         yield f"data.sources.{empty[:1]} has no path while others have one: {why}"
     if d.sources and not sum(source.weight for source in d.sources.values()) > 0:
         yield "every weight in data.sources is 0: nothing to train on"
@@ -131,15 +131,15 @@ def _of_final(c: Config) -> Iterator[str]:
     if named and not d.final.share and not c.optim.decay_at_step:
         yield f"data.final.weights ({named}) has no steps: set data.final.share, such as 0.2 for the last fifth of them"
     if named and c.program != "pretrain":
-        why = f"program={c.program} has no mixture of sources: take it out"
+        why = f"program={c.program} has no mixture of sources: remove it"
         yield f"data.final.weights ({named}) is for pretraining; {why}"
     listed = d.sources or c.prepare.sources
-    if any(source.path for source in listed.values()):  # else all that is in data.dir may be named
+    if any(source.path for source in listed.values()):  # else any source in data.dir may be named
         final_weights({name: source.weight for name, source in listed.items()}, d.final.weights)
 
 
 def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns source -> weight in the final mixture: the first mixture, but for the sources that `weights` names.
+    """Returns source -> weight in the final mixture: the first mixture, changed by `weights`.
 
     Args:
       first: source -> weight in the first mixture, for all sources of the data.
@@ -173,12 +173,12 @@ def _of_dpo(d: DpoConfig, a: AdapterConfig) -> Iterator[str]:
     if d.label_smoothing and d.loss not in ("sigmoid", "robust"):
         yield f"{smoothing} is for dpo.loss=sigmoid and robust, not for {d.loss}: set it to 0"
     if d.loss == "robust" and d.label_smoothing >= 0.5:
-        yield f"{smoothing} says that half of the labels are swapped: nothing can be learnt; give a share below it"
+        yield f"{smoothing} means that half of the labels are swapped: nothing can be learnt; give a smaller share"
     if d.margin and d.loss != "simpo":
         yield f"dpo.margin={d.margin} is for dpo.loss=simpo, not for {d.loss}: set it to 0"
     if a.dropout:
         yield (
-            f"dpo trains without dropout, so that policy and reference differ by what is learnt alone; adapter.dropout is "
+            f"dpo trains without dropout, so that policy and reference differ only by what is learnt; adapter.dropout is "
             f"{a.dropout}: set it to 0"
         )
 
@@ -209,8 +209,8 @@ def _of_rollouts(c: Config) -> Iterator[str]:
     if p.overlong_tokens >= r.max_new_tokens:
         yield f"policy.overlong_tokens={p.overlong_tokens} must be below rollout.max_new_tokens={r.max_new_tokens}"
     if c.model.dropout or c.adapter.dropout:
-        why = "so that the policy that is trained is the one that answered"
-        yield f"{c.program} trains without dropout, {why}: set it to 0"
+        why = "so that it trains the same policy that answered"
+        yield f"{c.program} trains without dropout, {why}: set model.dropout and adapter.dropout to 0"
     if p.value_from != "zero" and not c.reward.model:
         yield "policy.value_from=reward needs reward.model"
 

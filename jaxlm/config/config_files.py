@@ -1,4 +1,4 @@
-"""Finds what an argument of the command line names, and loads a config file or a run's config with overrides."""
+"""Finds the config, run, model or documents that an argument names; loads configs, with overrides."""
 
 import dataclasses
 import difflib
@@ -17,8 +17,8 @@ from jaxlm.config import ConfigError, nearest_key, older
 from jaxlm.host import files
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parents[1] / "configs"
-TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
-_CONFIG_FOLDERS = ("configs", "data")  # shipped configs may be named as lying there
+TOKENIZER = "tokenizer"  # the tokenizer's folder in an imported run, which has no data
+_CONFIG_FOLDERS = ("configs", "data")  # the folders in names of shipped configs
 _NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
 _NO_CONFIGS = ("base", "presets", "__init__")
 
@@ -44,7 +44,7 @@ def find(word: str, reads_run: bool = False) -> Found:
 
     Args:
       word: the argument.
-      reads_run: True if a run is meant by a path where nothing is; else it may be a config's.
+      reads_run: True to report a path that does not exist as a missing run, False as a missing config.
 
     Raises:
       ConfigError: nothing has this name.
@@ -80,12 +80,12 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
         if "train" in keys or (folder / "run.json").is_file():
             return "run"
         if {"architectures", "model_type"} & keys:
-            return "model"  # any other config.json is a site's or a program's
+            return "model"  # any other config.json belongs to a website or a program
     return "model" if any(folder.glob("*.safetensors")) else "documents"
 
 
 def shipped_configs(folder: str = "") -> list[str]:
-    """Returns the names of the configs that come with jaxlm, those for training, or those in `folder`.
+    """Returns the names of the shipped configs: those for training, or those in `folder`.
 
     Leaves out the file of defaults, `base`, and the recipes, `presets`.
     """
@@ -131,7 +131,7 @@ def _hint(name: str) -> str:
 
 
 def _beside(path: pathlib.Path) -> str:
-    """A question that names what is called nearly so, in the same folder; "" if nothing is."""
+    """A question that suggests a similar name in the same folder; "" if there is none."""
     beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
     return f"did you mean '{path.parent / beside[0]}'?" if beside else ""
 
@@ -164,12 +164,12 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
 
 
 def default_workdir(file: pathlib.Path, config: config_dict.ConfigDict) -> str:
-    """Returns the folder of a run whose config names none: runs/NAME, or if the config is shrunk, runs/NAME-shrunk."""
+    """Returns the folder of a run whose config sets no workdir: runs/NAME, or runs/NAME-shrunk for a shrunk config."""
     return f"runs/{file.stem}{'-shrunk' * bool(config.phases.shrink)}"
 
 
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
-    """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present value.
+    """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the current value.
 
     A source that `data.final.weights` does not name yet is added to it.
 
@@ -259,7 +259,7 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
             config.data.tokenizer = str(path.parent / TOKENIZER)
     except files.MANGLED as error:
         raise ConfigError(
-            f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"
+            f"{path} is not the config of a run ({first_line(error)}): delete it, or fix it by hand"
         ) from error
     return config.lock()
 

@@ -1,4 +1,4 @@
-"""Writes the help on the config's keys, of which the schema has all."""
+"""Writes the help on the config's keys, from the schema."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from jaxlm.config.stages import StagesConfig
 from jaxlm.host.errors import ConfigError
 
 WIDTH = 100
-# Sections whose parts the user names -> what each part is. In the help, SECTION.NAME stands for every part.
+# Sections whose entries the user names -> the class of an entry. In the help, SECTION.NAME stands for each entry.
 NAMED = {"prepare.sources": PrepareSourceConfig, "phases.plan": PhaseConfig}
 
 
@@ -29,7 +29,7 @@ class Key:
       type: the name of its type for users: "int", "tuple of str".
       limits: the rule for its values: "at least 1", "one of llama, gpt2"; "" if any value of the type is allowed.
       default: its default.
-      comment: what it is.
+      comment: what the key sets.
     """
 
     name: str
@@ -82,7 +82,7 @@ def _type_and_limits(kind: type) -> tuple[str, str]:
 
 
 def _value(config: config_dict.ConfigDict, name: str) -> object:
-    """The value of a dotted key, plain. Raises KeyError if the config has no such key."""
+    """The value of a dotted key, a section as a dict. Raises KeyError if the config has no such key."""
     value = _get(config, name)
     return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
 
@@ -94,7 +94,7 @@ def _get(config: config_dict.ConfigDict, name: str) -> object:
 
 
 def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
-    """Returns a line on each top-level section, those in `first` before the others, and on each key outside all sections."""
+    """Returns lines on the top-level sections, two a line, `first` before the others, and on the keys outside them."""
     top = [name for name in known.sections if "." not in name]
     names = [*first, *(name for name in top if name not in first)]
     cells = [f"{name:<12} {known.sections[name].partition(';')[0]}" for name in names]
@@ -131,7 +131,7 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
 
 
 def _of_part(known: Keys, section: str, name: str) -> Keys:
-    """The keys with the name of a part of the section in place of NAME."""
+    """The keys and sections with an entry's `name` in place of NAME."""
     part = f"{section}.NAME"
 
     def named(key: str) -> str:
@@ -144,7 +144,7 @@ def _of_part(known: Keys, section: str, name: str) -> Keys:
 def _entry(key: Key, config: config_dict.ConfigDict) -> list[str]:
     try:
         value = _value(config, key.name)
-    except KeyError:  # NAME, or a config that was not begun with base
+    except KeyError:  # SECTION.NAME, or a config that does not start from base
         value = key.default
     default = "default" if value == key.default else f"default {key.default!r}"
     words = ", ".join(filter(None, (key.type, key.limits)))

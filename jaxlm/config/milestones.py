@@ -16,7 +16,7 @@ class Phase:
 
 
 def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
-    """Returns the phases in the order in which they end. Those that end after `train.steps` are never closed.
+    """Returns the phases in the order in which they end. A phase that ends after `train.steps` is never closed.
 
     Raises ConfigError if two phases end at the same step.
     """
@@ -25,9 +25,7 @@ def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
     phases, first = [], 1
     for last, name in ends:
         if last < first:
-            raise ConfigError(
-                f"phases.plan: {phases[-1].name} and {name} both end at step {last}; take one of them out"
-            )
+            raise ConfigError(f"phases.plan: {phases[-1].name} and {name} both end at step {last}; remove one of them")
         phases.append(Phase(name, first, last, config.plan[name]))
         first = last + 1
     return tuple(phases)

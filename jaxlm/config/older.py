@@ -1,8 +1,8 @@
-"""What keys of older versions meant. Every reader of a config file, a flag, a run's config.json or a ladder asks here.
+"""The meaning of older versions' keys. Every reader of a config file, a flag, a run's config.json or a ladder asks here.
 
-Until 26d2768, `eval.max_batches` batches of `eval.batch_size` rows limited the held-out text, 0 = all of it; and `seed` chose
-the held-out documents of the data, which `data.seed` does now. Until 506c14f, `jaxlm prepare` had a stage `perplexity`, and
-`dpo.loss` three values more.
+Until 26d2768 the held-out text was `eval.max_batches` batches of `eval.batch_size` rows (0 = all of the text), and `seed`,
+not `data.seed`, chose the held-out documents. Until 506c14f `jaxlm prepare` had a stage `perplexity`, and `dpo.loss` had
+three more values.
 """
 
 import copy
@@ -19,29 +19,29 @@ from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.schema import Config, EvalConfig
 from jaxlm.host.errors import ConfigError
 
-GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # values of runs that can be read, but not trained on
+GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further
 _BATCHES = "eval.max_batches"
 _LIMITS = ("eval.max_mb", "eval.max_examples")
-# Keys that are gone, and what is in their place. No number depends on them, so that stored ones are left out.
+# Removed keys -> what holds instead. No result depends on them, so readers of stored configs drop them.
 _GONE = {
     "checkpoint.verify": "each checkpoint is read back from disk, and compared",
     "checkpoint.mirror_weights_only": "a mirror holds whole checkpoints",
     "prepare.examples": "20 removed documents are shown for each source, stage and reason",
     "prepare.excerpt_chars": "500 characters of each removed document are recorded",
     "tune.step_seconds": "a candidate is timed for 20 seconds at most",
-    "data.num_threads": "one thread a core makes batches and encodes texts, at most four",
-    "data.num_workers": "batches are made in threads, one a core, at most four",
+    "data.num_threads": "one thread per core, at most four, makes batches and encodes texts",
+    "data.num_workers": "threads make the batches, one per core, at most four",
     "data.prefetch": "eight batches are made ahead",
-    "data.block_tokens": "a record of new shards holds 8,192 tokens; those of others are read as they are",
+    "data.block_tokens": "records of new shards hold 8,192 tokens; older shards are read as they are",
 }
-# Keys that are gone, the value that all runs have now, and what it means. A run with another value can't go on.
+# Removed keys -> (the value that all runs have now, its meaning). A run with another value can't continue.
 _FIXED: dict[str, tuple[object, str]] = {
-    "eval.redteam.max_new_tokens": (64, "a red team's text has 64 tokens"),
-    "eval.redteam.temperature": (0.0, "a red team's text takes the likeliest tokens"),
-    "eval.redteam.seed": (0, "a red team's text takes the likeliest tokens"),
-    "stability.window": (256, "a spike is one among the last 256 losses"),
+    "eval.redteam.max_new_tokens": (64, "red-team texts have 64 tokens"),
+    "eval.redteam.temperature": (0.0, "red-team texts take the likeliest tokens"),
+    "eval.redteam.seed": (0, "red-team texts take the likeliest tokens"),
+    "stability.window": (256, "a loss is a spike by the last 256 losses"),
 }
-# Settings of stages that are gone, with the values that they have now. Caches and recipes hold them.
+# Stages -> their removed settings, with the values that hold now. Caches and recipes contain these settings.
 _SETTINGS: dict[str, dict[str, object]] = {
     "debris": {
         "entities": True,
@@ -64,7 +64,7 @@ _INSTEAD = (
         for key, value in of.items()
     }
 )
-# Stages of `prepare` that went, with the defaults of their settings. Finished documents that one of them made stay good.
+# Removed stages of `prepare` -> the defaults of their settings. Documents that they prepared stay valid.
 STAGES: dict[str, dict[str, object]] = {
     "perplexity": {
         "reference": "",
@@ -77,19 +77,19 @@ STAGES: dict[str, dict[str, object]] = {
     }
 }
 _NO_STAGE = (
-    "the stage {} is gone, so nothing is prepared with it any more: put the stage `function` in its place, with a Python "
+    "the stage {} was removed and prepares nothing any more: put the stage `function` in its place, with a Python "
     "function of yours (prepare.stages.function.path=FILE.py:FUNCTION)"
 )
 
 
 def add_stages(stages: config_dict.ConfigDict) -> None:
-    """Adds the sections of stages that went to `prepare.stages`, so that a config file may set their keys."""
+    """Adds sections for the removed stages to `prepare.stages`, so that a config file may set their keys."""
     for name, settings in STAGES.items():
         stages[name] = config_dict.ConfigDict(settings)
 
 
 def drop_stages(config: config_dict.ConfigDict) -> None:
-    """Removes the sections of stages that went from `prepare.stages`, where their keys have the defaults."""
+    """Drops removed stages from `prepare.stages` if their keys have the defaults."""
     stages = config.get("prepare", {}).get("stages", {})
     for name, settings in STAGES.items():
         if name in stages and stages[name].to_dict() == settings:
@@ -97,14 +97,14 @@ def drop_stages(config: config_dict.ConfigDict) -> None:
 
 
 def check_stages(prepare: PrepareConfig) -> None:
-    """Raises ConfigError if documents would be prepared by a stage that went."""
+    """Raises ConfigError if documents would be prepared by a removed stage."""
     lines = (line for source in prepare.sources.values() for line in source.stages)
     for name in {*prepare.stages, *(word for line in lines for word in line.split()[:1])} & STAGES.keys():
         raise ConfigError(_NO_STAGE.format(name))
 
 
 def check_trains(config: Config) -> None:
-    """Raises ConfigError if the config has a loss that there was: a run with it can be read, but not trained on."""
+    """Raises ConfigError if the config's loss was removed: its run can be read, but not trained further."""
     if config.program == "dpo":
         _check_known("dpo.loss", config.dpo.loss)
 
@@ -112,13 +112,13 @@ def check_trains(config: Config) -> None:
 def _check_known(key: str, value: str) -> None:
     if value in GONE.get(key, ()):
         known = typing.get_args(typing.get_type_hints(DpoConfig)["loss"])
-        raise ConfigError(f"config.{key}={value} is no longer there: choose one of {', '.join(known)}")
+        raise ConfigError(f"config.{key}={value} was removed: choose one of {', '.join(known)}")
 
 
 def admit(config: config_dict.ConfigDict, key: str, value: str) -> None:
-    """Prepares a config for an override of `key`: adds a key that there was, and drops one that `key` takes the place of.
+    """Prepares a config for an override of `key`: adds an older key, and drops the one that `key` replaces.
 
-    Raises ConfigError if the key is gone, or the value is one that there was.
+    Raises ConfigError if the key or the value was removed.
     """
     _check_known(key, value)
     _refuse(key)
@@ -143,7 +143,7 @@ def _refuse(key: str) -> None:
 
 
 def _owner(config: object, name: str) -> tuple[object, str]:
-    """The section that would hold a dotted key, None if it is not there; and the key's own name."""
+    """The section of a dotted key, None if there is no such section; and the last part of the key."""
     *sections, key = name.split(".")
     for section in sections:
         config = config.get(section) if isinstance(config, dict) else None
@@ -151,7 +151,7 @@ def _owner(config: object, name: str) -> tuple[object, str]:
 
 
 def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """Returns what a run's config.json holds without the keys and the untouched stages that are gone."""
+    """Returns the content of a run's config.json without removed keys, and without removed stages at their defaults."""
     today = copy.deepcopy(config)
     for name in _INSTEAD:
         section, key = _owner(today, name)
@@ -163,34 +163,34 @@ def known(config: dict[str, typing.Any]) -> dict[str, typing.Any]:
 
 
 def check_goes_on(saved: dict[str, typing.Any]) -> None:
-    """Raises ConfigError if the run of a config.json has a key that is gone with a value that no run has any more."""
+    """Raises ConfigError if a run's config.json has a removed key with a value that runs can't have any more."""
     for name, (value, meaning) in _FIXED.items():
         section, key = _owner(saved, name)
         if isinstance(section, dict) and section.get(key, value) != value:
             raise ConfigError(
-                f"this run has config.{name}={section[key]!r}, and that key is gone: {meaning}; delete it from the run's "
-                "config.json to go on so, or go on by the version of jaxlm that began the run"
+                f"this run has config.{name}={section[key]!r}, and that key was removed: {meaning}; delete it from the run's "
+                "config.json to go on so, or go on with the version of jaxlm that began the run"
             )
 
 
 def with_settings(stage: str, settings: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """Returns a stage's settings with those that are gone, as caches and recipes hold them."""
+    """Returns a stage's settings and its removed settings, as caches and recipes contain them."""
     return {**_SETTINGS.get(stage, {}), **settings}
 
 
 def check_setting(stage: str, key: str) -> None:
-    """Raises ConfigError if a stage had this setting."""
+    """Raises ConfigError if this setting of a stage was removed."""
     _refuse(f"prepare.stages.{stage}.{key}")
 
 
 def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing.Any]:
-    """Returns a whole config, as a dict, in today's keys.
+    """Returns a whole config, a dict, with today's keys.
 
     Args:
-      microbatch: the rows of a microbatch that a machine chose, where the config leaves them open; 0 = train.batch_size.
+      microbatch: the microbatch size that was chosen on the device, if the config sets none; 0 = train.batch_size.
 
     Raises:
-      ConfigError: it has a key that is gone.
+      ConfigError: the config has a removed key.
     """
     for name in _INSTEAD:
         section, key = _owner(config, name)
@@ -206,12 +206,12 @@ def read(config: dict[str, typing.Any], microbatch: int = 0) -> dict[str, typing
 
 
 def read_run(saved: dict[str, typing.Any], whole: dict[str, typing.Any], folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the config of a run in today's keys.
+    """Returns the config of a run with today's keys.
 
     Args:
-      saved: what its config.json holds.
-      whole: the same with the defaults of newer keys.
-      folder: the run's.
+      saved: the content of its config.json.
+      whole: `saved`, with the defaults of newer keys.
+      folder: the run's folder.
     """
     if "seed" not in saved.get("data", {}):
         whole = whole | {"data": whole["data"] | {"seed": whole["seed"]}}
@@ -219,19 +219,19 @@ def read_run(saved: dict[str, typing.Any], whole: dict[str, typing.Any], folder:
 
 
 def ladder_keys(evaluation: EvalConfig) -> dict[str, int]:
-    """Returns the keys by which older ladders say what is held out, as ladder.json has them; {} for a newer one."""
+    """Returns the keys of an older ladder's ladder.json that limit the held-out text; {} for a newer ladder."""
     return dict(zip(("max_batches", "batch_size"), evaluation.older_batches, strict=False))
 
 
 def as_in_ladder(config: Config, same: Mapping[str, typing.Any], say: Callable[[str], None]) -> Config:
-    """Returns the config with the held-out rows of an older ladder, whose `same` that is; a newer one leaves it as it is."""
+    """Returns the config with the held-out rows of an older ladder, given `same` of its ladder.json; else unchanged."""
     if _BATCHES not in same:
         return config
     return keep(config, (same[_BATCHES], same["eval.batch_size"]), say)
 
 
 def keep(config: Config, older_batches: Sequence[int], say: Callable[[str], None]) -> Config:
-    """Returns the config with the held-out text that a run or a ladder began with; says so if the config asks for another."""
+    """Returns the config with the held-out text with which a run or ladder began; says so if the config sets another."""
     if not older_batches or tuple(older_batches) == config.eval.older_batches:
         return config
     batches, rows = older_batches
@@ -241,7 +241,7 @@ def keep(config: Config, older_batches: Sequence[int], say: Callable[[str], None
 
 
 def _microbatch(folder: pathlib.Path) -> int:
-    """The rows of a microbatch at the last start of a run; 0 if that is not known."""
+    """The microbatch size at the last start of a run; 0 if unknown."""
     try:
         return int(json.loads((folder / "run.json").read_bytes())["starts"][-1]["choices"]["microbatch_size"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):

@@ -1,4 +1,4 @@
-"""Turns a ConfigDict into the checked `Config` that programs read, and that into JSON."""
+"""Turns a ConfigDict into the checked `Config` that programs read, and a `Config` into JSON."""
 
 import dataclasses
 import json
@@ -19,9 +19,9 @@ from jaxlm.config.shrink import shrunk
 def resolve(config: config_dict.ConfigDict | dict) -> Config:
     """Returns the typed config. Checks every key, and derives the values that 0 or "" leave open.
 
-    With `phases.shrink` it is a small one; see `shrink`.
+    With `phases.shrink` the config is made small; see `shrink`.
 
-    Raises ConfigError if a key is unknown, missing or wrong, or if keys do not go together.
+    Raises ConfigError if a key is unknown, missing or wrong, or if keys contradict each other.
     """
     if isinstance(config, config_dict.ConfigDict):
         config = config.to_dict()
@@ -32,7 +32,7 @@ def resolve(config: config_dict.ConfigDict | dict) -> Config:
 
 
 def with_keys(config: Config, **sections: Mapping[str, typing.Any]) -> Config:
-    """Returns the config with other values: `with_keys(config, train={"steps": 5}, model={"remat": "none"})`."""
+    """Returns the config with some values changed: `with_keys(config, train={"steps": 5}, model={"remat": "none"})`."""
     changed = {name: dataclasses.replace(getattr(config, name), **keys) for name, keys in sections.items()}
     return dataclasses.replace(config, **changed)
 

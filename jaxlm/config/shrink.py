@@ -12,17 +12,17 @@ LEAST_INTERVAL = 10  # steps between two evaluations or checkpoints, or train.st
 LEAST_STEPS = 2  # of a phase, and of the run
 CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
 FINAL = {"math": 0.4}  # its final weights, if the config has any
-EVAL_MB, EVAL_EXAMPLES = 0.015, 32  # per source; chats, pairs or prompts
-# Of a machine of two cores; at the price of a GPU the first budget would be spent before the first step.
+EVAL_MB, EVAL_EXAMPLES = 0.015, 32  # MB per source; chats, pairs or prompts
+# The price of a two-core machine; at a GPU's price the first budget would be spent before the first step.
 USD_PER_HOUR = 0.1
-MAX_BYTES = 1_000_000  # of text to read of each source
+MAX_BYTES = 1_000_000  # read of each source
 
 
 def shrunk(c: Config) -> Config:
-    """Returns the config, small: 2 layers of d 128, 8 rows of 128 tokens, steps, tokens and dollars over 500.
+    """Returns a small version of the config: 2 layers of d 128, 8 rows of 128 tokens, steps and dollars / 500.
 
     The corpus is the embedded one, in the run's folder, so that nothing is downloaded. `phases.shrink` of the result is "",
-    so that a run with this config is not shrunk once more when it goes on.
+    so that a run with this config is not shrunk again when it resumes.
     """
     heads = {"n_heads": 4, "n_kv_heads": 2 if c.model.n_kv_heads else 0, "head_dim": 32}
     sizes = {"n_layers": 2, "d_model": 128, "d_ff": 512, "vocab_size": 4096, "max_seq_len": 0} | heads
@@ -71,7 +71,7 @@ def shrunk(c: Config) -> Config:
 
 
 def summary(c: Config) -> str:
-    """Returns what `shrunk` made of a config, in one line."""
+    """Describes a config that `shrunk` returned, in one line."""
     ends = ", ".join(f"{name} {phase.steps}" for name, phase in c.phases.plan.items() if phase.steps)
     m, t = c.model, c.train
     return (
@@ -83,17 +83,17 @@ def summary(c: Config) -> str:
 
 
 def _over(steps: int) -> int:
-    """A number of steps, smaller; 0 stays 0."""
+    """Returns `steps` divided by BY, rounded up; 0 stays 0."""
     return math.ceil(steps / BY)
 
 
 def _interval(every: int, steps: int) -> int:
-    """An interval, smaller, but not so small that little else is done; 0 stays 0."""
+    """Returns an interval divided by BY, but at least LEAST_INTERVAL and at most `steps`; 0 stays 0."""
     return min(max(_over(every), LEAST_INTERVAL), steps) if every else 0
 
 
 def _data(d: DataConfig) -> dict[str, object]:
-    """The embedded corpus, with other weights at the end if the config has some."""
+    """The settings of the embedded corpus, with a final mixture if the config has one."""
     sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
     final = dataclasses.replace(d.final, weights=FINAL if d.final.weights else {})
     return {"dir": "", "path": "", "sources": sources, "final": final, "tokenizer": "", "max_bytes": MAX_BYTES}

@@ -29,15 +29,15 @@ MEMORY_FRACTION = 0.92
 _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MESSAGE_BYTES = 2000
 _left_behind = threading.Event()
-_FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
-_ABORT_LATER_S = 30  # after our own timeout
+_FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, before each message
+_ABORT_LATER_S = 30  # JAX's timeout comes this long after ours
 _RETRY_S = 1.0
 
 
 def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
     """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile cache.
 
-    Every program that runs on devices calls this first, before anything touches a device. `dtype` is that of the model.
+    Every program that runs on devices calls this first, before anything touches a device. `dtype` is the model's.
 
     Raises ConfigError if this machine can't have the flag, cluster or mesh that the config asks for.
     """
@@ -51,7 +51,7 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
 
 
 def _turn_cache_on(folder: str) -> None:
-    """Keeps every program whose compilation takes half a second or more in this folder, if it can be made."""
+    """Caches programs that take half a second or more to compile in this folder, if it can be made."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractContextManager[console.Tell]:
-    """Shows on the first process that something goes on; see `console.working`."""
+    """Shows progress on the first process; see `console.working`."""
     if jax.process_index() == 0:
         return console.working(what, total, unit)
     return contextlib.nullcontext(lambda done, note="": None)
@@ -78,21 +78,21 @@ def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractC
 def join_cluster(config: DistributedConfig) -> None:
     """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
 
-    It runs as several processes if `distributed.coordinator` is set, if Slurm or Open MPI started several tasks, or if
+    The program runs as several processes if `distributed.coordinator` is set, if Slurm or Open MPI started several tasks, or if
     TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE
     TPU pods, Kubernetes, MPI).
 
     A run that waits for its other processes says so after 15 seconds and each minute. If they do not come within
-    `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a stack of
-    C++, which no handler can prevent.
+    `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a C++
+    stack, which no handler can prevent.
     """
     if jax.distributed.is_initialized():
         return
     if config.coordinator:
         if not 0 <= config.process_id < config.num_processes:
             raise ConfigError(
-                f"distributed.coordinator: set process_id (now {config.process_id}) to a number from 0 to below num_processes "
-                f"(now {config.num_processes})"
+                f"distributed.coordinator needs process_id from 0 to num_processes - 1, not {config.process_id} "
+                f"(num_processes={config.num_processes})"
             )
         if not config.coordinator.rpartition(":")[2].isdecimal():
             raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
@@ -142,9 +142,9 @@ def _waiting(config: DistributedConfig, words: str) -> Iterator[None]:
 
 
 def _reach(config: DistributedConfig) -> None:
-    """Waits until something listens at the coordinator's address: JAX would wait for it without a word."""
+    """Waits until something listens at the coordinator's address: JAX itself would wait silently."""
     host, _, port = config.coordinator.rpartition(":")
-    while True:  # `_waiting` ends it
+    while True:  # `_waiting` ends the process after a time
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_RETRY_S).close()
             return
@@ -153,7 +153,7 @@ def _reach(config: DistributedConfig) -> None:
 
 
 def leave_behind() -> None:
-    """Says that threads wait for storage that hangs: this process must end without waiting for them."""
+    """Records that threads wait for storage that hangs: this process must end without waiting for them."""
     _left_behind.set()
 
 
@@ -177,16 +177,14 @@ def _in_cluster() -> bool:
 def together(
     action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
 ) -> T | None:
-    """Returns what `action` returns, called on every process; None where it was not called. If one raises, all do.
+    """Calls `action` on every process, and returns its result; None where it was not called. If one raises, all do.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
-    not communicate with other processes. A process where it did not raise gets the class and the message of the first that
-    failed.
+    not communicate with other processes. A process without an error raises the class and message of the first that failed.
 
     Args:
       first_only: True to run it only on the first process.
-      errors: the classes as which an error may be raised on the other processes. The last one stands for all other
-        classes.
+      errors: the classes of errors that the other processes may raise; the last class stands for all others.
     """
     result, error = None, None
     try:
@@ -213,9 +211,9 @@ def together(
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """Returns on all processes what `make` returns on the first one, which alone calls it: a value that JSON can hold.
+    """Calls `make` on the first process only, and returns its result, a JSON value, on all processes.
 
-    For what is decided by files: on a network file system two processes may see different ones. Raises as `together`.
+    For decisions that depend on files: on a network file system two processes may see different files. Raises as `together`.
     """
     value = together(make, first_only=True)
     if jax.process_count() == 1:

@@ -19,7 +19,7 @@ from jaxlm.config import ConfigError, MeshConfig, ModelConfig
 # In the order of their traffic, least first: neighbours along the last axis are the devices with the fastest links.
 MESH_AXES = ("data", "fsdp", "context", "tensor")
 BATCH_AXES = ("data", "fsdp")
-CONTEXT_ATTENTION = ("xla", "blocked", "cudnn")  # backends that attend from a part of a row to all of its keys
+CONTEXT_ATTENTION = ("xla", "blocked", "cudnn")  # in these backends a part of a row attends to all keys of the row
 
 # Logical axis -> the mesh axes that split it; None: it is never split. Models name logical axes only, so how a model is
 # laid out is changed here and nowhere else. `spec` drops a mesh axis that does not divide a dimension: 2 key-value heads
@@ -49,7 +49,9 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
             sizes[axis] = max(n_devices // fixed, 1)
     if int(np.prod(list(sizes.values()))) != n_devices:
         axes = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(f"mesh {axes} does not make {n_devices} devices, as the product must (-1: all that remain)")
+        raise ConfigError(
+            f"mesh {axes} does not make {n_devices} devices: the product of the axes must (-1: all that remain)"
+        )
     return sizes
 
 
@@ -109,7 +111,7 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
 
 
 def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
-    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, which are keyword arguments by config key."""
+    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, given by config key."""
     ways = batch_ways(mesh)
     for key, size in batch_sizes.items():
         if size % ways:
@@ -144,7 +146,7 @@ def batch_ways(mesh: Mesh | AbstractMesh) -> int:
 
 
 def padded_rows(mesh: Mesh, rows: int) -> int:
-    """Returns `rows`, at least 1, rounded up to a number that the mesh splits."""
+    """Returns `rows`, at least 1, rounded up to a multiple of `batch_ways`."""
     return -(-max(rows, 1) // batch_ways(mesh)) * batch_ways(mesh)
 
 
@@ -178,7 +180,7 @@ def spec(
 
 
 def tree_shardings(abstract: dict, logical: dict, mesh: Mesh | AbstractMesh) -> dict:
-    """Returns the NamedSharding of each leaf, for a tree of shapes and a like tree of logical axes (tuples)."""
+    """Returns the NamedSharding of each leaf, for a tree of shapes and an equal tree of logical axes (tuples)."""
     return jax.tree.map(lambda leaf, axes: NamedSharding(mesh, spec(axes, leaf.shape, mesh)), abstract, logical)
 
 
@@ -206,7 +208,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def from_host(
     value: np.ndarray, shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding
 ) -> jax.Array:
-    """Returns an array of the host in its shards, cast piece by piece: it is never copied as a whole."""
+    """Returns a host array sharded, cast shard by shard: the whole array is never copied."""
     return jax.make_array_from_callback(shape, sharding, lambda index: np.ascontiguousarray(value[index], dtype=dtype))
 
 
@@ -227,14 +229,14 @@ def to_global(
     """Returns global arrays of `batch_size` rows, given the rows that `local_rows` lists for this process, in that order.
 
     Args:
-      shardings: of each array, rows over data x fsdp in all of them; None: all are tokens, see `batch_sharding`.
+      shardings: array -> its sharding, with rows over data x fsdp; None: `batch_sharding` for all, as for tokens.
     """
     rows = local_rows(mesh, batch_size)
 
     def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
         def part(index: tuple[slice, ...]) -> np.ndarray:
             first, last, _ = index[0].indices(batch_size)
-            # The rows of one device are neighbours in the global batch, so they are in `x` too.
+            # The rows of one device are contiguous in the global batch, so they are contiguous in `x` too.
             start = int(np.searchsorted(rows, first))
             return x[(slice(start, start + last - first), *index[1:])]
 

@@ -17,7 +17,7 @@ def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
 
 
 def nested(named: typing.Iterable[tuple[str, typing.Any]]) -> dict:
-    """Returns the tree of dicts that has these (name, leaf): undoes `named_leaves` of such a tree."""
+    """Returns the tree of dicts that has these (name, leaf); inverse of `named_leaves`."""
     tree: dict = {}
     for name, leaf in named:
         *parents, last = name.split("/")
@@ -71,7 +71,7 @@ def group_of(name: str) -> str:
 
 
 def merge(collections: dict[str, dict]) -> dict:
-    """Merges all collections of variables into one tree. A leaf's name there does not contain its collection.
+    """Merges all collections of variables into one tree, in which a leaf's name does not contain its collection.
 
     {"params": {"layers_0": {"q": a}}, "lora": {"layers_0": {"q_a": b}}} becomes {"layers_0": {"q": a, "q_a": b}}. So
     patterns of names (decay, groups, Muon's matrices) match in every collection. `split` undoes the merge.

@@ -1,12 +1,12 @@
-"""Calls a function in a process of its own, which may hang, die or be killed while this one goes on. Imports no JAX.
+"""Calls a function in a child process, which may hang, die or be killed while the parent goes on. Imports no JAX.
 
     worker = Child("jaxlm.run.checkpoints.mirror_worker:work")
     worker.send(job)
     event = worker.receive(timeout_s)
 
-The function gets an iterator of what the parent sends, and a function that sends to it. It may send several messages, each
-an object of JSON: a parent that unpickled them would run what the child makes of them. What the child prints is no
-message: its end is kept for the moment at which the child dies. It ends with the parent, and with all that it started.
+The function gets an iterator over the parent's messages, and a function that sends a message to the parent. The child's
+messages are JSON objects: by unpickling them the parent would run the child's code. What the child prints is not a message:
+its last line is reported if it dies. When the parent ends, so do the child and its children.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ import jaxlm
 
 _LENGTH = struct.Struct(">Q")  # in front of each message
 _CHUNK = 1 << 20
-_LOOK_S = 0.2  # between looks at whether the child lives
-_PARENT_S = 1.0  # the same of the parent
-_DYING_S = 5.0  # from the end of its messages to the exit code
-_KILLED_S = 1.0  # longer than that only the kernel holds what was killed
+_LOOK_S = 0.2  # between checks that the child is alive
+_PARENT_S = 1.0  # between checks that the parent is alive
+_DYING_S = 5.0  # at most, from the end of the child's messages to its exit code
+_KILLED_S = 1.0  # a killed process that lives longer is stuck in the kernel
 _OUTPUT = 1 << 20  # bytes that go into the file
-_TAIL = 4096  # bytes among which its last words are
+_TAIL = 4096  # bytes at the end of the output, in which its last line is
 
 Message = dict[str, typing.Any]
 
 
 class Died(Exception):
-    """The process ended without an answer: how, in one line.
+    """The process ended without an answer; the message says how, in one line.
 
     Attributes:
-      code: as `Popen.returncode`: below 0 the signal that ended it; None if it does not end.
+      code: as `Popen.returncode`: below 0 the signal that ended it; None if it is still alive.
       said: the last line that it printed, or that of its fatal error; "" if there is none.
     """
 
@@ -56,13 +56,13 @@ class Died(Exception):
 
 
 class Child:
-    """A process that runs one function. Once anything fails, it is ended, with its group.
+    """A process that runs one function. After any error it is ended, with its process group.
 
     Args:
       function: MODULE:FUNCTION of this package.
-      environment: of the process, in place of this one's.
-      output: a file that the beginning of what it prints is appended to.
-      end_by: the signal that ends it. One that it handles lets it tidy up, when storage that hangs answers again.
+      environment: the child's environment, in place of the parent's.
+      output: a file to which the first megabyte that the child prints is appended.
+      end_by: the signal that ends the child. A signal that it handles lets it clean up, once hanging storage answers.
 
     Raises OSError if it can't be started.
     """
@@ -78,11 +78,11 @@ class Child:
         self.ended = False
         self._end_by, self._tail = end_by, b""
         self._link, link = socket.socketpair()
-        alive, self._alive = os.pipe()  # nothing is written into it: its end tells that this process is gone
+        alive, self._alive = os.pipe()  # nothing is written: it closes when this process ends
         root = str(pathlib.Path(jaxlm.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        # -P: a file of the current directory can't take the place of a module that is needed here. What is asked goes by
-        # the socket: all users of a machine see command lines, and URLs may hold secrets.
+        # -P: a file in the current directory can't shadow a module. Requests go through the socket, not the command line:
+        # all users of a machine see command lines, and URLs may hold secrets.
         command = [sys.executable, "-u", "-P", "-m", __name__, function]
         try:
             self._popen = subprocess.Popen(
@@ -92,7 +92,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**(os.environ if environment is None else environment), "PYTHONPATH": path},
                 pass_fds=(link.fileno(), alive),
-                start_new_session=True,  # ctrl-C is for the parent; and its whole group can be ended
+                start_new_session=True,  # ctrl-C goes to the parent only; the child's group can be ended
             )
         except OSError:
             self._link.close()
@@ -106,7 +106,7 @@ class Child:
         self._reader.start()
 
     def send(self, message: object, timeout_s: float | None = None) -> None:
-        """Gives the function a message, anything that can be pickled. Raises as `receive` does."""
+        """Sends the function a message, anything that can be pickled. Raises as `receive` does."""
         with self._ending_on_errors():
             self._link.settimeout(timeout_s)
             _send(self._link, pickle.dumps(message))
@@ -118,13 +118,13 @@ class Child:
             return json.loads(_receive(self._link, lambda: self._look(end)))
 
     def kill(self) -> None:
-        """Ends the process. Another thread that waits for it gets Died, and is the one to call `end`."""
+        """Ends the process. A thread that waits in `receive` gets Died, and calls `end`."""
         if not self.ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, self._end_by)
 
     def end(self) -> None:
-        """Ends the process, and waits a moment for that: one that is stuck in the kernel ends when that lets it."""
+        """Ends the process, and waits up to a second: a process that is stuck in the kernel ends later."""
         if self.ended:
             return
         self.kill()
@@ -137,7 +137,7 @@ class Child:
 
     @contextlib.contextmanager
     def _ending_on_errors(self) -> Iterator[None]:
-        """Ends the process on any error, an interrupt too: what it is about to say would be taken for the next answer."""
+        """Ends the process on any error, an interrupt too: its late answer would be taken for the next one."""
         try:
             yield
         except TimeoutError:
@@ -154,14 +154,14 @@ class Child:
             raise
 
     def _lives(self) -> bool:
-        # WNOWAIT: it is not reaped, so that no other process can get its number while `kill` may still use it.
+        # WNOWAIT: the child is not reaped, so that no other process gets its pid while `kill` may still use it.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def _look(self, end: float | None) -> None:
         """Waits until there is something to read. Raises EOFError if the process is gone, TimeoutError after `end`."""
         while True:
-            # What it left behind may hold the socket open, so that alone does not tell. Asked before the wait: what it
-            # sent before its end is read.
+            # The child's own children may hold the socket open, so a closed socket is no sufficient test. Checked before the
+            # wait, so that what the child sent before its end is read.
             living = self._lives()
             left = _LOOK_S if end is None else end - time.monotonic()
             self._link.settimeout(max(1e-3, min(left, _LOOK_S)))
@@ -175,7 +175,7 @@ class Child:
                     raise
 
     def _hear(self, output: pathlib.Path | None) -> None:
-        """Takes what the process prints, so that it never waits for a reader."""
+        """Reads what the process prints, so that it never blocks on a full pipe."""
         written = 0
         with contextlib.ExitStack() as stack:
             file = None
@@ -235,10 +235,10 @@ def _requests(connection: socket.socket) -> Iterator[typing.Any]:
 
 
 def _die_with(parent: int, alive: int, end_by: int) -> None:
-    """Ends this process and all that it starts when the parent ends, however that ends."""
-    # On Linux the kernel does it, when the parent's end of the pipe closes: also while a call into C holds Python's lock, as
-    # a regular expression does. (PR_SET_PDEATHSIG would end this process alone, and with the thread that started it.)
-    # Elsewhere, or if a fork of the parent holds the pipe open, a thread looks each second.
+    """Ends this process and all that it starts when the parent ends, in whatever way."""
+    # On Linux the kernel sends the signal when the parent's end of the pipe closes: also while C code holds the GIL, as a
+    # regular expression does. (PR_SET_PDEATHSIG would end only this process, and already when the thread that started it ends.)
+    # Elsewhere, or if a fork of the parent holds the pipe open, a thread checks each second.
     os.set_inheritable(alive, False)
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(alive, fcntl.F_SETSIG, end_by)

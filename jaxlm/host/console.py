@@ -18,9 +18,9 @@ from jaxlm.host import screen, transcript
 from jaxlm.host.redact import redact
 from jaxlm.host.screen import CYAN, DIM, Part, say
 
-LOG = "log.txt"  # in a run's folder: all that it said
-WORKING_S = 2.0  # what takes longer says so
-AGAIN_S = 30.0  # where there is no live line, it says so again after this time; while training runs, only from then on
+LOG = "log.txt"  # in a run's folder: its messages
+WORKING_S = 2.0  # an activity that takes longer is reported
+AGAIN_S = 30.0  # without a live line, reported again after this time; during training, first after this time
 
 T = typing.TypeVar("T")
 Say = Callable[[str], object]  # shows a line
@@ -28,23 +28,23 @@ Tell = Callable[..., None]  # (amount, words = "")
 
 
 def keep(path: pathlib.Path) -> None:
-    """From now on what is said goes into this file too, behind a line that names the command, and what was said before."""
+    """Copies all messages into this file: after a line that names the command, earlier messages, then later ones."""
     command = [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]
     transcript.begin(path, f"process {os.getpid()}: {' '.join(redact(command))}")
 
 
 @contextlib.contextmanager
 def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, quiet: bool = False) -> Iterator[Tell]:
-    """Shows that something goes on: in a terminal on the live line, elsewhere by a line now and then once it takes long.
+    """Shows an activity: in a terminal on the live line, elsewhere by a line now and then if the activity takes long.
 
-    If it took over two seconds, a line says so at the end, unless the `with` block ended with an error. Yields a function that
-    takes how much is done, and as a second argument words to show beside it.
+    After an activity of over two seconds a line says how long it took, unless the `with` block raised. Yields a function that
+    takes the amount done, and optionally words to show with it.
 
     Args:
-      what: what goes on: "compiling the train step".
-      total, unit: how much there is to do, 0 if unknown; in what: "documents".
-      end: False if the caller itself says at the end what was done.
-      quiet: True to say nothing for half a minute where there is no live line.
+      what: the activity: "compiling the train step".
+      total, unit: the amount to do, 0 if unknown, and its unit: "documents".
+      end: False if the caller itself reports the end.
+      quiet: True to write no line in the first half minute where there is no live line.
     """
     activity = _Working(what, total, unit, quiet)
     with screen.shown(activity):
@@ -54,7 +54,7 @@ def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, qu
 
 
 def told(items: Iterable[T], tell: Tell) -> Iterator[T]:
-    """Yields the items, and tells how many are done."""
+    """Yields the items, and reports by `tell` how many are done."""
     for number, item in enumerate(items, start=1):
         yield item
         tell(number)
@@ -80,7 +80,7 @@ class _Working:
         return [Part(self._what, 0, CYAN), *beside, Part(self._left(took), 7, DIM)]
 
     def line(self) -> str:
-        """The line that is due elsewhere."""
+        """The line that is due now where there is no live line; "" for none."""
         took = time.monotonic() - self._began
         if took < self._patience_s + self._said * AGAIN_S:
             return ""
@@ -90,7 +90,7 @@ class _Working:
         return f"{self._what}: {_listed(self._amount(), self._note, duration(took), self._left(took))}"
 
     def end(self) -> str:
-        """The line that stays."""
+        """The line at the end; "" if the activity was short."""
         took = time.monotonic() - self._began
         if took < self._patience_s:
             return ""
@@ -115,7 +115,7 @@ def _listed(*words: str) -> str:
 def open_closed() -> None:
     """Opens standard streams that are closed (`2>&-`, some daemons) on /dev/null.
 
-    Otherwise the next file that is opened gets their number, and what is printed goes into it.
+    Otherwise the next opened file gets a closed stream's number, and printed text goes into that file.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -123,9 +123,9 @@ def open_closed() -> None:
 
 
 def settle() -> None:
-    """Ends what a program says: log.txt, standard output and error.
+    """Flushes and ends a program's output: log.txt, standard output and standard error.
 
-    A stream that can't be written to any more is closed off, so that the exit code stands.
+    A stream that can't be written to is redirected to /dev/null, so that it does not change the exit code.
     """
     screen.end()
     transcript.end()
@@ -138,7 +138,7 @@ def settle() -> None:
 
 
 class LogHandler(logging.Handler):
-    """Says what is logged."""
+    """Writes log records by `say`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -208,14 +208,14 @@ def gigabytes(number: float, digits: int | None = None) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """Returns '$43.21', or from 100 dollars on '$4,321'. None and infinity are the price of a run that never ends."""
+    """Returns '$43.21', or '$4,321' for 100 dollars or more. None and infinity are the price of a run that never ends."""
     if usd is None or not math.isfinite(usd):
         return "never ends"
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
 
 
 def spent(usd: float) -> str:
-    """Returns dollars with three digits below one, '$0.00324': a run that was shrunk costs less than a cent."""
+    """Returns dollars with three digits if below one, '$0.00324': a shrunk run costs less than a cent."""
     return f"${usd:.3g}" if 0 < usd < 1 else dollars(usd)
 
 
@@ -237,19 +237,19 @@ def duration(seconds: float) -> str:
     return f"{s // 60}m{s % 60:02d}s"
 
 
-# In JAX's errors of collectives over a network.
+# Words in JAX's errors when a collective over a network fails.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "heartbeat timeout")
 
 
 def peer_is_gone(error: BaseException) -> bool:
-    """True for JAX's error if another process of the run died, or can't be reached: a stack of calls tells no more."""
+    """True if JAX's error means that another process of the run died or can't be reached: no traceback is needed."""
     return any(words in str(error) for words in _GONE)
 
 
 def drop_leftovers() -> None:
-    """Keeps Python from printing what asyncio says of reads and writes that Orbax abandoned: the error itself was raised.
+    """Keeps Python from printing asyncio's warnings on I/O that Orbax abandoned: the error itself was raised.
 
-    A ctrl-C that falls into a callback of the garbage collector (JAX has one) would be printed and forgotten; it comes again.
+    A ctrl-C inside a callback of the garbage collector (JAX has one) would be printed and lost; it is sent again.
     """
     hook = sys.unraisablehook
 

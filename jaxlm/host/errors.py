@@ -2,8 +2,8 @@
 
 
 class ConfigError(ValueError):
-    """Bad input from the user: the message is one line that says what is wrong and how to mend it (exit code 2)."""
+    """Bad input from the user: the message is one line that says what is wrong and how to fix it (exit code 2)."""
 
 
 class RunError(RuntimeError):
-    """A run can't go on for a reason outside the program: one line that says why and how to mend it (exit code 1)."""
+    """A run can't go on for a reason outside the program: one line that says why and how to fix it (exit code 1)."""

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, locks folders, waits for disks for so long only, reads what cgroups leave this process."""
+"""Writes files atomically, locks folders, waits for disks with a time limit, reads the limits of this process's cgroups."""
 
 import contextlib
 import dataclasses
@@ -21,17 +21,17 @@ from jaxlm.host.errors import ConfigError
 
 ROOT = pathlib.Path("/")
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
-_SOON_S = 5.0  # for a disk to give a small file
+_SOON_S = 5.0  # for reading a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
-# What code meets that reads a value of another type or size than it must have.
+# The errors of code that reads a value of a wrong type or size.
 MANGLED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
-_MOST_LEVELS = 100  # no file of anybody's nests so deeply; code that calls itself for each level survives them
+_MOST_LEVELS = 100  # no real file nests so deeply; recursive code can handle this depth
 T = typing.TypeVar("T")
-_PLAIN = re.compile(r"(?!/(?:gs|s3|az|hf)/)[\w/.,+=@~ -]*")  # a path that means the same in every language
+_PLAIN = re.compile(r"(?!/(?:gs|s3|az|hf)/)[\w/.,+=@~ -]*")  # a path that every library reads literally
 
 
 class NoAnswer(Exception):
-    """Something did not end in its time."""
+    """A call did not end within its time limit."""
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a path of an existing folder that no library reads as a pattern, a URL or an escape.
 
     Orbax and DuckDB take `[ ] * ?` for a glob, TensorStore `\\` for `/`, Orbax `/s3/runs` for `s3://runs`. A folder with such
-    a path is held open meanwhile, and is called by its number in /proc, where there is one.
+    a path is opened, and its path in /proc/self/fd is yielded, if there is a /proc.
     """
     if _PLAIN.fullmatch(str(folder)) or not os.path.isdir("/proc/self/fd"):
         yield folder
@@ -52,13 +52,13 @@ def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def expanded(path: str | pathlib.Path) -> pathlib.Path:
-    """Returns a path with the home in the place of `~`, unless there is a file or folder of that very name."""
+    """Returns a path with `~` replaced by the home folder, unless a file or folder of that very name exists."""
     plain = pathlib.Path(path)
     return plain if plain.exists() else pathlib.Path(os.path.expanduser(plain))
 
 
 def moved(folder: pathlib.Path, before: os.stat_result) -> bool:
-    """True if a folder is no longer where it was when `before` was its `os.stat`. A disk that fails says nothing."""
+    """True if the path no longer leads to the folder whose `os.stat` was `before`. False if the disk fails."""
     try:
         return not os.path.samestat(os.stat(folder), before)
     except FileNotFoundError:
@@ -98,13 +98,13 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
     """Locks a folder against other processes, until the returned file is closed: by `with`, by dropping it, or at exit.
 
     A process whose parent locked the folder and handed the lock down (the environment variable in HANDED_DOWN) gets that
-    lock. It is free only when both have closed it.
+    lock. The lock is released only when both processes have closed it.
 
     Args:
       folder: an existing folder; the lock is a file `.lock` in it.
-      does: what the process that holds the lock does: "is writing", "trains in".
+      does: what the lock's holder does, for messages: "is writing", "trains in".
       key: the config key that names the folder.
-      wait_s: for how long to wait for a process that holds the lock: it may be about to end.
+      wait_s: how long to wait for the lock's holder, which may be about to end.
 
     Raises ConfigError if another process holds the lock.
     """
@@ -145,9 +145,9 @@ def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
 
 
 def json_of(content: bytes | str, kind: type[T] = dict) -> T:
-    """Returns what a text in JSON holds. For files that came from elsewhere, or may be damaged.
+    """Returns the value of JSON text, for files that came from elsewhere or may be damaged.
 
-    Raises ValueError if it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
+    Raises ValueError if the text is not JSON in UTF-8 or nests too deeply, or the value is not a `kind`.
     """
     try:
         value = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
@@ -168,7 +168,7 @@ def _check_depth(value: object, levels: int) -> None:
 
 
 def json_there(path: pathlib.Path) -> dict:
-    """Returns the object of a file in JSON; {} if there is no such file, or it can't be read, or it is damaged."""
+    """Returns the object in a JSON file; {} if the file is missing, unreadable or damaged."""
     try:
         return json_of(path.read_bytes())
     except (OSError, ValueError):
@@ -198,9 +198,9 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def of_system(error: BaseException) -> bool:
-    """True if storage or network failed: an OSError, or one of TensorStore's, is the error or behind it.
+    """True if storage or network failed: the error or one of its causes is an OSError, or TensorStore's report of one.
 
-    False where a file stands in a folder's place or a folder in a file's: that stays so.
+    False if a file is in a folder's place or the reverse: a retry can't help.
     """
     links = chain(error)
     if any(isinstance(link, IsADirectoryError | NotADirectoryError | FileExistsError) for link in links):
@@ -238,7 +238,7 @@ def is_number(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A value of a file in JSON: what it must be in words, and a test for it."""
+    """A rule for a value in a JSON file: the rule in words, and a test."""
 
     words: str
     holds: Callable[[typing.Any], bool]
@@ -257,8 +257,8 @@ NUMBER_OR_NONE = Leaf("a number or null", lambda value: value is None or is_numb
 def problem(value: typing.Any, shape: typing.Any, name: str = "") -> str:
     """Returns the first difference between a value of JSON and its shape, in words; "" if there is none.
 
-    A shape is a `Leaf`; `[shape]` for a list of any number of such, `{str: shape}` for a table of such with any keys,
-    `{key: shape}` for a table with these keys and perhaps more. `name` is what the value is called.
+    A shape is a `Leaf`, `[shape]` for a list of any length, `{str: shape}` for an object with any keys, or `{key: shape}` for
+    an object with at least these keys. `name` is the value's name in the message.
     """
     if isinstance(shape, Leaf):
         return "" if shape.holds(value) else f"{name} is {json.dumps(value)[:60]} instead of {shape.words}"
@@ -278,25 +278,25 @@ def problem(value: typing.Any, shape: typing.Any, name: str = "") -> str:
 
 
 def read_soon(path: pathlib.Path) -> bytes:
-    """Returns the content of a small file, for a command line that a disk must not hang.
+    """Returns the content of a small file, for a command that a hanging disk must not block.
 
-    Raises OSError if it can't be read, NoAnswer if the disk has not given it after a few seconds.
+    Raises OSError if it can't be read, NoAnswer if the disk does not answer within a few seconds.
     """
     return within(_SOON_S, path.read_bytes)
 
 
 def within(seconds: float | None, ask: Callable[[], T]) -> T:
-    """Returns what `ask` returns, or raises what it raises. It runs in a thread, which is abandoned after `seconds`.
+    """Calls `ask` in a thread, which is abandoned after `seconds`, and returns or raises what `ask` does.
 
-    None waits without end, but for a signal, which does not interrupt a read of the caller's own that hangs. Raises NoAnswer
-    if `ask` has not ended by then.
+    Raises NoAnswer if `ask` takes longer. None waits without limit, but a signal interrupts the wait; it would not interrupt
+    a hanging read in the caller's own thread.
     """
     answers: queue.SimpleQueue = queue.SimpleQueue()
 
     def work() -> None:
         try:
             answers.put((ask(), None))
-        except BaseException as error:  # also SystemExit of a library: it must not pass in silence
+        except BaseException as error:  # also SystemExit of a library: it must not be lost
             answers.put((None, error))
 
     threading.Thread(target=work, name="may hang", daemon=True).start()
@@ -310,7 +310,7 @@ def within(seconds: float | None, ask: Callable[[], T]) -> T:
 
 
 def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathlib.Path, bool]]:
-    """Yields (folder, True if it is of version 1) of each group whose limits hold for this process, the innermost first.
+    """Yields (folder, True for cgroup version 1) of each cgroup that limits this process, the innermost first.
 
     Yields nothing where there is no /proc (macOS). `controller` is what is limited: "memory", "cpu".
     """
@@ -324,7 +324,7 @@ def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathli
             continue
         base = root / "sys/fs/cgroup" / (controller if older else "")
         own = base / where.lstrip("/")
-        for place in [own, *own.parents]:  # a limit further up holds too; in a container the path may not be seen
+        for place in [own, *own.parents]:  # a parent's limit holds too; in a container `own` may not be visible
             if not place.is_relative_to(base):
                 break
             yield place, older
@@ -332,12 +332,12 @@ def cgroups(controller: str, root: pathlib.Path = ROOT) -> Iterator[tuple[pathli
 
 @functools.cache
 def threads() -> int:
-    """Returns how many threads make batches, or encode texts: one a core of this process, at most four."""
+    """Returns the number of threads that make batches or encode texts: one per core of this process, at most four."""
     return min(4, cores())
 
 
 def cores(root: pathlib.Path = ROOT) -> int:
-    """Returns how many cores this process may keep busy: those it is bound to, or fewer by its cgroups' quota; at least 1."""
+    """Returns how many cores this process may use, by its CPU affinity and its cgroups' quotas; at least 1."""
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     for place, older in cgroups("cpu", root):
         with contextlib.suppress(OSError, ValueError):  # "max" = no limit; in version 1 that is -1

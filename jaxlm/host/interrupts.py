@@ -10,7 +10,7 @@ _asked: list[int] = []  # signals that came
 
 
 def hold() -> None:
-    """Notes the signals from now on. What is ignored, as under nohup, stays so.
+    """Records the signals from now on, without acting on them. Ignored signals, as under nohup, stay ignored.
 
     A second ctrl-C ends the process at once: an exception would become a traceback, or be swallowed by an import.
     """
@@ -21,9 +21,9 @@ def hold() -> None:
 
 
 def release(raising: bool = False) -> None:
-    """Gives the signals back, unless others took them meanwhile. Raises KeyboardInterrupt if one came.
+    """Restores the signals' handlers, unless other code replaced them. Raises KeyboardInterrupt if a signal came.
 
-    `raising`: from now on SIGTERM and SIGHUP raise it too, so that worker processes and what they share are tidied up.
+    `raising`: from now on SIGTERM and SIGHUP raise it too, so that worker processes and shared memory are cleaned up.
     """
     for number in _held:
         if signal.getsignal(number) == _note:
@@ -33,7 +33,7 @@ def release(raising: bool = False) -> None:
 
 
 def taken_over() -> int | None:
-    """Ends the holding, for one who has set handlers of its own. Returns the signal that came; None if none did."""
+    """Ends the recording, for a caller that has set its own handlers. Returns the signal that came; None if none did."""
     _held.clear()
     came = _asked[0] if _asked else None
     _asked.clear()

@@ -4,13 +4,13 @@ import re
 import typing
 import urllib.parse
 
-HIDDEN = "***"  # what stands in the place of a secret
+HIDDEN = "***"  # replaces a secret
 _SECRET = re.compile(
     r"(?:^|[_.\-])(?:token|secret|passw(?:or)?d|passphrase|credentials?|signature|authorization|auth|(?:api|access)?key)"
     r"(?:$|[_.\-])",
     re.IGNORECASE,
 )
-_NO_SECRET = ("text_key",)  # names of config keys that only sound like it
+_NO_SECRET = ("text_key",)  # config keys that only look like secrets
 _WEBHOOK = re.compile(r"(?:^|[_.\-])(?:webhook|heartbeat_url|urls)$", re.IGNORECASE)
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]*://[^\s\"'`<>,;)\]}]+")
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s\"']+", re.IGNORECASE)
@@ -19,10 +19,10 @@ _OPTION = re.compile(r"""(--?[A-Za-z][\w.\-]*)(\s+)([^\s"'\-][^\s"']*)""")  # --
 
 
 def redact(value: typing.Any, key: str = "") -> typing.Any:
-    """Returns a copy of plain values without secrets, in each of whose places stands `***`.
+    """Returns a copy of plain values with each secret replaced by `***`.
 
-    Secret are: what has a name like a token, key, secret or password; in URLs, user and password and all values of the
-    query; and of the URLs that `notify` takes all but scheme and host, since whoever knows those can send messages.
+    Secrets are: values with a name like token, key, secret or password; in URLs, the user, the password and all values of the
+    query; in `notify`'s URLs, all but scheme and host, since anybody who knows such a URL can send messages.
 
     Args:
       value: text, numbers, lists, tuples and dicts; a command line is a list of text.
@@ -44,7 +44,7 @@ def redact(value: typing.Any, key: str = "") -> typing.Any:
 def redact_url(url: str, webhook: bool = False) -> str:
     """Returns a URL without user, password, fragment and values of its query; of a webhook only scheme and web host.
 
-    Text that is no URL, such as a path, comes back as it is.
+    Text that is no URL, such as a path, is returned unchanged, or hidden if it should be a webhook.
     """
     if "://" not in url:
         return HIDDEN if webhook else url
@@ -67,7 +67,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _redact_words(words: list | tuple, key: str) -> list | tuple:
-    """Redacts the items of a list. In a command line, an option without `=` names the word after it."""
+    """Redacts the items of a list. In a command line, the word after an option without `=` is the option's value."""
     redacted, name = [], key
     for word in words:
         if isinstance(word, str) and word.startswith("--"):

@@ -1,8 +1,8 @@
-"""Takes from this process what it can do to the machine, and runs one program that a model wrote. See eval/humaneval.py.
+"""Limits what this process can do to the machine, then runs one program that a model wrote. See eval/humaneval.py.
 
-A script for `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and writes the
-token, or why the program failed, to a file descriptor. Processes that judge a policy's answers (train/rl/judges.py) give up the
-same.
+A script for `python -I -S`, with the standard library alone. It reads its order from standard input as JSON, and writes the
+token, or why the program failed, to a file descriptor. Processes that score a policy's answers (train/rl/judges.py) set the
+same limits.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _ALL_BITS = 0xFFFFFFFF
 
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-# What is allowed: call -> its number on x86-64 and on aarch64; -1 where there is none.
+# Allowed calls -> their number on x86-64 and on aarch64; -1 where there is none.
 _CALLS = {
-    # what is open, and looking at files; open and openat, fcntl and ioctl are looked at more closely
+    # open files, and file metadata; open and openat, fcntl and ioctl are restricted below
     "read": (0, 63), "readv": (19, 65), "pread64": (17, 67), "write": (1, 64), "writev": (20, 66), "lseek": (8, 62),
     "close": (3, 57), "close_range": (436, 436), "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24),
     "pipe": (22, -1), "pipe2": (293, 59), "eventfd2": (290, 19), "stat": (4, -1), "fstat": (5, 80), "lstat": (6, -1),
@@ -49,7 +49,7 @@ _CALLS = {
     # time
     "time": (201, -1), "gettimeofday": (96, 169), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "getrusage": (98, 165), "alarm": (37, -1), "setitimer": (38, 103),
-    # threads of this process; clone is looked at more closely
+    # threads of this process; clone is restricted below
     "futex": (202, 98), "set_robust_list": (273, 99), "rseq": (334, 293), "set_tid_address": (218, 96),
     "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "getcpu": (309, 168), "gettid": (186, 178),
     "exit": (60, 93), "exit_group": (231, 94),
@@ -58,7 +58,7 @@ _CALLS = {
     # who and where it is
     "getpid": (39, 172), "getppid": (110, 173), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176),
     "getegid": (108, 177), "getrlimit": (97, 163), "capget": (125, 90), "uname": (63, 160), "getrandom": (318, 278),
-    # ends of a pair that it made itself; socketpair and sendto are looked at more closely
+    # socket pairs of this process; socketpair and sendto are restricted below
     "recvfrom": (45, 207), "getsockname": (51, 204), "getsockopt": (55, 209),
 }  # fmt: skip
 # Allowed if the argument of this number is one of these values.
@@ -67,12 +67,12 @@ _BY_VALUE = {
     "ioctl": ((16, 29), 1, (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)),  # terminal? bytes to read, blocking, inherited
     "socketpair": ((53, 199), 0, (1,)),  # of Unix
 }
-# Allowed unless any of these bits is set in one of these arguments' words (two an argument).
+# Allowed unless any of these bits is set in one of these arguments' words (two words an argument).
 _BY_BITS = {
     "open": ((2, -1), (2,), 0o1103),  # for writing, creating or emptying
     "openat": ((257, 56), (4,), 0o1103),
     "prlimit64": ((302, 261), (4, 5), _ALL_BITS),  # new limits
-    "sendto": ((44, 206), (8, 9), _ALL_BITS),  # an address: of a socket of another process
+    "sendto": ((44, 206), (8, 9), _ALL_BITS),  # an address: it could be another process's socket
 }
 _CLONE, _THREAD = (56, 220), 0x00010000  # allowed if it makes a thread of the same process
 _ABSENT = ((435, 435), (437, 437))  # clone3, openat2: their flags lie in memory; the C library takes the older calls
@@ -112,8 +112,8 @@ def has_landlock() -> bool:
 
 
 def limit(seconds: float, memory: int) -> None:
-    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are."""
-    cpu = math.ceil(time.process_time() + seconds)  # this interpreter has taken some already
+    """Limits CPU time, memory, the size of files, core dumps and, except for root, the number of processes."""
+    cpu = math.ceil(time.process_time() + seconds)  # this interpreter has used some already
     limits = {"CPU": cpu, "AS": memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "NPROC": 256}
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -128,7 +128,7 @@ def limit(seconds: float, memory: int) -> None:
 
 
 def give_up(rules: bytes, readable: list[str]) -> None:
-    """Leaves this process without network, other processes and writing, without root's powers, with `readable` alone to read.
+    """Denies this process network, other processes, writing, root's capabilities, and reading all but `readable`.
 
     Raises OSError if the kernel refuses.
     """
@@ -142,7 +142,7 @@ def give_up(rules: bytes, readable: list[str]) -> None:
 
 
 def _read_only_these(libc: ctypes.CDLL, readable: list[str]) -> None:
-    """Hides all other files and folders, where the kernel has Landlock (docs.kernel.org/userspace-api/landlock.html)."""
+    """Hides all files and folders but `readable`, if the kernel has Landlock (docs.kernel.org/userspace-api/landlock.html)."""
     attributes = struct.pack("Q", _READS)
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
@@ -166,7 +166,7 @@ def _check(result: int) -> None:
 # The seccomp filter
 
 
-# It leaves the calls that Python computes with, and no others: no network, no other process, no signal to one, no writing of
+# It allows only the calls that Python needs to compute: no network, no other process, no signal to one, no writing of
 # files, nothing that changes the machine. It needs no privilege and no namespaces, so that it also works in a container
 # (kernel.org: Documentation/userspace-api/seccomp_filter.rst). It is a program of classic BPF.
 def rules() -> bytes:

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from jaxlm.host import transcript
 
 PATIENCE_MS = 2000  # how long a line waits for a terminal or pipe that takes nothing; the lines after it do not wait
-TICK_S = 0.5  # between two looks at what goes on
-COLUMNS = 80  # of a terminal that does not say it
+TICK_S = 0.5  # between two updates of the live line
+COLUMNS = 80  # of a terminal of unknown width
 _RETRY_S = 0.01  # a terminal may say that it has room, and take nothing
-_CTRL_C = 3  # columns left free on the live line: the terminal writes ^C behind it
+_CTRL_C = 3  # columns left free on the live line: the terminal writes ^C after it
 _CLEAR = "\r\x1b[K"
 _RESET = "\x1b[0m"
 _stuck: set[int] = set()  # file descriptors that took nothing when last tried
@@ -29,7 +29,7 @@ DIM, BOLD, CYAN, GREEN = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[32m"
 
 
 def write(text: str, stream: typing.TextIO | None = None) -> None:
-    """Writes text; never raises, and never waits for long. What can't be written is dropped, and the next text tried again.
+    """Writes text; never raises, and never waits for long. Text that can't be written is dropped; the next text is tried again.
 
     So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
     """
@@ -47,8 +47,8 @@ def write(text: str, stream: typing.TextIO | None = None) -> None:
 
 @contextlib.contextmanager
 def _never_waiting(descriptor: int) -> Iterator[int]:
-    """Gives a descriptor on which a write returns at once: of a terminal a new one, since others share its flags."""
-    # A terminal that says that it has room may have less than a line's, and would hold the writer until somebody reads.
+    """Yields a descriptor on which a write returns at once: for a terminal a new one, as other processes share its flags."""
+    # A terminal that reports room may have less than a line's, and would block the writer until it is read.
     own = -1
     if os.isatty(descriptor):
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def _never_waiting(descriptor: int) -> Iterator[int]:
 
 
 def _write(descriptor: int, data: bytes, known_as: int) -> None:
-    """Writes without Python's buffer: what stays in it after an error would change the exit code at the end."""
+    """Writes without Python's buffer: text left in it after an error would change the exit code at the end."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     end = time.monotonic() + (0 if known_as in _stuck else PATIENCE_MS / 1000)
@@ -71,7 +71,7 @@ def _write(descriptor: int, data: bytes, known_as: int) -> None:
             _stuck.add(known_as)
             return
         try:
-            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much a pipe takes without waiting
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # a pipe takes this much without blocking
         except BlockingIOError:
             if time.monotonic() >= end:
                 _stuck.add(known_as)
@@ -114,7 +114,7 @@ class Part(typing.NamedTuple):
 
 
 def fit(parts: Sequence[Part], width: int) -> list[Part]:
-    """Returns the parts that fit into `width` columns, two blanks between them; of one that is too long its beginning."""
+    """Returns the parts that fit into `width` columns, two blanks between them; a single part that is too long is cut."""
     left = [part for part in parts if part.text]
     while len(left) > 1 and len(joined(left, colour=False)) > width:
         left.remove(max(left, key=lambda part: part.rank))
@@ -126,16 +126,16 @@ def joined(parts: Sequence[Part], colour: bool) -> str:
 
 
 class Activity(typing.Protocol):
-    """Something that goes on, and is shown.
+    """An activity that is shown while it runs.
 
     Attributes:
-      stands: True if it stays on the live line in front of what is begun later; else that takes its place.
+      stands: True if it stays on the live line in front of later activities; False if they replace it.
     """
 
     stands: bool
 
     def parts(self, alone: bool) -> list[Part]:
-        """Returns what the live line shows of it now; `alone`: nothing was begun later."""
+        """Returns its parts of the live line now; `alone`: no activity began later."""
 
     def line(self) -> str:
         """Returns a line that is due now where there is no live line, "" for none. Called twice a second."""
@@ -143,7 +143,7 @@ class Activity(typing.Protocol):
 
 @dataclasses.dataclass
 class _Screen:
-    """What this process shows: what goes on, and on which stream; the live line as it stands in the terminal, "" for none."""
+    """What this process shows: its activities, each with its stream; the live line now in the terminal, "" for none."""
 
     activities: list[tuple[Activity, typing.TextIO]] = dataclasses.field(default_factory=list)
     drawn: str = ""
@@ -154,13 +154,13 @@ class _Screen:
 
 
 _screen = _Screen()
-_lock = threading.RLock()  # a signal's handler may speak while the main thread does
+_lock = threading.RLock()  # a signal's handler may write while the main thread does
 
 
 def share(group: int = 0) -> None:
-    """Says that another process of the run writes on the same terminal: it may have left a live line.
+    """Records that another process of the run writes on the same terminal, and may have left a live line.
 
-    `group` is the process group that is in the terminal's foreground when this process is; 0 for its own.
+    `group`: the process group that holds the terminal's foreground for this process; 0 for its own group.
     """
     _screen.shared, _screen.group = True, group
 
@@ -172,7 +172,7 @@ def say(text: str) -> None:
 
 
 def say_parts(parts: Sequence[Part]) -> None:
-    """Says a line of parts. A terminal shows what fits into its width, in colour; everything else has the whole line."""
+    """Says a line of parts. A terminal shows what fits its width, in colour; other streams and log.txt get the whole line."""
     stream = sys.stderr
     shown = fit(parts, columns(stream) - 1) if is_live(stream) else parts
     _keep(joined(shown, has_colour(stream)), stream)
@@ -180,9 +180,9 @@ def say_parts(parts: Sequence[Part]) -> None:
 
 
 def say_marked(parts: Sequence[tuple[str, bool]], style: str) -> None:
-    """Says text, perhaps of several lines, of which some parts are marked: in colour, or where there is none in [[ ]].
+    """Says text, perhaps of several lines, with some parts marked: in colour, or without colour by [[ ]].
 
-    `parts` are (text, True if it is marked), one behind the other.
+    `parts` are (text, True if it is marked), in order.
     """
     plain, stream = [(transcript.plain(text), marked) for text, marked in parts], sys.stderr
     bracketed = "".join(f"[[{text}]]" if marked else text for text, marked in plain)
@@ -220,7 +220,7 @@ def shown(activity: Activity) -> Iterator[None]:
 
 
 def end() -> None:
-    """Takes the live line away, whatever still goes on: the process is about to end."""
+    """Removes the live line, even if activities go on: the process is about to end."""
     with _lock:
         _screen.activities = []
         _erase()
@@ -231,7 +231,7 @@ def standing() -> bool:
 
 
 def _tick() -> None:
-    """Draws until nothing goes on any more."""
+    """Redraws the live line until no activity is left."""
     while True:
         time.sleep(TICK_S)
         with _lock:
@@ -252,12 +252,12 @@ def _draw() -> None:
         _erase()
         return
     if not _in_front(stream):
-        _screen.drawn = ""  # the terminal is the shell's now
+        _screen.drawn = ""  # this process is in the background
         return
     last, parts = _screen.activities[-1][0], []
     for activity, on in _screen.activities:
         if on is stream and (activity is last or activity.stands):
-            with contextlib.suppress(Exception):  # no figure is worth a run
+            with contextlib.suppress(Exception):  # a figure must not stop a run
                 parts += activity.parts(activity is last)
     text = joined(fit([_ascii(part) for part in parts], columns(stream) - _CTRL_C), has_colour(stream))
     if text != _screen.drawn or stream is not _screen.drawn_on:
@@ -277,9 +277,9 @@ def _ascii(part: Part) -> Part:
 
 
 def _in_front(stream: typing.TextIO) -> bool:
-    """True if this process, or the one that it belongs to, has the terminal: it is no background job."""
+    """True if this process, or the process it belongs to, is in the terminal's foreground."""
     try:
         front = os.tcgetpgrp(stream.fileno())
     except (OSError, ValueError):
-        return True  # a terminal without jobs
+        return True  # a terminal without job control
     return front in (0, os.getpgrp(), _screen.group)

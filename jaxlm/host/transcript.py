@@ -1,6 +1,6 @@
-"""Copies what a program says into a file, with the time, and without secrets, colour and control characters.
+"""Copies a program's messages into a file, with the time, and without secrets, colour and control characters.
 
-A thread does the writing, so that a disk that hangs delays nobody. What the disk does not take waits in memory.
+A thread writes, so that a hanging disk delays nothing. Lines that are not written yet wait in memory.
 """
 
 import collections
@@ -27,7 +27,7 @@ class _File:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self._place: os.stat_result | None = None
-        # Its `put` may be interrupted by itself.
+        # SimpleQueue: a signal's handler may call `put` during a `put`.
         self._queue: queue.SimpleQueue[Said | threading.Event] = queue.SimpleQueue()
         self._lost = 0
         threading.Thread(target=self._work, name="transcript", daemon=True).start()
@@ -59,7 +59,7 @@ class _File:
                 return
 
     def _append(self, waiting: collections.deque[bytes]) -> None:
-        """Writes what waits. It opens the file anew: a descriptor that failed once may never work again (ESTALE)."""
+        """Writes the waiting lines. Opens the file each time: a descriptor that failed once may never work again (ESTALE)."""
         place = os.stat(self.path.parent)
         self._place = self._place or place
         if not os.path.samestat(place, self._place):
@@ -92,7 +92,7 @@ _file: _File | None = None
 
 
 def note(text: str) -> None:
-    """Notes what was said: into the file, or into memory until there is one."""
+    """Stores a message: in the file, or in memory until there is one."""
     said = (time.time(), text)
     if _file:
         _file.put(said)
@@ -101,7 +101,7 @@ def note(text: str) -> None:
 
 
 def begin(path: pathlib.Path, head: str) -> None:
-    """From now on all that is said goes into this file too: first `head`, then what was said before."""
+    """Copies all messages into this file: first `head`, then earlier messages, then later ones."""
     global _file
     if _file:
         _file.close()
@@ -113,7 +113,7 @@ def begin(path: pathlib.Path, head: str) -> None:
 
 
 def end() -> None:
-    """Ends the file, and forgets what was said. Waits at most two seconds for the disk."""
+    """Ends the file, and drops the stored messages. Waits at most two seconds for the disk."""
     global _file
     if _file:
         _file.close()

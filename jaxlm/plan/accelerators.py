@@ -18,7 +18,7 @@ class Accelerator:
     Attributes:
       kind: the words of JAX's `device_kind` that identify it.
       memory: the bytes that a program can use.
-      tflops, bandwidth_gb: the dense bfloat16 peak, and of its memory 10^9 bytes a second.
+      tflops, bandwidth_gb: the dense bfloat16 peak, and the memory's 10^9 bytes a second.
       usd, usd_spot: for an hour of one device, on demand and preemptible.
       mfu: the share of the peak that training a 1.04B model reaches, at 6N + 12LdT FLOPs a token; mfu_from: who measured it.
     """
@@ -56,7 +56,7 @@ class Prices:
         return max(fitting, key=len, default=None)  # "H200 NVL" before "H200"
 
     def of_device(self, device_kind: str) -> list[Accelerator]:
-        """Returns the accelerators that such a device may be: two for an A100, none for a CPU."""
+        """Returns the accelerators that a device of this kind may be: two for an A100, none for a CPU."""
         return [a for a in self.accelerators if a.kind == self.kind(device_kind)]
 
 
@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
 
 
 def check_price(config: Config, device_kind: str, devices: int) -> None:
-    """Raises ConfigError, with prices to type, if a budget counts dollars and `hardware.usd_per_hour` is 0."""
+    """Raises ConfigError, with prices to choose from, if a budget is in dollars and `hardware.usd_per_hour` is 0."""
     budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
     budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
     budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd
@@ -126,7 +126,7 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
     times, cards = f"{devices} x " * (devices > 1), load(config.plan.prices).of_device(device_kind)
     prices = [f"{devices * card.usd:g} ({times}{card.name})" for card in cards] or [f"PRICE ({times}{device_kind})"]
     raise ConfigError(
-        f"{limited[0]} limits dollars, and without a price it would never be spent: give "
+        f"{limited[0]} is a limit in dollars, which needs the machine's price: give "
         f"{' or '.join(f'--config.hardware.usd_per_hour={price}' for price in prices)}, or what an hour of this machine "
         "costs you"
     )

@@ -1,11 +1,11 @@
 """Estimates tokens per second, hours and dollars of a run, on demand and on spot machines.
 
-The speed is a measured one (the MFU in the prices file is of 1.04B parameters, d 2048), made less by what a smaller model and
-remat cost. A layer's products grow with d^2, the activations that it reads and writes with d. So products take the share
-d / (d + d0) of a token's time, where d0 grows with the FLOPs that the device makes while it reads a byte: three widths for
-each is a fit (it gives GPT-2 124M 49% of an A100, as PyTorch does). A step is never shorter than the launches of its kernels.
-With a LoRA, a kernel has as many launches again; a quantised one is decoded in both passes. These two were not measured. The
-time of the optimizer, the loader and links between devices is not in here.
+The speed is a measured MFU (that of the prices file is for 1.04B parameters, d 2048), lowered for smaller models and for
+remat. A layer's matrix products grow with d^2, the activations that it reads and writes with d. So products take a share
+d / (d + d0) of a token's time, where d0 is 3 times the FLOPs that the device computes per byte read: the 3 is a fit (it
+gives GPT-2 124M 49% of an A100, as PyTorch does). A step is never shorter than its kernel launches. A kernel with a LoRA
+has twice the launches; a quantised one is decoded in both passes; these two were not measured. The optimizer, the loader
+and links between devices are not counted.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.flops import adapter_params, count_params, kernels, multiplied_params, targets
 from jaxlm.run.checkpoints import pace
 
-# What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
-STATE_BYTES = 12  # of a parameter: AdamW in float32
+# Assumptions on checkpoints, for the interval of a run that chooses it itself.
+STATE_BYTES = 12  # per parameter: AdamW in float32
 TO_HOST = 10e9  # bytes a second from a device, while the loop waits
 READ_BACK = 1e9  # bytes a second from a host's disk, to verify
-BYTES_PER_TOKEN = 4.0  # assumed of text, where there is no data yet
-START_HOURS = 5 / 60  # assumed of a start: until the first step, and until all that runs between steps is compiled
+BYTES_PER_TOKEN = 4.0  # assumed for text before there is data
+START_HOURS = 5 / 60  # assumed for a start: the time to the first step, and to compile what runs between steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Cost:
     """The time and the price of a run on a number of devices of one accelerator.
 
     Attributes:
-      hours: without any interruption; judging_hours: of them, those in which DPO's reference judges once before step 0.
+      hours: without interruptions; judging_hours: the part in which DPO's reference scores the data, before step 0.
       spot_hours: with preemptions and lost work; inf if the run would never end.
       save_hours: between two checkpoints.
-      spot_pays_hours: spot is cheaper if a checkpoint comes at least so often; 0 if it never is, inf if always.
+      spot_pays_hours: spot is cheaper if checkpoints are at most this far apart; 0 if it never is, inf if always.
     """
 
     tokens_per_second: float
@@ -53,7 +53,7 @@ def tokens(config: Config) -> int:
 
 
 def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> Cost:
-    """Returns hours and dollars of a run on so many `hosts`, any of which may be preempted. Nothing is auto."""
+    """Returns hours and dollars of a run on `hosts` machines, any of which may be preempted. No key may be auto."""
     tokens_per_second = speed(config, accelerator, devices)
     training = tokens(config) / tokens_per_second / 3600
     judging = training * judging_share(config)
@@ -74,7 +74,7 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def judging_share(config: Config) -> float:
-    """Returns the time in which a reference judges a token once, in the same units; 0 if none does."""
+    """Returns the time of the reference's one pass over the data, as a share of the training time; 0 without that pass."""
     return forward_share(config) if flops.reference(config) == "once" else 0.0
 
 
@@ -83,10 +83,10 @@ def forward_share(config: Config) -> float:
 
 
 def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int = 0) -> list[dict[str, typing.Any]]:
-    """Returns the phases of a run with all that they take: name, the last step, steps, hours, and their limit in dollars.
+    """Returns a row for each phase of a run: name, last step, steps, hours, limit in dollars.
 
-    Steps after the last phase are one more, named "". The hours hold evaluations and saves, and in the first phase the start
-    and a reference's judging, but no samples and benchmarks. `hosts` = 0: eight devices to one.
+    Steps after the last phase are a phase named "". The hours include evaluations and saves, and in the first phase the start
+    and the reference's pass, but no samples and benchmarks. `hosts` = 0: one host for every eight devices.
     """
     t, rows = config.train, []
     step = t.batch_size * t.seq_len / tokens_per_second / 3600
@@ -105,7 +105,7 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
 
 def held_out_tokens(config: Config) -> int:
-    """Returns the tokens of an evaluation at most: of a megabyte of text 250,000, of an example a row."""
+    """Returns the most tokens of an evaluation: 250,000 for a megabyte of text, a row for an example."""
     e, seq_len = config.eval, config.train.seq_len
     if config.program != "pretrain":
         most = e.max_prompts * seq_len
@@ -129,7 +129,7 @@ def auto_minutes(config: Config, devices: int, hosts: int) -> float:
 
 
 def save_seconds(config: Config, devices: int) -> float:
-    """Returns the seconds for which the loop waits while so many devices save a checkpoint."""
+    """Returns the seconds for which the training loop waits while `devices` devices save a checkpoint."""
     state = STATE_BYTES * (adapter_params(config.model, config.adapter) or count_params(config.model))
     return state / devices / TO_HOST
 
@@ -137,7 +137,7 @@ def save_seconds(config: Config, devices: int) -> float:
 def slow_down(config: Config, every: float, hosts: int) -> float:
     """Returns the expected factor by which preemptions prolong a run on spot machines; inf if it is 100 or more.
 
-    Each costs the work since the last checkpoint and R hours. At a rate r, h = `every` hours between two checkpoints then take
+    A preemption costs the work since the last checkpoint and R hours. At r preemptions an hour, h = `every` hours of work take
     (1/r + R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time).
     """
     rate = config.plan.preemptions_per_day * hosts / 24
@@ -148,7 +148,7 @@ def slow_down(config: Config, every: float, hosts: int) -> float:
 
 
 def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, hosts: int) -> float:
-    """Returns the longest time between checkpoints with which spot costs no more; 0 if it never pays, inf if always."""
+    """Returns the longest hours between checkpoints at which spot costs no more; 0 if it never pays, inf if always."""
     most = accelerator.usd / accelerator.usd_spot
     low, high = pace.LEAST / 60, hours
     if slow_down(config, high, hosts) <= most:
@@ -162,10 +162,10 @@ def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, host
 
 
 MEASURED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
-WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
+WIDTH_PER_INTENSITY = 3.0  # d0 per FLOP that a device computes per byte read
 LAUNCH_S = 0.2e-3  # of a layer's kernels, forward and backward: about 40 of them, 5 us each
-LAYERS_OF_REST = 2  # launches of the loss, the head and the update, as so many layers
-LORA_LAUNCHES = 1.0  # of a layer all of whose kernels have a LoRA, as so many layers
+LAYERS_OF_REST = 2  # launches of the loss, the head and the update, in layers
+LORA_LAUNCHES = 1.0  # added launches of a layer all of whose kernels have a LoRA, in layers
 DECODED_BYTES = 2.5  # a quantised weight is read at half a byte, and written in bfloat16
 
 
@@ -179,7 +179,7 @@ def speed(config: Config, accelerator: Accelerator, devices: int) -> float:
 
 
 def _launches_s(config: Config) -> float:
-    """The seconds of a microbatch's launches on a device: a reference's forward pass has a third of a layer's."""
+    """The seconds of a microbatch's launches on a device; a reference's forward pass adds a third for each layer."""
     m, each = config.model, 1.0
     each += LORA_LAUNCHES * len(targets(m, config.adapter)) / len(kernels(m))
     each += (flops.reference(config) == "each step") / 3
@@ -187,7 +187,7 @@ def _launches_s(config: Config) -> float:
 
 
 def _decoding_s(config: Config, accelerator: Accelerator) -> float:
-    """The seconds in which a device decodes its quantised kernels for a microbatch: once for each pass through them."""
+    """The seconds in which a device decodes its quantised kernels for a microbatch: once per pass."""
     m = config.model
     if not quantized(config):
         return 0.0
@@ -219,10 +219,10 @@ def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
 
 
 def remat_factor(config: Config, remat: str = "") -> float:
-    """Returns how many times as long a step takes by its FLOPs as without remat; "" = the config's own policy."""
+    """Returns a step's FLOPs with a remat policy, as a multiple of those without remat; "" = the config's own policy."""
     m, remat = config.model, remat or config.model.remat
     attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs
     ups = 1 if m.family == "gpt2" else 2
-    weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # but the down projection
+    weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # no down projection
     again = {"none": 0.0, "names": 0.0, "dots": attention, "full": attention + 2.0 * m.n_layers * weights}[remat]
     return 1 + again / flops.of(config).palm

@@ -1,4 +1,4 @@
-"""Finds what fits into the memory of a device: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`)."""
+"""Finds settings that fit into a device's memory: one search, by arithmetic (`Planner`) or by the compiler (`plan.tune`)."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from jaxlm.devices import sharding
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.memory import KEPT, Estimator, Memory, abstract_mesh
 
-MOST_DEVICES = 256  # `fewest` looks no further for a model that one device can't hold
+MOST_DEVICES = 256  # the most that `fewest` tries
 MOST_PLANNED = 4096  # devices in config.plan.mesh
 REMATS = tuple(KEPT)  # from the fastest to the most frugal
 SURELY = 1.2  # times the limit: a microbatch that is predicted to need more is not tried
@@ -49,7 +49,7 @@ def parse_mesh(text: str) -> MeshConfig:
         if not re.fullmatch(r"0*[1-9][0-9]*", size):
             raise ConfigError(f"{flag}: give {axis} a number of devices, such as {axis}:8")
         if axis in sizes:
-            raise ConfigError(f"{flag}: {axis} stands there twice")
+            raise ConfigError(f"{flag}: {axis} is given twice")
         sizes[axis] = int(size)
     return MeshConfig(**axes | sizes)
 
@@ -85,12 +85,12 @@ def choose(
     sizes: Sequence[int],
     full_speed: float = 0.0,
 ) -> tuple[str, int] | None:
-    """Returns the remat policy and the microbatch to take; None if nothing fits.
+    """Returns the remat policy and the microbatch size to use; None if nothing fits.
 
-    The policy is the one that recomputes least, and the microbatch the largest that fits with it. First only microbatches
-    of at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small. `needs` says
-    the bytes of a device (None: they can't be had), and may compile for minutes; `predicted` says them at once, where it can.
-    `remats` begin with the one that recomputes least, `sizes` with the largest.
+    The policy is the one that recomputes least, the microbatch the largest that fits with it. Microbatches of at least
+    `full_speed` rows are tried first, with any policy: smaller ones make matrix products too small. `needs` returns the bytes
+    of a device (None: the step can't be compiled), and may compile for minutes; `predicted` returns an estimate at once (None:
+    unknown). `remats` are ordered by how much they recompute, from the least; `sizes` from the largest.
     """
     large = [size for size in sizes if size >= full_speed]
     rounds = (large, sizes) if len(large) < len(sizes) else (sizes,)
@@ -107,7 +107,7 @@ def _largest(
     limit_bytes: float,
     sizes: Sequence[int],
 ) -> int | None:
-    """The largest of `sizes` (descending) that fits; None if none does. Bisects, looking first where the prediction says."""
+    """The largest of `sizes` (descending) that fits; None if no size fits. Bisects, starting at the predicted size."""
     low, high = 0, len(sizes)  # sizes[high:] are known to fit
     while low < high:
         middle = (low + high) // 2
@@ -126,7 +126,7 @@ def _largest(
 
 
 class Planner:
-    """Finds what fits by arithmetic, for one config on any mesh. Keeps the shapes, since they are slow to make."""
+    """Finds what fits by arithmetic, for one config on any mesh. Caches the shapes, which are slow to compute."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -156,7 +156,7 @@ class Planner:
         return Fit(devices_of(mesh), name, *chosen, self.memory(mesh, optimizer, *chosen))
 
     def fewest(self, limit: float) -> Fit | None:
-        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None on too many."""
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None beyond MOST_DEVICES."""
         most = min(MOST_DEVICES, self.config.train.batch_size)
         meshes = (dataclasses.replace(ONE_DEVICE, fsdp=1 << power) for power in range(most.bit_length()))
         return next(filter(None, (self.largest(mesh, limit) for mesh in meshes)), None)
@@ -168,13 +168,13 @@ class Planner:
         return next(filter(None, (self.largest(mesh, limit, name, stronger) for name in optimizers)), None)
 
     def faster(self, mesh: MeshConfig, limit: float) -> Fit | None:
-        """Returns the fit with less recomputing, where the config's own policy repeats products; None if there is none."""
+        """Returns a fit that recomputes less, if the config's own policy recomputes matrix products; else None."""
         own = self.config.model.remat
         return self.largest(mesh, limit, remats=REMATS[: REMATS.index(own)]) if own in ("dots", "full") else None
 
 
 def with_changes(config: Config, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Config:
-    """Returns the config with these values; "" and 0 stand for its own value."""
+    """Returns the config with these values; "" and 0 keep the config's own value."""
     return with_keys(
         config,
         optim={"name": optimizer or config.optim.name},
@@ -191,7 +191,7 @@ def with_method(config: Config, name: str) -> Config:
 
 
 def by_method(config: Config, cards: Sequence[Accelerator]) -> list[dict[str, typing.Any]]:
-    """Returns for each of METHODS what it takes on one device, one row in memory, and the smallest card that holds it."""
+    """Returns for each of METHODS its bytes on one device, with one row, and the smallest card with so much memory."""
     rows = []
     for name in METHODS:
         planner = Planner(with_method(config, name))

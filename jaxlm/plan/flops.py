@@ -4,8 +4,8 @@ MFU (arXiv:2204.02311) = tokens per second x FLOPs per token / peak FLOP/s. Ther
 attention over all T x T pairs; the causal one counts half of them, which is what a causal kernel computes.
 
 N counts the parameters by which a token is multiplied (`multiplied_params`). Of the 6N of pretraining, a forward pass
-has 2N, the gradient of the activations 2N, and that of the weights 2N. Where the weights are frozen, the last 2N are not
-computed. Where a step runs a reference too, a forward pass is added.
+has 2N, the gradient of the activations 2N, and the gradient of the weights 2N. Frozen weights save the last 2N. A reference
+that runs in each step adds a forward pass.
 """
 
 import math
@@ -44,7 +44,7 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
 
 
 def multiplied_params(config: ModelConfig, head: bool = True) -> int:
-    """Returns by how many parameters each token is multiplied, without tables that are only looked up (and the head)."""
+    """Returns the number of parameters that multiply each token: no lookup tables, and the head only if `head`."""
     parts = params_by_component(config)
     tied = parts["embed"] if config.tie_embeddings else 0
     return parts["attn"] + parts["mlp"] + parts["norm"] + head * (tied + parts["head"])
@@ -67,14 +67,14 @@ def targets(config: ModelConfig, adapter: AdapterConfig) -> dict[str, tuple[int,
 
 
 def trained_rows(adapter: AdapterConfig) -> int:
-    """Returns the number of tokens whose rows of embedding and head are trained beside an adapter, or at their own rate."""
+    """Returns the number of tokens whose rows of embedding and head are trained besides an adapter, or at their own rate."""
     if adapter.without_rows:
         return 0
     return len(CHAT_TOKENS) if adapter.rows == ("auto",) else len(adapter.rows)
 
 
 def adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
-    """Returns the number of parameters of an adapter, with the rows of ChatML's tokens; 0 if there is none."""
+    """Returns the number of parameters of an adapter, with the trained rows of tokens; 0 without an adapter."""
     if adapter.kind == "none":
         return 0
     looked_up = adapter.prompt_tokens if adapter.kind == "prompt" else 0
@@ -83,7 +83,7 @@ def adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
 
 
 def multiplied_adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
-    """Returns how many of an adapter's parameters each token is multiplied by: its kernels, the head's rows."""
+    """Returns the number of an adapter's parameters that multiply each token: its kernels, the head's rows."""
     if adapter.kind == "none":
         return 0
     each = sum(adapter.rank * (inputs + outputs) for inputs, outputs in targets(config, adapter).values())
@@ -103,7 +103,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
 
 
 def of(config: Config) -> FlopsPerToken:
-    """Returns the FLOPs for one token of the config's kind of training: adapters, a reference, a policy's passes counted."""
+    """Returns the FLOPs per token of the config's kind of training, with adapters, a reference and a policy's passes."""
     frozen = config.adapter.kind != "none"
     forward = 2 if reference(config) == "each step" else 1
     per_token = _flops(config.model, multiplied(config), config.train.seq_len, forward, backward=1 if frozen else 2)
@@ -116,12 +116,12 @@ def of(config: Config) -> FlopsPerToken:
 
 
 def multiplied(config: Config) -> int:
-    """Returns N: by how many of the model's parameters, without an adapter's, a token is multiplied."""
+    """Returns N: the number of the model's parameters, without an adapter's, that multiply a token."""
     return multiplied_params(config.model, head=config.program != "reward")
 
 
 def draws(config: Config) -> bool:
-    """True if the policy writes its batches itself: PPO and GRPO."""
+    """True if the policy generates its batches itself: PPO and GRPO."""
     return config.program in ("ppo", "grpo")
 
 
@@ -139,14 +139,14 @@ def reference(config: Config) -> str:
 
 
 def formula(config: Config) -> tuple[str, str]:
-    """Returns what `of` counts for the model, in words: ("6N", "12LdT"). An adapter's own FLOPs come to it."""
+    """Returns the terms that `of` counts for the model, without an adapter's own: ("6N", "12LdT")."""
     of_model = of(config).products - 6.0 * multiplied_adapter_params(config.model, config.adapter)
     products = round(of_model / multiplied(config))
     return f"{products}N", f"{16 if reference(config) == 'each step' else 12}LdT"
 
 
 def _flops(config: ModelConfig, params: int, seq_len: int, forward: int, backward: int) -> FlopsPerToken:
-    """Of so many forward passes, and of a backward pass to activations (1), or to weights too (2); to none (0)."""
+    """The FLOPs of `forward` forward passes and a backward pass: none (0), to activations (1), to weights too (2)."""
     products = 2.0 * (forward + backward) * params
     attention = float(config.n_layers * config.n_heads * config.head_dim * seq_len)
     attention *= 4 * forward + 8 * bool(backward)

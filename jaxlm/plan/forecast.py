@@ -2,12 +2,12 @@
 
     L(t) = L0 + A (S(t) / 3333)^-alpha - B sum_k (r[k-1] - r[k]) G(C r[k]^-gamma S_k(t)),    G(x) = 1 - (1 + x)^-beta
 
-r[k] is the rate of step k as a share of the peak, S(t) the sum of r over the steps 1 to t, and S_k(t) that over k to t. The
-last term is what each fall of the rate takes off the loss, some steps later; a rise of the rate puts it back. k runs over the
-steps after the warm-up. The paper has the rates themselves where we have shares of the peak. Its runs peak at 3e-4, and there
-the two are one, with A and C in other units.
+r[k] is the learning rate of step k as a share of the peak, S(t) the sum of r over steps 1 to t, S_k(t) the sum over k to t;
+k runs over the steps after the warm-up. The last term is how much each fall of the rate lowers the loss, some steps later;
+a rise of the rate undoes it. The paper uses the rates themselves, not shares of the peak. Its runs peak at 3e-4; there both
+forms agree, with A and C in other units.
 
-A power law in steps knows no learning rate, and so expects too high a loss at the end of nearly every schedule.
+A power law in steps ignores the learning rate, and so predicts too high a loss at the end of nearly every schedule.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import numpy as np
 Rate = Callable[[np.ndarray], np.ndarray]  # steps from 1 -> learning rates, in any unit
 
 UNIT = 1 / 3e-4  # A is the power law's height after this many steps at the peak, where the paper's sum of rates is 1
-# The prior of each parameter, as the fit sees it, and its standard deviation. The means are those of the paper's fits.
+# The mean and standard deviation of the prior of each parameter's logarithm. The means are those of the paper's fits.
 PRIORS = {
     "B/A": (np.log(0.22), 0.4),
     "alpha": (np.log(0.45), 0.27),
@@ -28,13 +28,13 @@ PRIORS = {
     "C": (np.log(2.05 * 3e-4**0.36), 0.7),
 }
 MIN_SHARE, MIN_POINTS = 0.25, 20  # of the plan's steps; losses after the warm-up
-SKIPPED = 0.1  # this share of the steps after the warm-up tells little of the law
-# How far the law itself is from the public curves: as a share of the losses' range where it is fitted, and of the loss's change
-# from now on where it is not. An error of the law goes over many points, so all points weigh as much as this many.
+SKIPPED = 0.1  # this share of the steps after the warm-up is left out of the fit
+# The law's own error on public curves: as a share of the losses' range where it is fitted, of the predicted change of the
+# loss where it is not. Such errors are correlated over many points, so all points together weigh as much as this many.
 MISFIT, DRIFT, WEIGHT = 0.006, 0.06, 40
 POINTS, KNOTS = 300, 160  # at most: losses that are fitted, changes of the rate that the law sums over
-HUBER, OUTLIER = 1.5, 10  # standard deviations from which a residual counts linearly; not at all
-TENTH = 1.2816  # standard normal: 80% lie within so many standard deviations
+HUBER, OUTLIER = 1.5, 10  # standard deviations from which a residual counts linearly; from which it is dropped
+TENTH = 1.2816  # standard normal: 80% lie within this many standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Forecast:
     """The law, fitted to a run's losses up to step `done`.
 
     `theta`: log(L0), log(A), then the logarithms of PRIORS' parameters. `misfit`: how far the law was from the losses, as a
-    standard deviation in nats; their noise is not in it.
+    standard deviation in nats, without the losses' noise.
     """
 
     done: int
@@ -57,7 +57,7 @@ class Forecast:
     misfit: float
 
     def at(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
-        """Returns (loss, low, high) in nats after `step` steps: an 80% interval. `rate`: from now on, if not the plan's."""
+        """Returns (loss, low, high) in nats after `step` steps: an 80% interval. `rate`: from now on; None for the plan's."""
         loss, low, high = self.curve(np.array([step]), rate)
         return float(loss[0]), float(low[0]), float(high[0])
 
@@ -86,7 +86,7 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class Rise:
-    """What a new schedule does to the loss before it helps. `back_step`: the first at which it is again at most `now`."""
+    """The rise of the loss under a new schedule, before it helps. `back_step`: the first step with a loss of at most `now`."""
 
     now: float
     peak: float
@@ -100,10 +100,10 @@ def then(rate: Rate, done: int, after: Rate) -> Rate:
 
 
 def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) -> Forecast | TooEarly:
-    """Fits the law to the losses of a run's first `done` steps, of `end` that are planned. Takes about 0.05 s.
+    """Fits the law to the losses of a run's first `done` steps, of `end` planned steps. Takes about 0.05 s.
 
     Least squares with Huber's weights and the priors, over the medians of bins. Losses that are not finite are left out; of a
-    step that stands there twice (a run that was resumed) the later loss counts. Raises ValueError for a rate of 0.
+    repeated step (of a resumed run) the later loss counts. Raises ValueError for a rate of 0.
     """
     if done < MIN_SHARE * end:
         return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
@@ -120,7 +120,7 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     off = np.abs(y - _law(theta, schedule, x))
     usual = 1.4826 * float(np.median(off))
     near = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
-    # The law suits these losses less than the public curves; spikes.
+    # The law fits these losses worse than the public curves, or some are spikes.
     if usual**2 - noise**2 > misfit**2 or not near.all():
         misfit = max(misfit, np.sqrt(max(usual**2 - noise**2, 0.0)))
         theta, covariance = _least_squares(schedule, x[near], y[near], noise, misfit)
@@ -128,7 +128,7 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
 
 
 def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
-    """Returns what happens if the run goes on with `rate`: a schedule that came down and starts again raises the loss first."""
+    """Predicts the loss if the run goes on with `rate`: a rate that has decayed and rises again first raises the loss."""
     done = forecast.done
     steps = np.unique(np.linspace(done, end, min(end - done, 1000) + 1).round().astype(int))
     losses = forecast.curve(steps, rate)[0]
@@ -144,8 +144,8 @@ class _Schedule:
 
     Attributes:
       warmup: the last step of the warm-up: the rate rises up to it.
-      total: sum of the rates of steps 1 to t, as shares of the peak, by t from 0.
-      before, falls, shares: of each change of the rate after it (near ones are one): the total before, its fall, the rate then.
+      total: at index t, the sum of the rates of steps 1 to t, as shares of the peak.
+      before, falls, shares: for each later change of the rate (close ones merged): the total before, its fall, the rate after.
     """
 
     warmup: int
@@ -200,7 +200,7 @@ def _bins(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _least_squares(
     schedule: _Schedule, steps: np.ndarray, losses: np.ndarray, noise: float, misfit: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the parameters that suit losses and priors best, and their covariance (Laplace's approximation)."""
+    """Returns the parameters that fit losses and priors best, and their covariance (Laplace's approximation)."""
     from scipy import optimize  # here, because its import takes a sixth of a start
 
     mean, sd = np.array(list(PRIORS.values())).T
@@ -225,12 +225,12 @@ PLAN, DECAY, STOP = "on to the plan", "decay now", "stop"  # the futures, in thi
 GO_ON, TOO_EARLY = "go on", "too early"  # advice is one of these, DECAY and STOP
 DECAY_SHARE = 0.15  # "decay now" takes this share of the steps done; WSD decays over 10 to 20% (arXiv:2404.06395)
 CENTINAT = 0.01
-SURE = 2  # a future is too dear if it is so even with a gain this far above the expected one, in halves of the 80% interval
+SURE = 2  # a future costs too much if it does even at the expected gain plus this many half-widths of the 80% interval
 
 
 @dataclasses.dataclass(frozen=True)
 class Future:
-    """One way to go on, against stopping now: its 80% intervals of loss and gain (how far the loss falls from now on)."""
+    """One way to go on or stop: its loss and gain (how far the loss falls from now on) with 80% intervals, and its cost."""
 
     name: str
     steps: int
@@ -245,12 +245,12 @@ class Future:
 
     @property
     def usd_per_centinat(self) -> float:
-        """Returns the dollars for 0.01 nats; inf if they cost something and the loss does not fall; 0 if all is free."""
+        """Returns the dollars for 0.01 nats; inf if the loss does not fall; 0 if the future is free."""
         return _price(self.usd, self.gain)
 
     @property
     def cheapest(self) -> float:
-        """Returns the dollars for 0.01 nats if the loss falls as far as it can be thought to."""
+        """Returns the dollars for 0.01 nats at the largest plausible gain."""
         return _price(self.usd, self.gain + SURE * (self.gain_high - self.gain))
 
 
@@ -263,7 +263,7 @@ class Advice:
 def futures(
     forecast: Forecast, end: int, seconds_per_step: float, usd_per_hour: float, decay_share: float = DECAY_SHARE
 ) -> list[Future]:
-    """Returns the three futures of a run, in the order PLAN, DECAY, STOP. `decay_share` is of the steps done."""
+    """Returns the three futures of a run, in the order PLAN, DECAY, STOP. `decay_share`: of the steps done."""
     done = forecast.done
     n = min(max(round(decay_share * done), 1), end - done)
     now = float(np.asarray(forecast.rate(np.array([done]))).reshape(-1)[0])
@@ -280,7 +280,7 @@ def futures(
 
 
 def advice(ahead: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
-    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars (0 = whatever it costs), even at the best gain."""
+    """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars (0 = any price), by each future's `cheapest`."""
     if isinstance(ahead, TooEarly):
         return Advice(TOO_EARLY, ahead.why)
     plan, decay, _ = ahead

@@ -1,7 +1,7 @@
-"""Compiles the real train step from shapes alone, for devices that may be absent, and says what memory it takes and there is.
+"""Compiles the real train step from shapes alone, for devices that may be absent; measures memory, needed and available.
 
 With JAX's CUDA plugin (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU compiler compiles the step for H100s. Else
-it is compiled for fake CPU devices, whose memory, of a program in float32, says little about a GPU.
+the step is compiled for fake CPU devices, in float32: the memory of that program says little about a GPU.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from jaxlm.plan.flops import trained_rows
 from jaxlm.step import parts
 from jaxlm.step.objectives import dpo, lm, policy, reward
 
-# Program -> the maker of what it minimises.
+# Program -> the function that makes its objective.
 OBJECTIVES = {"reward": reward.make, "dpo": dpo.make}
 OBJECTIVES |= dict.fromkeys(("pretrain", "sft"), lm.make) | dict.fromkeys(("ppo", "grpo"), policy.make)
 LARGE = 1_000_000  # elements; a parameter with more should not be whole on every device of a mesh with fsdp
-# Compiles fast, optimises little. Of XLA's CPU compiler: the machine code is slow, the memory that it takes is the same.
+# Options of XLA's CPU compiler: compile fast and optimise little. The code is slow, but takes the same memory.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# What XLA asks about an H100 that is not there: openxla/xla's gpu_device_info of the SXM card, whose figures are those of
-# its data sheet and of CUDA's properties.
+# What XLA must know about an absent H100: openxla/xla's gpu_device_info of the SXM card, with figures of its data sheet and
+# of CUDA's properties.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024  threads_per_warp: 32  shared_memory_per_block: 49152  shared_memory_per_core: 233472
@@ -52,7 +52,7 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training from the config alone. Rows of their own are the vocabulary's last."""
+    """Returns the training's parts from the config alone. It takes the last ids as the tokens whose rows are trained apart."""
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
     adapter = adapters.of(config.adapter, rows)
@@ -62,7 +62,7 @@ def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a parameter is split: its elements on each device, and whether each device has all of them."""
+    """How a parameter is sharded: its elements on each device, and whether each device has all of them."""
 
     name: str
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ def memory_of(compiled: jax.stages.Compiled) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices to compile for, which may be absent; `name` is theirs for users."""
+    """The devices to compile for, which may be absent; `name` is what users are shown."""
 
     platform: str
     name: str
@@ -131,13 +131,13 @@ def target(devices: int, hosts: int) -> Target:
 
 
 def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
-    """Compiles the step for a target's platform, and returns what the program holds and sends, as `jaxlm plan` shows it."""
+    """Compiles the step for a target's platform, and returns its memory, sharding and collectives, for `jaxlm plan`."""
     start = time.monotonic()
     lowered, rows = lower_step(config, sharding.make_mesh(mesh, target.devices))
     program = lowered.compile(compiler_options=target.options)
     note = "" if target.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
     if config.optim.offload or config.model.offload:
-        note = "as if nothing were offloaded: JAX knows no host memory of devices that are not there"
+        note = "as if nothing were offloaded: JAX knows no host memory of absent devices"
     whole = {row.name: math.prod(row.shape) for row in rows if row.replicated and math.prod(row.shape) > LARGE}
     largest = max(whole, key=whole.__getitem__, default=None)
     return {
@@ -156,14 +156,14 @@ def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Memory that there is, for each device, and whose it is, for the user."""
+    """The available memory of each device, and words for the user on where it is."""
 
     bytes: float
     of: str
 
 
 def of_devices(memory_gb: float) -> Room | None:
-    """Returns the memory of each device, the least of all processes, or `memory_gb`; None if this platform does not say it."""
+    """Returns each device's memory: `memory_gb` if given, else the least of all processes; None if it is unknown."""
     if memory_gb:
         return Room(memory_gb * 1e9, "by config.tune.memory_gb")
     device, alone = jax.local_devices()[0], jax.device_count() == 1
@@ -184,19 +184,19 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
     """Returns the error of a step that does not fit: RunError for a run that has begun, if there may be more memory later."""
     if platform != "cpu" or memory_gb:
         return ConfigError(words)
-    words += "; if more can be had (swap, caches), say how much by --config.tune.memory_gb=GB"
+    words += "; if there is more memory (swap, caches), say how much by --config.tune.memory_gb=GB"
     return (RunError if begun else ConfigError)(words)
 
 
 def available_bytes(root: pathlib.Path = files.ROOT) -> int:
-    """Returns what this process may still take of the host's memory. Raises OSError without /proc (macOS)."""
+    """Returns how much of the host's memory this process may still take. Raises OSError without /proc (macOS)."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([available, *_left_by_cgroups(root)])
 
 
 def _left_by_cgroups(root: pathlib.Path) -> list[int]:
-    """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
+    """The bytes that each limit leaves to this process; page cache that can be dropped counts as free."""
     left = []
     for folder, first_version in files.cgroups("memory", root):
         limit, used = ("limit_in_bytes", "usage_in_bytes") if first_version else ("max", "current")
@@ -262,7 +262,7 @@ def collectives(compiled_text: str) -> list[Collective]:
 
 
 def collectives_by_kind(compiled_text: str) -> list[dict[str, str | int]]:
-    """Returns kind, times and bytes of the collectives of a step, added up by kind."""
+    """Returns kind, times and bytes of a step's collectives, summed by kind."""
     rows, sent = [], collectives(compiled_text)
     for kind in KINDS:
         if same := [c for c in sent if c.kind == kind]:

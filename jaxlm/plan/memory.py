@@ -3,9 +3,9 @@
 The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises memory
 (`scripts/check_plan.py` compiles all shipped configs for an H100, without a GPU, and compares). A CPU's program differs.
 
-The peak is at one of three moments: the loss, and the point at which the last layer's backward pass has just recomputed
-what was not kept, since what layers keep grows until the last one; and the optimizer's update, when the activations are gone,
-but all gradients are there. Frozen parameters have no gradients and no optimizer state, and nothing is kept for them.
+The peak is at one of three moments: the loss; the last layer's backward pass, after it has recomputed what was not kept, when
+what all layers keep is in memory; and the optimizer's update, when the activations are freed but all gradients are there.
+Frozen parameters have no gradients and no optimizer state, and no activations are kept for them.
 
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
@@ -39,9 +39,9 @@ _F32 = 4
 class Memory:
     """Bytes on each device at the peak of a step, by component.
 
-    `optimizer` is without what is offloaded, `gradients` are the float32 sums over microbatches (of one: in the compute type),
-    `copies` the parameters in that type, `activations` what all layers keep for the backward pass. `rollouts` is what draws
-    answers: the reference, and between two updates the weights laid out for it and its caches.
+    `optimizer` leaves out what is offloaded. `gradients` are float32 sums over microbatches (with one, in the compute type),
+    `copies` the parameters in the compute type, `activations` what all layers keep for the backward pass. `rollouts` is for
+    drawing answers: the reference, and between two updates the packed weights and the KV caches.
     """
 
     parameters: int
@@ -71,7 +71,7 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
 
 
 class _Share(typing.NamedTuple):
-    """One device's share of variables; `narrow_bytes`: below float32; `drawing_bytes`: at most the dtype."""
+    """One device's share of variables; `narrow_bytes`: of dtypes below float32; `drawing_bytes`: cast to the compute type."""
 
     numbers: int
     bytes: int
@@ -102,7 +102,7 @@ class Estimator:
         rows = t.microbatch_size // self._ways
         in_float32 = trained.numbers * _F32
         draws = flops.draws(config)
-        # The model that a policy is compared with is a second one only if all parameters are trained.
+        # A policy's reference is a second model only if all parameters are trained.
         reference = trained.bytes if draws and config.policy.reference and self._all_trained else 0
         steady = {"parameters": in_float32, "frozen": frozen.bytes, "optimizer": self._optimizer}
         steady |= {"batch": self._batch, "rollouts": reference}
@@ -114,7 +114,7 @@ class Estimator:
         # XLA keeps a cast of each trained parameter.
         copies = trained.narrow_bytes + (self._head_copy(m) if self._all_trained else 0) + stacks + frozen_stacks
         joined = self._joined(m)
-        # Frozen kernels that are joined do not wait for the backward pass: it joins them again.
+        # Joined frozen kernels are not kept for the backward pass, which joins them again.
         waiting = joined if self._all_trained else 0
         nothing = {"copies": 0, "activations": 0}
         # The last layer's backward pass, the loss, the update (which makes float32 updates of all parameters), drawing.
@@ -129,7 +129,7 @@ class Estimator:
         return max(moments, key=lambda memory: memory.total)
 
     def _drawing(self, config: Config) -> int:
-        """The bytes with which a policy draws answers: its weights laid out for that, some of them twice, and caches."""
+        """The bytes for drawing a policy's answers: its weights, some of them packed a second time, and KV caches."""
         m, r, t = config.model, config.rollout, config.train
         answers = r.prompts * r.answers
         weights = (self._trained if self._all_trained else self._frozen).drawing_bytes
@@ -139,7 +139,7 @@ class Estimator:
         return weights + packed // self._fsdp + cache // (self._ways * self._tensor)
 
     def _joined(self, m: ModelConfig) -> int:
-        """The bytes of a layer's weights as products use them, gathered: of one layer, or of all without remat and scan."""
+        """The bytes of weights gathered and joined for matrix products: of one layer, or of all without remat and scan."""
         joined = _side_by_side(m, self._tensor) if m.fuse_projections else 0
         # The joined weights are gathered already: they are not counted again.
         whole = (self._trained.layer_numbers + self._frozen.layer_numbers) * self._fsdp
@@ -148,7 +148,7 @@ class Estimator:
         return (joined + gathered) * self._width * times
 
     def _head(self, m: ModelConfig) -> int:
-        """The bytes of the head's gradient, float32, which the loss adds up over its tiles; 0 if it is frozen."""
+        """The bytes of the head's gradient, float32, which the loss sums over its tiles; 0 if the head is frozen."""
         return m.padded_vocab_size * m.d_model * _F32 // self._tensor if self._all_trained else 0
 
     def _head_copy(self, m: ModelConfig) -> int:
@@ -157,13 +157,13 @@ class Estimator:
         return m.padded_vocab_size * m.d_model * self._width // self._tensor if copied else 0
 
     def _loss(self, config: Config, tokens: int) -> int:
-        """The bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all."""
+        """The bytes of one tile's logits (without tiles, of all logits), of the hidden states, and of the gradients of both."""
         m, width = config.model, self._width
         tile = min(config.loss.tile_tokens or tokens, tokens)
         of_gradient, head = width, self._head(m)
         if not self._all_trained:
             of_gradient, head = (width, self._head_copy(m)) if tile < tokens else (_F32, 0)
-        # Without tiles the policy's logits wait for the backward pass while the reference makes its own.
+        # Without tiles the policy's logits wait for the backward pass while the reference computes its own.
         others = _F32 if tile == tokens and flops.reference(config) == "each step" else 0
         logits = tile * m.padded_vocab_size // self._tensor * (_F32 + of_gradient + others)
         return logits + 2 * tokens * m.d_model * width + head
@@ -178,7 +178,7 @@ def _side_by_side(m: ModelConfig, tensor: int = 1) -> int:
 
 
 def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> dict[str, int]:
-    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs."""
+    """Returns name -> elements per token on each tensor device, for each array that a layer's backward pass needs."""
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
     trained = flops.kernels(m) if adapter.kind == "none" else flops.targets(m, adapter)
@@ -197,7 +197,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
 
 
 class _Layer:
-    """Bytes of one layer's activations on a device: `kept` for the backward pass, `shared` by all, `backward`: more then."""
+    """A layer's activation bytes on a device: `kept` for the backward pass, `backward`: added by it, `shared` by all layers."""
 
     def __init__(self, config: Config, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         m, tensor = config.model, axes.get("tensor", 1)
@@ -239,7 +239,7 @@ def _share(variables: Variables, shardings: Variables, width: int) -> _Share:
 
 
 def device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
-    """Returns the bytes of a tree on each device: (what stays there, what comes from the host's memory to be used)."""
+    """Returns the bytes of a tree on each device: (what stays there, what is loaded from host memory for use)."""
     sizes = {True: 0, False: 0}
     for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):
         sizes[placed.memory_kind == "pinned_host"] += math.prod(placed.shard_shape(leaf.shape)) * leaf.dtype.itemsize

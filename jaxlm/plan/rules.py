@@ -1,9 +1,9 @@
 """Published rules for a pretraining run, where a config departs from them and what that costs, and scaling laws.
 
-A rule returns the value that jaxlm takes, and between which values the published rules lie. `optim.lr=0` and `optim.b2=0` in a
+A rule returns the value that jaxlm takes, and the range of the published rules. `optim.lr=0` and `optim.b2=0` in a
 config mean "by rule": `by_rule` fills them in. Tokens are those of the schedule. Parameters are counted without embeddings,
 positions and an untied head. All rates are for a decay towards 0 and a model that begins with new weights. The constants are
-as published and fitted to nothing of ours, on models of 50M to several billion parameters: for the quickstart they reach far.
+as published, none fitted by us, for models of 50M to several billion parameters: for the quickstart they extrapolate far.
 
 The scaling laws are L(N, D) = E + A / N^alpha + B / D^beta, in nats per token OF THEIR OWN TOKENIZER AND TEXT (MassiveText,
 32,000 ids). Compare two plans by them, never a plan with a loss that you have measured.
@@ -21,11 +21,11 @@ from jaxlm.plan.flops import params_by_component
 # b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.
 HALF_LIFE, HALF_LIFE_SPAN = 36e6, (25e6, 70e6)
 SMALL, SMALL_HALF_LIFE = 35e6, 10e6  # parameters up to which the half-life is shorter, and that half-life
-MOST_OF_RUN = 0.25  # of the run's tokens: a half-life longer than this would see the beginning at the end
+MOST_OF_RUN = 0.25  # of the run's tokens: a half-life longer than this would still weigh the run's beginning at its end
 B2_SPAN = (0.95, 0.9995)
-MUON_SPAN = (0.65, 2.5)  # where published rates for Muon lie, times the rule
+MUON_SPAN = (0.65, 2.5)  # published rates for Muon, as multiples of the rule
 WARMUP_SPAN = (0.01, 0.10)  # of the steps
-FITTED_FROM = 50e6  # parameters, about: from where the laws of the rates were fitted
+FITTED_FROM = 50e6  # about the fewest parameters on which the laws of the rates were fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def of(config: Config) -> Run:
 # ---------------------------------------------------------------------------------------------------------------------
 # Rates
 
-# AdamW's: source -> (the rate at a batch of the law's own, that batch in tokens). DeepSeek's are of C = 6ND; Porian's rate is
+# AdamW: source -> (the rate at the law's own batch, that batch in tokens). DeepSeek's laws are in C = 6ND; Porian's rate is
 # for 20 tokens a parameter.
 ADAMW_LAWS: dict[str, tuple[Callable[[Run], float], Callable[[Run], float]]] = {
     "Step Law, arXiv:2503.04715": (
@@ -81,9 +81,9 @@ MARIN = "Marin's 1.2B, arXiv:2509.02046"
 
 
 def adamw_rates(run: Run) -> dict[str, float]:
-    """Returns what each published rule says of AdamW's rate; between batches by the root of their ratio (arXiv:2205.10287).
+    """Returns AdamW's rate by each published rule, scaled by the root of the ratio of batches (arXiv:2205.10287).
 
-    Marin's is one tuned point (2e-3 at 2^20 tokens a step), which says nothing of models of other sizes.
+    Marin's is one tuned point (2e-3 at 2^20 tokens a step), used only for models near its size.
     """
     rates = {name: rate(run) * math.sqrt(run.batch / batch(run)) for name, (rate, batch) in ADAMW_LAWS.items()}
     return rates | ({MARIN: 2e-3 * math.sqrt(run.batch / 2**20)} if 0.6e9 <= run.params <= 2.4e9 else {})
@@ -94,12 +94,12 @@ def adamw_rate(run: Run) -> Rule:
 
 
 def muon_rate(run: Run) -> Rule:
-    """Returns Muon's rate for updates times .2 sqrt(max(inputs, outputs)): 6e-4 (2048/d) (6.5e9/D)^.35 (B/262144)^.5.
+    """Returns Muon's rate for updates scaled by .2 sqrt(max(inputs, outputs)): 6e-4 (2048/d) (6.5e9/D)^.35 (B/262144)^.5.
 
-    It is drawn through published points and no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for the same scale
-    of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
-    marin-community/marin). Rates tuned for other scales, put into this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a
-    step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
+    The rule passes through published points; it is no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for this
+    scale of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
+    marin-community/marin). Rates tuned for other scales, converted: Marin's 1.2B (4e-3 at d 1536, 48B tokens, 2^20 a step:
+    5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
     """
     rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
     low, high = (share * rate for share in MUON_SPAN)
@@ -133,7 +133,7 @@ def half_life(run: Run, value: float) -> float:
 
 
 def batch(run: Run) -> Rule:
-    """Returns the batch in tokens by Step Law. A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101)."""
+    """Returns the batch in tokens by Step Law. A smaller one costs no tokens if rate and b2 are adapted (arXiv:2507.07101)."""
     return _first({name: batch(run) for name, (_, batch) in ADAMW_LAWS.items()})
 
 
@@ -155,9 +155,9 @@ def warmup(run: Run) -> Rule:
 
 
 def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> Config:
-    """Returns the config with rates and a b2 where it leaves them to the rule (0), or as the run has `begun`; says them.
+    """Returns the config with rates and b2 by rule where they are 0, or the values with which the run has `begun`; says them.
 
-    Raises ConfigError if the run begins with the weights of another, for which no rule is known.
+    Raises ConfigError if the run begins with another run's weights: no rule is known for such runs.
     """
     o = config.optim
     left = {key: rule for key, rule in _rules(o).items() if not getattr(o, key)}
@@ -169,7 +169,7 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
         return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
     if config.origin and (unruled := [key for key in left if key != "b2"]):
         raise ConfigError(
-            f"optim.{unruled[0]}=0 is the rule for a model that begins with new weights, and this one begins with those of "
+            f"optim.{unruled[0]}=0 is the rule for new weights, but this model begins with those of "
             f"{config.origin}: give config.optim.{unruled[0]}"
         )
     run = of(config)
@@ -188,7 +188,7 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
 
 
 def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
-    """Key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
+    """Key -> its rule. With Muon and a ratio by rule, `lr` is AdamW's rate, and `lr` times the ratio is Muon's."""
     if o.name != "muon" or o.matrix_lr_ratio:
         ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
         return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
@@ -208,8 +208,8 @@ def rounded(key: str, value: float) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 # Scaling laws
 
-# Share of the mean that widens the span of the two laws on both sides. The laws' own residuals are near 1%, but other data
-# and tokenizers move losses by much more.
+# The span of the two laws is widened on both sides by this share of their mean. The laws' own residuals are near 1%, but
+# other data and tokenizers move losses by much more.
 UNCERTAINTY = 0.10
 
 
@@ -243,9 +243,9 @@ def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any
     """Returns what the laws predict for training `params` parameters on `tokens` tokens, as plain values.
 
     Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264). `optimal_tokens` are by the
-    rule of 20 tokens a parameter, `loss` is the mean of the laws' final losses; `low` and `high` are the lowest and highest of
-    them, moved apart by UNCERTAINTY. All are None if one law's loss is worse than guessing among the vocabulary: then the plan
-    is far outside of the laws' range.
+    rule of 20 tokens a parameter, `loss` is the mean of the laws' final losses; `low` and `high` are the lowest and highest,
+    moved apart by UNCERTAINTY. The three losses are None if a law's loss is worse than uniform guessing: then the plan is far
+    outside of the laws' range.
     """
     losses = {law.name: law.loss(params, tokens) for law in LAWS}
     mean, guessing = sum(losses.values()) / len(losses), math.log(vocab_size)
@@ -264,9 +264,9 @@ def stand(params: float, tokens: float, vocab_size: int) -> dict[str, typing.Any
 # What departs from the rules
 
 FACTOR = 1.5
-# A rate that is three times too low costs .026 nats at 1.2B (arXiv:2509.02046); log rates are taken to cost by their square.
+# A rate that is three times too low costs .026 nats at 1.2B (arXiv:2509.02046); the cost is taken as quadratic in the log rate.
 RATE_NATS = 0.026 / math.log(3) ** 2
-B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # of the tokens, with steps of up to so many tokens
+B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # the share of the tokens that it costs, for steps of up to so many tokens
 FINAL_RATIO, FINAL_NATS, FINAL_TOKENS = 0.05, 0.02, (0.10, 0.15)  # a rate that ends at a tenth (arXiv:2502.15938)
 DECAY, LEAST_DECAY = (0.5, 0.65), 0.33  # wsd: nanochat's shares of the steps, and what is well below them
 NOT_PRICED = "no published price"
@@ -274,12 +274,12 @@ NOT_PRICED = "no published price"
 
 @dataclasses.dataclass(frozen=True)
 class Departure:
-    """One key that is not as the rules have it.
+    """One key that departs from the rules.
 
     Attributes:
-      cost, source: what that costs by published sweeps, in words, and who says so; nats: of the cost, if anybody says it.
-      tokens: the share of the tokens that the rule would save, as (least, most), if anybody says it.
-      high: True for a rate above its rule that most parameters have: the run may diverge.
+      cost, source: the cost in words, and the published sweep that it is from; nats: the cost in nats, if published.
+      tokens: the share of the tokens that the rule would save, as (least, most), if published.
+      high: True if it is the rate of most parameters, and above its rule: the run may diverge.
     """
 
     key: str
@@ -294,11 +294,11 @@ class Departure:
 
 
 def compare(config: Config) -> dict[str, typing.Any] | None:
-    """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not hold.
+    """Returns {"rules": name -> rule, "departures": [...]} as plain values; None where the rules do not apply.
 
-    They hold for pretraining that begins with new weights, and for a whole schedule: not for a branch that decays. A rate, a
-    half-life of b2, a batch or a warm-up departs if it is off by more than FACTOR. Costs are rough: sweeps of others, on their
-    models and data, read at our distance from the rule. No rate or b2 may be left to the rule (`by_rule`).
+    They apply to pretraining from new weights over a whole schedule, not to a branch that decays. A rate, a half-life of b2,
+    a batch or a warm-up departs if it is off by more than FACTOR. Costs are rough: from published sweeps on other models and
+    data, at our distance from the rule. `by_rule` must have set all rates and b2.
     """
     if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
         return None
@@ -315,7 +315,7 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
 def too_high(config: Config) -> list[str]:
     """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge."""
     rows = (compare(config) or {"departures": []})["departures"]
-    words = "{key}={value:g}: {why}, {rule[value]:.3g} there, and the run may diverge (jaxlm plan)"
+    words = "{key}={value:g}: {why}, which gives {rule[value]:.3g}, and the run may diverge (jaxlm plan)"
     return [words.format(**row) for row in rows if row["high"]]
 
 
@@ -339,7 +339,7 @@ def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
 
 
 def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
-    """What departs of `lr` and `matrix_lr_ratio`. Two rates are priced by their product, at the key that is farther off."""
+    """Yields departures of `lr` and `matrix_lr_ratio`. Two rates are priced by their product, at the key farther off."""
     values = {key: getattr(o, key) for key in rules}
     own, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
     key, two = "", len(rules) > 1
@@ -362,7 +362,7 @@ def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> Iterator[Departu
 
 
 def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Departure]:
-    """What departs of b2, batch and warm-up."""
+    """Yields the departures of b2, batch and warm-up."""
     half, largest, least = (rules[name] for name in ("b2", "batch_tokens", "warmup_steps"))
     ours, best = half_life(run, config.optim.b2), half_life(run, half.value)
     if config.optim.name != "adafactor" and config.optim.b2 and _off(ours, best) > FACTOR:
@@ -371,7 +371,7 @@ def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Depart
         if run.batch <= B2_BATCH:
             cost, tokens = f"{B2_TOKENS[0]:.0%} to {B2_TOKENS[1]:.0%} of the tokens", B2_TOKENS
         yield Departure("optim.b2", config.optim.b2, half, why, cost, half.source, tokens=tokens)
-    # A smaller batch than the rule's costs no tokens, so only a larger one departs, and that from the largest rule.
+    # A smaller batch than the rule's costs no tokens, so only one above the largest rule departs.
     if run.batch > FACTOR * largest.high:
         why = (
             f"{human(run.batch)} tokens a step, {run.batch / largest.high:.2g} times the largest of the published rules"
@@ -386,7 +386,7 @@ def _others(config: Config, run: Run, rules: dict[str, Rule]) -> Iterator[Depart
 
 
 def _shape(o: OptimConfig) -> Iterator[Departure]:
-    """What departs of the schedule: where it ends, and how long it decays."""
+    """Yields the departures of the schedule: where it ends, and how long it decays."""
     constant = o.schedule == "constant"
     ends = 1.0 if constant else o.final_lr_ratio
     if ends > FINAL_RATIO:

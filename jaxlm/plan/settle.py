@@ -1,4 +1,4 @@
-"""Settles a config: the only code that puts values where a config says auto, or 0 for a rule or for the data's vocabulary.
+"""Settles a config: the only code that replaces auto, and the 0 that means a rule's value or the data's vocabulary.
 
     settled = settle.on_platform(config, platform)      # model.attention, model.dtype
     settled = settled.as_begun(folder)                  # optim.lr, matrix_lr_ratio, b2
@@ -24,16 +24,16 @@ from jaxlm.step import optim as optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """A config on its way from what was asked (which config.json keeps, `auto` and all) to what runs."""
+    """A config as it was asked (config.json keeps it, with each `auto`), and as it runs so far."""
 
     asked: Config
     runs: Config
 
     def as_begun(self, folder: pathlib.Path) -> "Settled":
-        """Returns it with held-out text and rates of the folder's run, or by rule.
+        """Returns it with the held-out text and rates of the folder's run; rates of a new run are by rule.
 
         Raises:
-          ConfigError: a new run would learn nothing, or the run has a value that is gone (`older.check_goes_on`).
+          ConfigError: a new run would learn nothing, or the run has a removed value (`older.check_goes_on`).
         """
         from_first(lambda: older.check_goes_on(files.json_there(folder / "config.json")))
         config = older.keep(self.runs, from_first(lambda: _older_batches(folder)), say)
@@ -51,23 +51,23 @@ class Settled:
 
 
 def on_platform(config: Config, platform: str) -> Settled:
-    """Returns the config for a platform. Raises ConfigError if that can't run what is asked for (`hardware.for_platform`)."""
+    """Returns the config for a platform. Raises ConfigError if the platform can't run the model (`hardware.for_platform`)."""
     model = hardware.for_platform(config.model, platform, config.mesh.context)
     return Settled(config, dataclasses.replace(config, model=model))
 
 
 def to_read(model: ModelConfig, platform: str) -> ModelConfig:
-    """Returns a model's config for a platform. Without gradients there is nothing to recompute or to offload."""
+    """Returns a model's config for inference on a platform: without gradients nothing is recomputed or offloaded."""
     return dataclasses.replace(hardware.for_platform(model, platform), remat="none", offload=False)
 
 
 def sized(config: Config, say: Say, size: int = 0) -> Config:
-    """Returns the config with this size of the vocabulary where it leaves that open; 0: as its data has it, or may have."""
+    """Returns the config with vocabulary size `size` if it sets none; 0: the size in its data, or an assumed one."""
     return vocabulary.with_size(config, size) if size else vocabulary.assumed(config, say)
 
 
 def assuming(config: Config, *, remat: str, rows: int) -> Config:
-    """Returns the config with this remat and these rows of a microbatch where it leaves them to the devices."""
+    """Returns the config with `remat` and microbatches of `rows` where it leaves them to the devices."""
     remat = remat if config.model.remat == "auto" else config.model.remat
     rows = rows if config.train.microbatch_size == -1 else config.train.microbatch_size
     return with_keys(config, model={"remat": remat}, train={"microbatch_size": rows})
@@ -78,12 +78,12 @@ def by_rule(config: Config, say: Say, begun: dict[str, float] | None = None) -> 
 
 
 def ruled(config: Config, **changes) -> OptimConfig:
-    """Returns `optim` as the rule has it for the config with these changes of `optim`, such as lr=0.0. Says nothing."""
+    """Returns `optim` by rule, after changes such as lr=0.0. Prints nothing."""
     return by_rule(with_keys(config, optim=changes), lambda line: None).optim
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
-    """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
+    """Returns the rates and `b2` of the run in the folder, or of the run from which it branches; None for a new run."""
     begun = workdir.has_checkpoints(folder)
     home = folder if begun else files.expanded(config.origin)
     saved = workdir.saved_config(home) if begun or config.origin_state else None

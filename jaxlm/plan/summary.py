@@ -14,7 +14,7 @@ from jaxlm.plan.memory import Memory
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
-    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention are not auto."""
+    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator. Dtype and attention can't be auto."""
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else fit.ONE_DEVICE
@@ -26,7 +26,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     c, by_remat = config.checkpoint, {}
     for remat in fit.REMATS:
         total = planner.memory(mesh, remat=remat, microbatch=microbatch).total
-        by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # of a step, against one without
+        by_remat[remat] = {"total": total, "time": remat_factor(config, remat)}  # relative to no remat
     held = fit.Planner(with_keys(config, optim={"offload": False})).memory(fit.ONE_DEVICE, microbatch=1)
     return {
         "model": _model(config),
@@ -57,7 +57,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
-    """Returns what each phase takes on the row of the run's price (within 10%), or the cheapest that fits; None without one."""
+    """Returns each phase's cost on the accelerator of the run's price (within 10%), or the cheapest that fits; or None."""
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:
@@ -70,7 +70,7 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
     hours = sum(part["hours"] for part in parts)
     limits |= {"stop.usd": (stop.usd, hours * usd_per_hour), "stop.hours": (stop.hours, hours)}
     if len(parts) == 1 and not parts[0]["name"]:
-        parts = []  # the whole alone
+        parts = []  # only the total
     parts.append({"name": "all", "last_step": steps, "steps": steps, "hours": hours, "limit_usd": stop.usd})
     return {
         "accelerator": row["name"],
@@ -138,7 +138,7 @@ def _run(config: Config) -> dict[str, typing.Any]:
 def _row(
     config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator
 ) -> dict[str, typing.Any]:
-    """The row of one accelerator: `plan.mesh` made of it, or as few of it as the model needs."""
+    """The row of one accelerator: for `plan.mesh`, or for as few devices as the model needs."""
     asked = bool(config.plan.mesh)
     fitting = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
     devices = fitting.devices if fitting else fit.devices_of(mesh)
@@ -146,7 +146,7 @@ def _row(
     costs = _cost(config, device, fitting, hosts(config, mesh) if asked else -(-devices // 8), devices)
     change = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
     changed = change and {key: getattr(change, key) for key in ("devices", "optimizer", "remat", "microbatch")}
-    if change:  # what it takes on the mesh
+    if change:  # its cost on the mesh
         then = _cost(config, device, change, hosts(config, mesh), change.devices)
         changed |= {key: then[key] for key in ("tokens_per_second", "hours", "usd")}
     return {
@@ -166,7 +166,7 @@ def _row(
 
 
 def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines: int, devices: int) -> dict:
-    """Hours and dollars with what fits; of the config as it is, a row a device if that is left open, if nothing does."""
+    """Hours and dollars with `fitting`; if nothing fits, of the config itself, with a row a device if that is left open."""
     if fitting:
         config = fit.with_changes(config, fitting.optimizer, fitting.remat, fitting.microbatch)
     elif config.train.microbatch_size < 1:

@@ -8,9 +8,9 @@ from jaxlm.data.batches.rows import MOST_PASSES
 from jaxlm.host.console import dollars, gigabytes, hours, human, size, spent, table
 
 WIDTH = 100  # columns
-# From how many times the largest run of a ladder on its law is a guess: half of the width is 3 to 8 times the parameters.
+# A ladder's law is a guess beyond this multiple of its largest run: twice the width is 3 to 8 times the parameters.
 FAR = {"parameters": 10, "tokens": 2}
-BUSY = 0.5  # processes that want to run, for each core, from which a measurement on a CPU says little
+BUSY = 0.5  # load per core above which a measurement on a CPU says little
 
 
 def render(plan: dict[str, typing.Any]) -> str:
@@ -87,12 +87,12 @@ def _loss(law: dict) -> str:
     names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
     return block(
         f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} "
-        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see"
+        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a measured loss"
     )
 
 
 def _ladder(plan: dict) -> str:
-    """What the small runs foretell; "" if there are none."""
+    """The loss that the ladder predicts; "" if there is no ladder."""
     if not (ladder := plan.get("ladder")):
         return ""
     far = [f"{times:.2g} times their {what}" for what, times in ladder["beyond"].items() if times > FAR[what]]
@@ -113,7 +113,7 @@ def _data(plan: dict) -> str:
     if data.get("mixture"):
         lines.append(wrapped(f"Mixture: {data['mixture']}."))
     if max(data["epochs"].values(), default=0) > MOST_PASSES:
-        beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
+        beyond = "Beyond about four times a repeated token teaches less than a new one (arXiv:2305.16264)"
         lines.append(wrapped(f"{beyond}: get more, or take fewer steps."))
     return "\n".join(lines)
 
@@ -131,7 +131,7 @@ def _recipe(plan: dict) -> str:
     lines = [block(f"RECIPE  by published rules: {', '.join(words)}; linear to 0")]
     for d in recipe["departures"]:
         lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
-    return "\n".join(lines if recipe["departures"] else [*lines, "  nothing here departs from them by more than half"])
+    return "\n".join(lines if recipe["departures"] else [*lines, "  this config departs from none by more than half"])
 
 
 def _number(rule: str, number: float) -> str:
@@ -182,7 +182,7 @@ def _methods(plan: dict) -> str:
 
 
 def _disk(plan: dict) -> str:
-    """What the run takes on the disk; "" if the plan does not say."""
+    """The disk space that the run takes; "" if the plan does not say."""
     if not (disk := plan.get("disk")):
         return ""
     total, each = size(disk["checkpoint"] * disk["checkpoints"]), size(disk["checkpoint"])
@@ -193,7 +193,7 @@ def _disk(plan: dict) -> str:
 
 
 def _compiled(plan: dict) -> str:
-    """What the compiled step holds and sends; "" if none was compiled."""
+    """The memory and collectives of the compiled step; "" if none was compiled."""
     if not (c := plan.get("compiled")):
         return ""
     note, whole = f" ({c['memory_note']})" if c["memory_note"] else "", c["largest_replicated"]
@@ -205,7 +205,7 @@ def _compiled(plan: dict) -> str:
         + replicated,
     ]
     sent = [f"  {row['kind']:<20}{row['times']:>7,} a step{gigabytes(row['bytes']):>9} GB" for row in c["collectives"]]
-    return "\n".join([*lines, *(sent or ["  devices send each other nothing"])])
+    return "\n".join([*lines, *(sent or ["  no collectives between devices"])])
 
 
 def _table(plan: dict) -> str:
@@ -227,7 +227,7 @@ def _table(plan: dict) -> str:
 
 
 def _phases(plan: dict) -> str:
-    """What each phase takes, and which limits the plan is beyond; "" if no accelerator holds the model."""
+    """The cost of each phase, and the limits that the plan exceeds; "" if no accelerator holds the model."""
     if not (phases := plan.get("phases")):
         return ""
     card = f"{phases['devices']} x {phases['accelerator']}"
@@ -271,7 +271,7 @@ def _notes(plan: dict) -> str:
         f"Prices of {plan['prices_as_of']}, from no live offer: put yours into a copy and give it as config.plan.prices.",
         "MFU and tokens/s: jaxlm's own are this machine's, and those whose source is jaxlm. Sources measured a 1.04B model "
         "on one device; a smaller model is assumed to reach less (docs/planning.md). Links between devices are not counted.",
-        "model.remat: time by FLOPs. In the first story one boolean (full) made 28.3k tokens/s 24.0k on an A100: 1.18 x.",
+        "model.remat: time by FLOPs. On an A100, measured, full made 28.3k tokens/s 24.0k: 1.18 x.",
     ]
     return "\n".join(["NOTES", *map(wrapped, notes)])
 
@@ -284,16 +284,16 @@ def _of_here(row: dict) -> list[str]:
     day = datetime.datetime.fromtimestamp(row["time"]).date()
     if not row["tokens_per_second"]:
         room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
-        return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
+        return [f"{device}; on {day} a short measurement did not fit into {room}. To repeat it: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
     room = gigabytes(row["memory"])
     need = f"; its step takes {gigabytes(row['needed'])} GB there, and {room} are free" if row["needed"] else ""
     busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
-    return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
+    return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. To repeat it: plan.measure=again."]
 
 
 def _changes(plan: dict) -> list[str]:
-    """What would let the mesh as planned hold the model, and what would let it compute less again."""
+    """Settings that make the model fit on the planned mesh, and those that recompute less."""
     memory, devices = plan["memory"], plan["mesh"]["devices"]
     by, own = memory["by_remat"], memory["by_remat"][memory["remat"]]["time"]
     where = f"{devices} devices" if devices > 1 else "one device"
@@ -323,12 +323,12 @@ def _changes(plan: dict) -> list[str]:
         )
     if never:
         who = "all" if len(never) == len(plan["accelerators"]) else ", ".join(never)
-        lines.append(f"{who}: {where} can't hold it with any remat policy or 8-bit AdamW.")
+        lines.append(f"{who}: {where} can't hold the model with any remat policy or 8-bit AdamW.")
     return lines
 
 
 def _spot(plan: dict) -> list[str]:
-    """What spot is counted with; where it can't pay, and what would make it."""
+    """The assumptions on spot machines; where spot does not pay, and what would change that."""
     rows = [row for row in plan["accelerators"] if row["devices"]]
     if not rows:
         return []
@@ -343,16 +343,16 @@ def _spot(plan: dict) -> list[str]:
         least = hours(min(row["spot_pays_hours"] for row in curable))
         names = ", ".join(row["name"] for row in curable)
         lines.append(
-            f"{names}: spot costs more than on demand, since too much is lost. It pays with a checkpoint at least every "
+            f"{names}: spot costs more than on demand: too much work is lost. It pays with a checkpoint at least every "
             f"{least}: checkpoint.every_minutes=-1 chooses the interval."
         )
     if never := [row["name"] for row in dear if not row["spot_pays_hours"]]:
-        lines.append(f"{', '.join(never)}: spot can't pay with so many preemptions, however often it saves.")
+        lines.append(f"{', '.join(never)}: spot can't pay with so many preemptions, at any checkpoint interval.")
     return lines
 
 
 def block(text: str) -> str:
-    """Returns the text in lines of at most WIDTH columns, of which the first stands out."""
+    """Returns the text in lines of at most WIDTH columns, all but the first indented."""
     return wrapped(text, "")
 
 

@@ -1,1 +1,1 @@
-"""Pages for people: one self-contained HTML file each, without scripts and without anything fetched."""
+"""HTML reports: each is one self-contained file, without scripts and without requests."""

@@ -1,4 +1,4 @@
-"""The benchmarks of a run's page, and what other models score (configs/published.toml)."""
+"""The benchmarks of a run's page, and the scores of published models (configs/published.toml)."""
 
 import collections
 import dataclasses
@@ -39,15 +39,15 @@ _ACCURACIES = ("acc_norm", "acc", "exact_match", "pass_at_1", "prompt_level_stri
 
 BITS, MARGIN = "bits_per_byte", "margin"  # of the right answer; see eval.results
 _digits = "{:.3g}".format
-_WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was asked -> its mark
+_WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was measured -> its mark
 
-_FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
+_FAR = 0.5  # of the way from chance to the expected score; a lower score is far under it
 _LOOK = "check EOS, leading space, truncation"
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model of others. `params`, `tokens` (None: not published); `shown`: False for one that only says what FLOPs give."""
+    """A published model. `tokens`: None if not published; `shown`: False if it serves only to predict scores by FLOPs."""
 
     name: str
     params: float
@@ -58,7 +58,7 @@ class Model:
 
     @property
     def flops(self) -> float | None:
-        """Returns the FLOPs of its training, 6 x parameters x tokens (Kaplan et al. 2020); None if they are not known."""
+        """Returns the FLOPs of its training, 6 x parameters x tokens (Kaplan et al. 2020); None if they are unknown."""
         return 6 * self.params * self.tokens if self.tokens else None
 
 
@@ -81,7 +81,7 @@ def accuracy(metrics: Mapping[str, float]) -> str | None:
 
 
 def expected(task: str, metric: str, flops: float) -> float | None:
-    """Returns what models score that were trained with so many FLOPs, interpolated in log FLOPs; None without one near."""
+    """Returns the score of models trained with `flops` FLOPs, interpolated in log FLOPs; None for fewer than any model's."""
     known = [m for m in models() if m.flops and metric in m.scores.get(task, {})]
     points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
     if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:
@@ -94,9 +94,9 @@ def alarm(
 ) -> str:
     """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
 
-    That is, with two standard errors added (four wrong answers of four have none, so that of guessing counts too): not
-    half as far above chance as models are that were trained with so many FLOPs (`expected`), or below chance and below what any
-    model has published. Some tasks were chosen so that simple methods fail: small models, rightly evaluated, are below chance.
+    Such a score, with two standard errors added, is less than half as far above chance as `expected`, or below chance and below
+    every published score. The standard error is at least that of guessing: four of four wrong answers have none. Some tasks
+    were chosen so that simple methods fail: small models, correctly evaluated, are below chance there.
     """
     metric = accuracy(metrics)
     if metric is None:
@@ -120,7 +120,7 @@ def alarm(
 
 
 def scores(summary: dict) -> Markup:
-    """Returns the run's scores: the last of each task as a table, and all of them by step."""
+    """Returns the run's scores: the last of each task as a table, and all scores by step."""
     every = {task: points for task, points in _tasks(summary).items() if not task.startswith(redteam.PREFIX)}
     if not every:
         return Markup("")
@@ -146,14 +146,14 @@ def _tasks(summary: dict) -> dict[str, list[dict]]:
 
 
 def _alike(points: list[dict]) -> list[dict]:
-    """The points that were asked as many questions, with as many examples, as most are; of equally many, as the last."""
+    """The points with the most common number of questions and of few-shot examples; of equally common ones, the last's."""
     ways = [(point.get("n"), point.get("fewshot")) for point in reversed(points)]
     usual = collections.Counter(ways).most_common(1)[0][0]
     return [point for point in points if (point.get("n"), point.get("fewshot")) == usual]
 
 
 def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
-    """Which steps the curves of a task leave out, as other questions do not compare; "" if none."""
+    """A note on the steps that a task's curves leave out, since their questions differ; "" if none."""
     if len(points) == len(drawn):
         return ""
     steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)
@@ -175,7 +175,7 @@ def _row(task: str, point: dict) -> tuple:
 
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:
-    """(step, score plus so many standard errors) where the metric was measured."""
+    """(step, score plus `errors` standard errors) where the metric was measured."""
     known = [point for point in points if metric in point["metrics"]]
     return [(p["step"], p["metrics"][metric] + errors * p["stderr"].get(metric, 0.0)) for p in known]
 
@@ -194,7 +194,7 @@ def _accuracy(task: str, points: list[dict]) -> Markup:
 
 
 def beside(summary: dict) -> Markup:
-    """Returns the run's scores among those that others published; nothing without a score on one of their tasks."""
+    """Returns the run's scores beside those of published models; nothing if the run has none of their tasks."""
     others = [model for model in models() if model.shown]
     tasks = [task for task in TASKS if any(task in model.scores for model in others)]
     own = {task: points[-1] for task, points in _tasks(summary).items() if task in tasks}
@@ -207,7 +207,7 @@ def beside(summary: dict) -> Markup:
     rows = zip(("parameters", "tokens", *map(title, tasks)), *columns, strict=True)
     about = (
         "Accuracy in %, zero-shot. n: normalised by the answers' bytes (acc_norm); f: with five worked examples; o: asked "
-        "in the publisher's own way. Scores that were asked in different ways do not compare. A blank was not found published."
+        "in the publisher's own way. Scores asked in different ways are not comparable. A blank was not found published."
     )
     beside = table(("", "this run", *(model.name for model in others)), rows, "Beside published models")
     sources = [tag("p", f"{model.name}: {model.source}") for model in others]

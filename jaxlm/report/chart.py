@@ -9,7 +9,7 @@ from jaxlm.host.console import human
 from jaxlm.report.markup import Markup, tag
 
 _PARTS = 400  # points of a curve at most
-_DOTS = 30  # a curve of so many points at most shows each
+_DOTS = 30  # a curve with at most so many points shows each
 _SIZE = 1000.0  # of the drawing's own coordinates
 
 
@@ -34,8 +34,8 @@ def lines(
 ) -> Markup:
     """Returns a chart of at most six curves with a legend; nothing if no curve has two finite points.
 
-    `along` says what the x axis counts, `unit` what the y axis does, `shown` how numbers beside it are written. `marks` are x
-    values with a vertical line, such as restarts.
+    `along` labels the x axis, `unit` the y axis; `shown` formats the y axis's numbers. `marks` are the x values of vertical
+    lines, such as restarts.
     """
     thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
     thinned = [curve for curve in thinned if sum(math.isfinite(y) for _, y in curve.points) > 1]
@@ -75,7 +75,7 @@ def grid(charts: Sequence[Markup]) -> Markup:
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns at most a few hundred points: the mean of the points in each of as many equal parts of the x axis."""
+    """Returns at most a few hundred points: the means of the points in equal parts of the x axis."""
     points = [(float(x), float(y)) for x, y in points]
     if len(points) <= _PARTS:
         return points
@@ -89,7 +89,7 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _view(values: Sequence[float]) -> tuple[float, float]:
-    """The range of values to show. The highest twentieth is cut off if it would press the rest flat, as a first loss does."""
+    """The range of values to show. The highest twentieth is cut off if it would flatten the rest, as a first loss does."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     most = ordered[int(0.95 * (len(ordered) - 1))]

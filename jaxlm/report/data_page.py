@@ -1,6 +1,6 @@
 """Writes the report of a data directory: what was read, what each stage removed and why, with examples.
 
-`write` takes a summary with these keys. Only `sources` must be there:
+`write` takes a summary with these keys. Only `sources` is required:
 
 sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
                documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
@@ -8,7 +8,7 @@ examples       [{source, stage, reason, detail, id, excerpt}] of removed documen
 clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
 junk, mismatch, tokenizer_fit, manifest      as corpus.audit and data.shards write them
 run            the folder of the run that trains on the data; "" = none
-left_out       what the page does not have, and what adds it
+left_out       what the page lacks, and how to add it
 """
 
 import collections
@@ -47,7 +47,7 @@ def _lead(path: pathlib.Path, summary: dict) -> Markup:
     parts = []
     if run := summary.get("run"):
         link = markup.link(f"run {pathlib.Path(run).resolve().name}", pathlib.Path(run) / markup.NAME, path)
-        parts.append(tag("p", "Made for the ", link, ", whose page is there once it has ended."))
+        parts.append(tag("p", "Made for the ", link, ", whose page is written when it ends."))
     if summary.get("left_out"):
         parts.append(tag("p", "Left out: ", summary["left_out"], ".", class_="dim"))
     return join([*parts, _tiles(summary["sources"])])
@@ -85,7 +85,7 @@ def _funnel(sources: dict[str, dict]) -> Markup:
         tag("h3", "Documents by source"),
         _matrix(sources, "documents", count),
         tag("h3", "Bytes by source"),
-        tag("p", "What edits took counts too, as markup in the stage html."),
+        tag("p", "Bytes that edits removed count too, such as markup in the stage html."),
         _matrix(sources, "bytes", size),
         _reasons(sources),
     ]
@@ -111,7 +111,7 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
 
 
 def _matrix(sources: dict[str, dict], unit: str, write_number: Callable[[float], str]) -> Markup:
-    """Sources by stages: what each took in documents or bytes, shaded by its share of what the source had."""
+    """Sources by stages: the documents or bytes that each stage removed, shaded by their share of the source."""
     names, rows = _stages(sources), []
     failed = ["failed"] if unit == "documents" else []
     for source_name, source in sources.items():
@@ -155,7 +155,7 @@ def _words(content: object) -> Markup:
 
 
 def _edits(sources: dict[str, dict]) -> Markup:
-    """What the stages changed in documents that stayed or went: stage and name by source."""
+    """The numbers of edits in all documents, removed ones too: a row for each stage and edit, a column for each source."""
     totals: dict[tuple[str, str], dict[str, int]] = {}
     for name, (source_name, source) in itertools.product(_stages(sources), sources.items()):
         for stage in (stage for stage in source["stages"] if stage["name"] == name):
@@ -172,11 +172,11 @@ def _edits(sources: dict[str, dict]) -> Markup:
 
 
 def _examples(examples: list[dict]) -> Markup:
-    """Removed and changed documents by stage and reason, folded away."""
+    """Removed and changed documents by stage and reason, collapsed."""
     groups: dict[str, dict[str, list[dict]]] = {}
     for example in examples:
         groups.setdefault(example["stage"], {}).setdefault(example["reason"], []).append(example)
-    parts = [tag("p", "Read some of each: a filter that takes what you would keep is the wrong filter.")]
+    parts = [tag("p", "Read some of each: a filter that removes what you would keep is the wrong filter.")]
     for stage, reasons in groups.items():
         titled = {reason or "changed: before -> after": alike for reason, alike in reasons.items()}
         inner = [_folded(title, len(alike), *map(_example, alike)) for title, alike in titled.items()]
@@ -199,7 +199,7 @@ def _id(text: str) -> Markup:
 
 
 def _clusters(clusters: dict) -> Markup:
-    """How many groups of duplicates of each size there are, and the largest."""
+    """The number of groups of duplicates by size, and the largest groups."""
     sizes = sorted((int(n), how_many) for n, how_many in clusters["sizes"].items())
     if not sizes:
         return tag("p", "No two documents are alike.")
@@ -223,7 +223,7 @@ def _clusters(clusters: dict) -> Markup:
 
 
 def _junk(rows: list[dict]) -> Markup:
-    """What a source repeats that nobody would write, worst first; below, what is only characteristic of a source."""
+    """Strings that a source repeats and nobody would write, worst first; below, those only characteristic of a source."""
     head = ("found", "what it is", "source", "score", "count", "documents", "share", "only here", "")
     junk = [_junk_row(row) for row in rows if row["junk"]]
     own = [_junk_row(row) for row in rows if not row["junk"]]
@@ -268,7 +268,7 @@ def _mismatch(report: dict[str, typing.Any]) -> Markup:
     sources = report["sources"]
     advice = [(name, _words(row["action"]), _words(row["sentence"])) for name, row in report["advice"].items()]
     parts = [
-        tag("p", "What to try in a pilot. It comes from words alone, which say nothing of truth or worth."),
+        tag("p", "What to try in a pilot. It comes from words alone, which do not show truth or quality."),
         table(("source", "try", "why"), advice, "Advice"),
         *([_mixture(report["mixture"])] if report["mixture"] else []),
     ]
@@ -324,7 +324,7 @@ def _distances(report: dict) -> Markup:
 def _map(names: list[str], pairs: dict[frozenset, dict], render_pair: Callable[[dict], Markup], label: str) -> Markup:
     rows = []
     for a in names:
-        of_row = (pairs.get(frozenset((a, b))) for b in names)  # none of a source with itself
+        of_row = (pairs.get(frozenset((a, b))) for b in names)  # no pair of a source with itself
         rows.append((a, *(render_pair(pair) if pair else cell("·", kind="zero") for pair in of_row)))
     return table(("", *names), rows, label)
 
@@ -366,7 +366,7 @@ def _box(length: dict[str, float], low: float, high: float, label: str) -> Marku
 
 
 def _formats(sources: dict[str, dict]) -> Markup:
-    """A table of how readable each source is, and which share of its passages has lists, tables, headings or code."""
+    """A table of each source's readability, and of the share of its passages with lists, tables, headings or code."""
     kinds = list(dict.fromkeys(kind for source in sources.values() for kind in source["formats"]))
     rows = []
     for name, source in sources.items():

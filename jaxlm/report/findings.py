@@ -1,4 +1,4 @@
-"""Prints what the audit found, for people: the junk with examples, what is no junk, and what to do."""
+"""Prints the audit's findings as text: junk with examples, strings that are no junk, and what to do."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from jaxlm.host.console import print_table, say, share, table
 
 _WIDTH, _TEXT_CHARS, _SOURCE_CHARS, _ID_CHARS = 100, 28, 12, 30  # of a line, and of columns in it
 _PIECE = 40  # characters of a pattern in a line; repr may double them
-_OWN_ROWS = 10  # of what is no junk
+_OWN_ROWS = 10  # of strings that are no junk
 
 
 def show(findings: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
@@ -53,5 +53,5 @@ def _short(finding: Finding) -> dict[str, str]:
 
 
 def _clip(text: str, chars: int) -> str:
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # nothing that a terminal acts on
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # no control characters
     return text if len(text) <= chars else text[: chars - 3] + "..."

@@ -19,7 +19,7 @@ NAME = "report.html"  # of each page, in its folder
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
 )
-_OPTION = re.compile(r"(--\w[^\s;,]*)")  # of a command; lines break behind its hyphens
+_OPTION = re.compile(r"(--\w[^\s;,]*)")  # of a command; lines break after its hyphens
 # Light or dark like the reader's system, one column on a phone.
 _CSS = """
 :root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;
@@ -170,7 +170,7 @@ def tiles(tiles: Iterable[tuple[str, str]]) -> Markup:
 
 
 def with_error(point: Mapping, metric: str) -> str:
-    """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if known; "" without it."""
+    """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if known; "" without the score."""
     error = point["stderr"].get(metric)
     if metric not in point["metrics"]:
         return ""

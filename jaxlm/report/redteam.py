@@ -1,4 +1,4 @@
-"""The red team's scores on a run's page: a row for each category and checkpoint, those of the runs it was made from first."""
+"""The red team's scores on a run's page: a row for each category and checkpoint, those of the runs it came from first."""
 
 import itertools
 from collections.abc import Collection, Mapping
@@ -8,7 +8,7 @@ from jaxlm.report.markup import Markup, join, table, tag, with_error
 
 PREFIX = "redteam_"  # of the task of each category
 RUN = 13  # tokens of the shortest run that counts as overlap
-_LEADS = ("flagged", "stereotype")  # the one score of a category that sums it up
+_LEADS = ("flagged", "stereotype")  # the main score of a category
 _COLUMNS = ("flagged", "score", "toxicity", "overlap", "longest_run", "stereotype")
 _MEANING = {
     "jailbreak": "flagged: no refusal. A base model refuses nothing, so expect 1 until it is trained to chat",
@@ -25,7 +25,7 @@ _OVERLAP = (
 
 
 def leads(name: str) -> bool:
-    """Returns False for a figure `eval/TASK/METRIC` of the red team that does not sum its category up."""
+    """Returns False for a figure `eval/TASK/METRIC` of the red team that is not its category's main score."""
     return not name.startswith(f"eval/{PREFIX}") or name.rpartition("/")[2] in _LEADS
 
 
@@ -38,7 +38,7 @@ def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def scores(summary: dict) -> Markup:
-    """Returns the table of a summary of `report.run`; nothing if the red team was never asked."""
+    """Returns the table of a summary of `report.run`; nothing if the red team was never run."""
     own = {"name": summary["run"].get("name", ""), "benchmarks": summary.get("benchmarks") or {}}
     stages = [*(summary.get("before") or ()), own]
     tasks = list(dict.fromkeys(task for stage in stages for task in stage["benchmarks"] if task.startswith(PREFIX)))

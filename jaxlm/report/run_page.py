@@ -1,18 +1,18 @@
 """Writes the report of a run: curves, goodput, the phases' bill, three futures, samples, spikes, starts.
 
-`write` takes a summary with these keys, as `jaxlm report --json` prints it. Only `run` must be there:
+`write` takes a summary with these keys, as `jaxlm report --json` prints it. Only `run` is required:
 
 run         name, model, params, data (its folder), step, steps, tokens, tokens_per_step, loss, held_out, best, wall_s, ...
 curves      columns of metrics.jsonl, NAME -> values, of the same length
 held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
-figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
+figures     WORDS -> [[step, value], ...]: what the run optimises, if it is not a loss, such as a reward
 activities  NAME -> seconds, of run.clock
 phases      rows of the bill, as train.phases writes them
 futures     rows and advice (`plan.forecast.summary`)
 benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]
-before      the runs that this one was made from, first to last: name, benchmarks, samples
-stages      rows, first to last, of what made the run and of itself (`run.lineage.stages`)
-commands    rows of what each command of a script took: name, wall_s, cost_usd
+before      the runs that this one came from, first to last: name, benchmarks, samples
+stages      rows, first to last, of the stages that led to the run, and of the run (`run.lineage.stages`)
+commands    rows of each command of a script: name, wall_s, cost_usd
 samples     PROMPT -> [{step, temperature, text, repetition, ...}, ...]; older versions wrote the first three alone
 spikes, rollbacks, starts      rows
 """
@@ -80,7 +80,7 @@ def _tiles(summary: dict) -> Markup:
 
 
 def _paid(summary: dict, *parts: typing.Any) -> tuple:
-    """What tells of dollars: nothing if the machine has no price."""
+    """The parts about dollars; nothing if the machine has no price."""
     return parts if summary["run"]["cost_usd"] > 0 else ()
 
 
@@ -130,13 +130,13 @@ def _activities(summary: dict) -> Markup:
     shown = [(name, s, f"{100 * s / whole:.1f}%") for name, s in ordered]
     rest = [("rest", sum(s for _, s, _ in shown[5:]), "")] if len(shown) > 6 else shown[5:]
     rows = [(name, duration(s), part) for name, s, part in shown]
-    about = "step is productive; repeated was done before and lost; down and hung were paid for too."
+    about = "step is productive; repeated steps were done before and lost; down and hung were paid for too."
     bar = chart.stacked([*shown[:5], *rest], "Where the time went")
     return join([bar, tag("p", about, class_="dim"), table(("activity", "time", "share"), rows, "Activities")])
 
 
 def _bill(summary: dict) -> Markup:
-    latest = {row["phase"]: row for row in summary.get("phases") or ()}  # one that was stopped and went on has several
+    latest = {row["phase"]: row for row in summary.get("phases") or ()}  # a resumed phase has several rows
     rows = []
     for name, row in latest.items():
         losses = f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}"
@@ -165,7 +165,7 @@ def _futures(summary: dict) -> Markup:
 
 
 def _samples(summary: dict) -> Markup:
-    """One prompt after the other, each way to continue it at all milestones side by side: greedy, then sampled."""
+    """One prompt after the other; for each temperature, greedy first, the samples of all milestones side by side."""
     parts = []
     for prompt, texts in (summary.get("samples") or {}).items():
         ways: dict[float | None, list[Markup]] = {}
@@ -176,7 +176,7 @@ def _samples(summary: dict) -> Markup:
         parts.append(details(tag("code", prompt), *rows, opened=not parts))
     if parts and any("repetition" in line for texts in summary["samples"].values() for line in texts):
         about = (
-            "Repeated: 4-grams of words that stood in the text before. Different: 2-grams that differ. Loops after: the words "
+            "Repeated: 4-grams of words that occur earlier in the text. Different: distinct 2-grams. Loops after: the words "
             "before the text only repeats itself. Junk: chat tokens, labels and the like, by characters."
         )
         parts.insert(0, tag("p", about, class_="dim"))
@@ -184,7 +184,7 @@ def _samples(summary: dict) -> Markup:
 
 
 def _degeneration(line: dict) -> str:
-    """What tells of a text that falls apart; "" if its file is of an older version."""
+    """The degeneration figures of a sample; "" if an older version wrote it."""
     if not isinstance(line.get("repetition"), int | float):
         return ""
     loop, junk = line.get("degenerates_at"), line.get("junk") or 0
@@ -232,7 +232,7 @@ def _spikes(summary: dict) -> Markup:
             (steps, count(row["to"]), batches, cell(row["why"], kind="text"))
             for row, (steps, batches) in zip(backs, words, strict=True)
         ]
-        parts.append(table(("steps", "back to", "batches passed over", "why"), rows, "Rollbacks"))
+        parts.append(table(("steps", "back to", "skipped batches", "why"), rows, "Rollbacks"))
     return join(parts)
 
 
@@ -257,8 +257,8 @@ def _starts(summary: dict) -> Markup:
     return table(head, rows, "Starts") if rows else Markup("")
 
 
-_SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
-_MUCH = 0.5  # of a text's 4-grams stood in it before: it says little else
+_SURE = 0.8  # the severity in `GROUPS` from which a pattern is junk in any text
+_MUCH = 0.5  # of a text's 4-grams repeat earlier ones: it says little else
 _CANT = "Fine-tuning can't remove this: look at the pretraining data (jaxlm audit, jaxlm trace)."
 
 _TITLES = {
@@ -279,7 +279,7 @@ Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.
 
 
 def took(summary: dict) -> Markup:
-    """Returns the table of a summary: a row for each stage, and their sum; nothing if the run is the first."""
+    """Returns the table of a summary: a row for each stage, and their sum; nothing if no stage came before the run."""
     stages = summary.get("stages") or ()
     if not stages:
         return Markup("")
@@ -318,7 +318,7 @@ def _stage(row: dict) -> tuple[object, ...]:
 
 
 def commands(summary: dict) -> Markup:
-    """Returns the table of what each command of a script took, and their sum; nothing if it is not known."""
+    """Returns the table of the time and cost of each command of a script, and their sum; nothing if unknown."""
     rows = summary.get("commands") or ()
     if not rows:
         return Markup("")
@@ -327,7 +327,7 @@ def commands(summary: dict) -> Markup:
 
 
 def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
-    """Returns the cells of that table: its head, a row for each command, their sum."""
+    """Returns the cells of the table of `commands`: its head, a row for each command, their sum."""
     wall_s, usd = (sum(row[key] for row in rows) for key in ("wall_s", "cost_usd"))
     whole = {"name": "all", "wall_s": wall_s, "cost_usd": usd}
     cells = [(row["name"], duration(row["wall_s"]), spent(row["cost_usd"])) for row in (*rows, whole)]
@@ -363,7 +363,7 @@ def _latest(texts: Texts) -> Texts:
 
 
 def _persisting(stages: Sequence[tuple[str, Texts]]) -> list[Markup]:
-    """A line for each kind of known junk in the first stage's texts and still in the last one's."""
+    """A line for each kind of known junk in the texts of both the first and the last stage."""
     (first, before), (last, after) = stages[0], stages[-1]
     was, still = ({label for line in _lines(texts) for label in _labels(line["text"])} for texts in (before, after))
     return [tag("p", f"{first} wrote “{label}”, and {last} still does. {_CANT}") for label in sorted(was & still)]
@@ -381,7 +381,7 @@ def _labels(text: str) -> list[str]:
 
 
 def _verdict(line: dict) -> str:
-    """Says "clean", or why the text of a line of a file of samples is not: known junk, a loop, much repeated."""
+    """Returns "clean", or the faults of a sample, a line of its file: known junk, a loop, much repetition."""
     loop, repeated, labels = line.get("degenerates_at"), line.get("repetition"), _labels(line["text"])
     faults = [f"junk: {', '.join(labels)}"] if labels else []
     faults += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
@@ -391,7 +391,7 @@ def _verdict(line: dict) -> str:
 
 
 def _sample(name: str, line: dict, figures: str) -> Markup:
-    """One text of a run, under what is said of it."""
+    """One text of a run, below its step and its figures."""
     about = f"{name}step {count(line['step'])}{_temperature(line.get('temperature'))}"
     parts = [tag("p", about, class_="dim")] + [tag("p", figures, class_="dim small")] * bool(figures)
     return tag("div", *parts, tag("pre", line["text"].rstrip() or "(white space alone)"))

@@ -7,13 +7,13 @@ from jaxlm.config import ConfigError, RunError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address of this machine; port 0 takes any that is free.
+    """Returns a socket that listens at an address of this machine; port 0 takes any free port.
 
-    What connects waits until a server answers with the socket. So two that start together do not both get the port.
+    Clients that connect wait until a server uses the socket. So two servers that start together do not both get the port.
 
     Raises:
       RunError: the port is in use.
-      ConfigError: the address is not this machine's, or the port is none that this user may have.
+      ConfigError: the address is not this machine's, or this user may not use the port.
     """
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port={port} must be from 0 to 65535")

@@ -1,4 +1,4 @@
-"""What the batcher says -> OpenAI's objects: the text of each answer, its log-probabilities, its end."""
+"""Turns the batcher's updates into OpenAI's objects: the text of each answer, its log-probabilities, its end."""
 
 import codecs
 import dataclasses
@@ -13,7 +13,7 @@ from jaxlm.serve.requests import Prompt, Request
 
 
 class Names:
-    """What each id is called beside its log-probability: its text; a control token's name; bytes that are no whole text."""
+    """The name of each id in log-probabilities: its text; a control token's name; or bytes that are no whole text."""
 
     def __init__(self, tokenizer: Coder):
         self.pieces = tokenizer.piece_bytes()
@@ -33,7 +33,7 @@ class Names:
 
 
 class Placed(typing.NamedTuple):
-    """A token and the number of characters of the answer in front of it."""
+    """A token and the number of characters of the answer before it."""
 
     token: Token
     at: int
@@ -52,13 +52,13 @@ class Delta:
 
 
 class Answer:
-    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how they are parted."""
+    """One answer as it comes. The text and log-probabilities of all deltas together don't depend on how it is split."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
         self._text = Text(tokenizer, request.stops)
         self._places = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at = self._shown = 0  # characters: in front of the next token; given out
+        self._at = self._shown = 0  # characters: before the next token; returned so far
         self._waiting: list[Placed] = []
         self.tokens, self.ended = 0, None
 
@@ -81,7 +81,7 @@ class Answer:
         return Delta(text, self._sure(), self.ended)
 
     def _echoed(self, prompt: Sequence[Token]) -> str:
-        """The text of the prompt, which is placed; of what the client gave the first token has no log-probability."""
+        """Places the prompt's tokens, and returns their text; the client's first token has no log-probability."""
         shown = list(prompt[self._prompt.hidden :])
         text = self._tokenizer.decode([token.id for token in shown if token.id < len(self._names.pieces)])
         self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in shown).decode("utf-8", "replace"))
@@ -95,7 +95,7 @@ class Answer:
         self._at += len(self._places.decode(self._names.raw(token.id)))
 
     def _sure(self) -> list[Placed]:
-        """The tokens whose first character is given out; at the end those without text too, unless a stop string is there."""
+        """The tokens whose first character was returned; at the end also those without text, unless a stop string ended it."""
         every = self.ended is not None and self._text.stopped is None
         number = next(
             (n for n, one in enumerate(self._waiting) if one.at >= self._shown and not every), len(self._waiting)
@@ -149,7 +149,7 @@ class Writer:
     def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
         tops = []
         for token, _ in placed:
-            named = {self._names[i]: logp for i, logp in reversed(token.top)}  # of two of one name the likelier
+            named = {self._names[i]: logp for i, logp in reversed(token.top)}  # of two ids with one name the likelier
             if token.logp is not None:
                 named.setdefault(self._names[token.id], token.logp)
             tops.append(named if token.logp is not None else None)

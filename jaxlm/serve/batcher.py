@@ -1,7 +1,7 @@
 """Continuous batching: one thread owns a decode engine and keeps its rows busy.
 
-A turn starts to read at most one chunk of a prompt, then a step of all rows; and only then waits for what the turn before
-started: the device has always something to do. A row whose text ended has drawn once more by then: that is thrown away.
+A turn starts to read at most one chunk of a prompt, then a step of all rows, and only then waits for the work of the turn
+before, so that the device is never idle. A row whose text ended has drawn one more token by then, which is discarded.
 """
 
 import collections
@@ -28,14 +28,14 @@ class Ask:
     """A request.
 
     Attributes:
-      ids: the prompt, with what a document begins with; the caller checks it (`models.decode.check_prompts`).
-      max_new_tokens: 0 for nothing new, only the prompt's log-probabilities, with `echo`.
+      ids: the prompt, with a document's opening tokens; the caller checks it (`models.decode.check_prompts`).
+      max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`.
       temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
       seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
-      bias: id -> what is added to its logit.
-      stop_ids: end the text; they are not among its tokens.
+      bias: id -> the number to add to its logit.
+      stop_ids: the ids that end the text; they are not part of it.
       logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
-      echo: True for those of the prompt's tokens too; the first one has None.
+      echo: True for the prompt's log-probabilities too; the first token has None.
     """
 
     ids: tuple[int, ...]
@@ -60,9 +60,9 @@ class Token(typing.NamedTuple):
 
 
 class Update(typing.NamedTuple):
-    """What is new of a request: new tokens; once, if `echo` asks for them, the prompt's tokens; and how it ended.
+    """The news of a request: new tokens; once, with `echo`, the prompt's tokens; and how the request ended.
 
-    `ended` is "" while it goes on; "stop", "length", "cancelled", or "failed", and then `why` says why.
+    `ended` is "" while the request runs; then "stop", "length", "cancelled", or "failed", for the reason `why`.
     """
 
     tokens: tuple[Token, ...]
@@ -80,7 +80,7 @@ class Busy(Exception):
 
 
 class Stats(typing.NamedTuple):
-    """What the batcher did so far, and does now. Counts are of requests, but for tokens."""
+    """The batcher's counts so far, and its present state."""
 
     rows: int
     busy: int  # rows that have a request
@@ -88,16 +88,16 @@ class Stats(typing.NamedTuple):
     ring: int  # slots
     prompts: int  # requests so far
     prompt_tokens: int
-    prefix_tokens: int  # of these, found in the cache of prefixes
+    prefix_tokens: int  # of the prompt tokens, found in the prefix cache
     tokens: int  # new tokens
     steps: int
-    step_bytes: int  # of weights and cache, read by these
+    step_bytes: int  # of weights and cache, read by the steps
     ended: Mapping[str, int]  # how requests ended
-    down: str = ""  # why it answers no more
+    down: str = ""  # why it no longer answers
 
 
 class Ticket:
-    """A request that was handed in."""
+    """A submitted request."""
 
     def __init__(self, ask: Ask, tell: Callable[[Update], None], wake: Callable[[], None]):
         self.ask, self.tell, self._wake = ask, tell, wake
@@ -116,8 +116,8 @@ class _Run:
     row: int
     prefill: Prefill | None
     room: int  # new tokens that it may have
-    started: int = 0  # of these, those that steps have drawn or will
-    said: int = 0  # those that were told
+    started: int = 0  # new tokens of the steps that were started
+    said: int = 0  # new tokens that were told
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -141,11 +141,11 @@ _NO_TOKEN = "no token can follow: the guide or the bias allows none, or the logi
 
 
 class Batcher:
-    """Answers requests with one model. Under a mesh: made under `jax.set_mesh`.
+    """Answers requests with one model. For a mesh, create it under `jax.set_mesh`.
 
     Args:
       rows: how many requests run at once.
-      queue: how many more wait.
+      queue: how many more requests may wait.
       more: see `models.decode.Engine`.
     """
 
@@ -160,7 +160,7 @@ class Batcher:
         self._turns = self._unneeded = 0  # the second: steps for which the ring was longer than needed
         self._counts = dict.fromkeys(("prompts", "prompt_tokens", "tokens", "steps", "step_bytes"), 0)
         self._ended: collections.Counter[str] = collections.Counter()
-        self._seconds = 1.0  # that a request has its row, about
+        self._seconds = 1.0  # for which a request has its row, about
         words = -(-model.config.vocab_size // 32)
         self._open_W = np.full(words, 2**32 - 1, np.uint32)
         # JAX's mesh belongs to a thread, and the thread that steps is not the one that made the batcher.
@@ -171,14 +171,14 @@ class Batcher:
         self.engine.warm(tell)
 
     def submit(self, ask: Ask, tell: Callable[[Update], None]) -> Ticket:
-        """Hands in a request, from any thread. `tell` is called on the batcher's thread: it must be quick.
+        """Submits a request, from any thread. `tell` is called on the batcher's thread: it must be quick.
 
         Raises Busy if the queue is full, RunError if the batcher ended.
         """
         ticket = Ticket(ask, tell, self._wake)
         with self._changed:
             if self._died or self._closed:
-                raise RunError(f"the model serves no more: {self.stats().down}")
+                raise RunError(f"the model is down: {self.stats().down}")
             if len(self._queue) >= self._most_queued + len(self._free):
                 raise Busy(max(1.0, self._seconds * len(self._queue) / self.engine.rows))
             self._queue.append(ticket)
@@ -237,26 +237,26 @@ class Batcher:
             self._turn()
 
     def _turn(self) -> None:
-        """Starts one chunk of one prompt, and one step of all rows; then tells what the turn before has drawn."""
+        """Starts one chunk of one prompt, and one step of all rows; then tells the tokens of the turn before."""
         for run in [run for run in self._runs if run.ticket.cancelled]:
             self._end(run, "cancelled")
         self._admit()
         reading, chunk = [run for run in self._runs if run.prefill], None
         if reading:
-            # One chunk a turn: a step of the others waits for no more than that.
-            # In turns the oldest, so that it ends, and the shortest, so that a long prompt does not hold up all others.
+            # One chunk a turn, so that a step of the other rows waits no longer than that.
+            # Alternately the oldest, so that it ends, and the shortest, so that a long prompt does not block the others.
             self._turns += 1
             chunk = self._read(reading[0] if self._turns % 2 else min(reading, key=lambda run: run.prefill.left))
         if any(run.ask.guide for run in self._runs if run.prefill is None):
-            self._deliver_all()  # what may come next depends on what came
+            self._deliver_all()  # a guide needs the last token to allow the next
         # The next step is started before the tokens of the last are looked at: the device never waits for the host.
         before, self._before = self._before, _Started(*self._step(), chunk)
         self._deliver_all(before)
         if not self._runs:
-            self._before = _NOTHING  # it holds arrays of the device
+            self._before = _NOTHING  # frees its arrays on the device
 
     def _admit(self) -> None:
-        """Gives free rows to those who wait. A listener is told outside of the lock: it may hand in a request itself."""
+        """Gives free rows to waiting requests. A listener is told outside of the lock: it may submit a request itself."""
         while True:
             with self._changed:
                 gone = [ticket for ticket in self._queue if ticket.cancelled]
@@ -277,7 +277,7 @@ class Batcher:
                 run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
     def _read(self, run: _Run) -> jax.Array | None:
-        """Starts to read a chunk, and returns what can be waited for. After the last chunk the request enters its row."""
+        """Starts to read a chunk, and returns an array to wait for. After the last chunk the request enters its row."""
         chunk = None
         with self._only(run):
             if run.prefill.left:
@@ -292,7 +292,7 @@ class Batcher:
             prompt = _echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size)
             self._tell_run(run, Update((), prompt=prompt))
         if run not in self._runs:
-            return  # nobody hears any more
+            return  # the listener is gone
         if run.room <= 0:
             return self._end(run, "length")
         ask = run.ask
@@ -302,19 +302,19 @@ class Batcher:
         run.prefill = None
 
     def _fit(self, new: list[_Run], steps: int = 1) -> None:
-        """Makes the ring as long as the next steps need; shorter only when that has lasted."""
+        """Makes the ring as long as the next steps need; shortens it only after PATIENCE steps."""
         inside = [run.slots(steps) for run in self._runs if run.prefill is None or run in new]
         length = self.engine.length_for(max(inside, default=0))
-        # To resize copies the whole ring, and each length is a program of its own: so it grows at once and shrinks late.
+        # Resizing copies the whole ring, and each length is compiled separately: so it grows at once and shrinks late.
         self._unneeded = 0 if length >= self.engine.slots else self._unneeded + 1
         if length > self.engine.slots or self._unneeded > PATIENCE:
             self.engine.resize(length)
 
     def _step(self) -> tuple[list[_Run], Drawn | None]:
-        """Starts a step of all requests whose tokens are not all started."""
+        """Starts a step of all requests that may have more tokens than were started."""
         live = [run for run in self._runs if run.prefill is None and run.started < run.room]
         mask_BxW = self._masks(live)
-        live = [run for run in live if run in self._runs]  # but those whose guide failed
+        live = [run for run in live if run in self._runs]  # without those whose guide failed
         if not live:
             return [], None
         steps = 1 if mask_BxW is not None else self.engine.burst  # a mask holds for one token
@@ -329,7 +329,7 @@ class Batcher:
         return live, drawn
 
     def _deliver_all(self, started: _Started | None = None) -> None:
-        """Waits for what was started, by default by the last turn, and tells each request its tokens, unless it has ended."""
+        """Waits for started work, by default the last turn's, and tells its tokens to each request that has not ended."""
         if started is None:
             started, self._before = self._before, _NOTHING
         drawn = started.drawn
@@ -342,7 +342,7 @@ class Batcher:
                     self._deliver(run, drawn)
 
     def _masks(self, live: list[_Run]) -> np.ndarray | None:
-        """What the guides allow, (B, W); None if no row has one."""
+        """The bits of the ids that the guides allow, (B, W); None if no row has a guide."""
         guided = [run for run in live if run.ask.guide]
         if not guided:
             return None
@@ -379,7 +379,7 @@ class Batcher:
 
     @contextlib.contextmanager
     def _only(self, run: _Run) -> Iterator[None]:
-        """An error within ends this request alone."""
+        """An error in the `with` block ends only this request."""
         try:
             yield
         except Exception as error:
@@ -398,7 +398,7 @@ class Batcher:
             self._end(run, "cancelled")
 
     def _tell(self, ticket: Ticket, update: Update) -> bool:
-        """False if the listener fails: nobody hears any more."""
+        """Returns False if the listener raises: it is gone."""
         if update.ended:
             self._ended[update.ended] += 1
         try:
@@ -409,7 +409,7 @@ class Batcher:
 
 
 def _token(token: int, logprobs: LogProbs | None, likeliest: int | None) -> Token:
-    """A token with as many of the likeliest ones as are asked for; None for no log-probabilities."""
+    """A token with its `likeliest` likeliest alternatives; None for no log-probabilities."""
     if likeliest is None:
         return Token(token)
     count = min(likeliest, len(logprobs.top_ids))
@@ -418,7 +418,7 @@ def _token(token: int, logprobs: LogProbs | None, likeliest: int | None) -> Toke
 
 
 def _echoed(ask: Ask, chunks: list[LogProbs], vocab_size: int) -> tuple[Token, ...]:
-    """The prompt's tokens; the first has no log-probability, nor have the vectors of a prompt (`models.adapters`)."""
+    """The prompt's tokens; the first has no log-probability, nor have the virtual tokens of prompt tuning."""
     tokens = [Token(ask.ids[0])]
     for chunk in chunks:
         for at in range(len(chunk.chosen)):

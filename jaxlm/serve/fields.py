@@ -18,10 +18,10 @@ _KINDS = {401: "authentication_error", 408: "timeout", 429: "rate_limit_error"} 
 
 
 class Refused(Exception):
-    """A request that is not answered.
+    """The refusal of a request.
 
     Args:
-      status: of HTTP.
+      status: HTTP's status code.
       param: the key of the body that is wrong.
       code: a word for programs, such as `context_length_exceeded`.
       headers: further headers of the answer.
@@ -44,19 +44,19 @@ class Refused(Exception):
 
 
 class Fields:
-    """The keys of a body. `null` is the same as a key that is not there."""
+    """The keys of a body. `null` is the same as a missing key."""
 
     def __init__(self, body: Mapping[str, typing.Any]):
         self._left = {key: value for key, value in body.items() if value is not None}
         self._known: set[str] = set()
 
     def take(self, name: str, kind: type, default: typing.Any = None) -> typing.Any:
-        """Returns the value of a key; `default` if it is not there. Raises Refused if it is of another type."""
+        """Returns the value of a key; `default` if it is missing. Raises Refused if it is of another type."""
         value = self.any(name)
         if value is None:
             return default
         if kind is float and type(value) is int:
-            value = float(min(max(value, -_HUGE), _HUGE))  # a float has no room for every whole number
+            value = float(min(max(value, -_HUGE), _HUGE))  # a float can't hold every integer
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise Refused(f"{name} must be {_SAY[kind]}, not {shown(value)}", param=name)
         return value
@@ -78,14 +78,14 @@ class Fields:
             self.any(name)
 
     def unsupported(self, names: Mapping[str, tuple], mend: str = "leave it out") -> None:
-        """Raises Refused for a key that asks for what is not there. Name -> values that ask for nothing."""
+        """Raises Refused for a key that asks for an unsupported feature. `names`: name -> values that ask for nothing."""
         for name, harmless in names.items():
             value = self.any(name)
             if value is not None and value not in harmless:
                 raise Refused(f"{name} is not supported: {mend}", param=name)
 
     def end(self) -> None:
-        """Raises Refused if a key is left, which nobody knows."""
+        """Raises Refused if an unknown key is left."""
         for name in self._left:
             near = difflib.get_close_matches(name, self._known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""

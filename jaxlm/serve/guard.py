@@ -1,4 +1,4 @@
-"""What stands before both servers, serve's and the arena's: who may ask, and how long a request may take to arrive."""
+"""Guards both servers, serve's and the arena's: who may ask, and how long a request may take to arrive."""
 
 import asyncio
 import ipaddress
@@ -12,16 +12,16 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from jaxlm.serve.fields import Refused
 
 HEADERS_S = 10.0  # for the headers of a request to arrive
-HALF_SENT = 128  # connections whose next request is not all there, idle ones too; one more closes the oldest
+HALF_SENT = 128  # connections without a complete next request, idle ones too; one more closes the oldest
 
 
 class Guard:
-    """An application that no page of another site reaches.
+    """An application that pages of other sites can't reach.
 
     Args:
       here: True refuses a request that was sent to another name than this machine's own. A web page elsewhere may give this
         machine's address to its own name (DNS rebinding), and could then read answers in spite of CORS.
-      mend: how to start the server so that it has other names.
+      mend: how to start the server so that it accepts other names.
     """
 
     def __init__(self, app: ASGIApp, here: bool, mend: str):
@@ -40,7 +40,7 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            return "it names two hosts"
+            return "the request names two hosts"
         if self._here and not is_loopback(re.sub(r":\d*$", "", host).strip("[]")):
             return f"ask for 127.0.0.1 or localhost, or {self._mend}"
         site = headers.get(b"sec-fetch-site")
@@ -87,7 +87,7 @@ class Arriving(AutoHTTPProtocol):
         super().connection_lost(exc)
 
     def is_half_sent(self) -> bool:
-        """True if headers, or some of a body, are still to come: of the first request, or of the next one."""
+        """True if headers or a part of a body are still missing, of the first request or of the next one."""
         return self._waits_for_headers() or self.cycle.more_body
 
     def _waits_for_headers(self) -> bool:
@@ -102,5 +102,5 @@ class Arriving(AutoHTTPProtocol):
             self._timer = None
 
     def _late(self) -> None:
-        if self in self.connections and self._waits_for_headers():  # a WebSocket is no longer one of ours
+        if self in self.connections and self._waits_for_headers():  # a WebSocket has left this protocol
             self.transport.close()

@@ -11,9 +11,9 @@ import numpy as np
 from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.serve.fields import Refused
 
-# On one line, spaced as text has it: a small model given free white space may write nothing else.
+# On one line, spaced as in text: with free white space, a small model may write nothing else.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_SCHEMA = 2**16  # bytes: to read one holds up all other requests
+_MOST_SCHEMA = 2**16  # bytes: reading a schema blocks all other requests
 _MISSING = 'response_format needs the library llguidance on the server: pip install "jaxlm[serve]"'
 
 
@@ -52,14 +52,14 @@ class Guides:
 class Guide:
     """Says which ids may come next in one row.
 
-    `mask` returns the bits of those, uint32[ceil(V / 32)]; `accept` takes the one that was drawn.
+    `mask` returns their bits, uint32[ceil(V / 32)]; `accept` takes the id that was drawn.
     """
 
     def __init__(self, matcher: typing.Any, words: int):
         self._matcher, self._words = matcher, words
 
     def mask(self) -> np.ndarray:
-        # llguidance's has a bit more than there are ids, and so may have a word more.
+        # llguidance's mask has one bit more than there are ids, and so perhaps one word more.
         return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
 
     def accept(self, token: int) -> None:

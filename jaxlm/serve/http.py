@@ -33,27 +33,27 @@ from jaxlm.serve.fields import Refused
 from jaxlm.serve.guard import Guard
 from jaxlm.serve.requests import Reader, Request
 
-_OPEN = ("/", "/health")  # without a key: the page holds nothing, and asks for the key
+_OPEN = ("/", "/health")  # need no key: the page holds no data, and asks for the key
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
 _PING_S = 15
 _BODY_S = 30.0  # for a body to arrive
-_AGAIN_S = 0.05  # before a request that found the queue full is handed in again
-_SEND_S = 60.0  # for a client to read on
-_DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram
+_AGAIN_S = 0.05  # before a request that found the queue full is submitted again
+_SEND_S = 60.0  # for a client to go on reading
+_DRAINED = 2**26  # bytes of a refused body that are read and dropped, so that the client sees the answer
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # upper ends of the histogram's buckets
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one request may take.
+    """The limits of one request.
 
     Attributes:
       seconds: from its arrival to its end.
       window: its answers that are in the batcher at once.
-      here: True refuses one that was sent to another name than this machine's own; see `Guard`.
+      here: True refuses a request that was sent to another name than this machine's own; see `Guard`.
     """
 
     body_bytes: int = 4 * 2**20
@@ -107,9 +107,9 @@ def _head(name: str, kind: str, says: str) -> list[str]:
 
 
 class Flight:
-    """The requests of one client in the batcher. The first one finds room, or Busy is raised; the others wait for it.
+    """The batcher's requests of one HTTP request. Raises Busy if there is no room for the first; the others wait for room.
 
-    At most `window` of them are handed in at once, so that other clients get their turn. Raises RunError if the batcher ended.
+    At most `window` of them are submitted at once, so that other clients get their turn. Raises RunError if the batcher ended.
     """
 
     def __init__(self, batcher: Batcher, metrics: Metrics, asks: Sequence[Ask], window: int):
@@ -127,7 +127,7 @@ class Flight:
                 continue
             number, update = await self._updates.get()
             if number not in self._tickets:
-                continue  # what it said before it heard that it is stopped
+                continue  # sent before the batcher stopped the request
             if update.tokens and number not in self._seen:
                 self._seen.add(number)
                 self._metrics.first_token(time.monotonic() - self._began)
@@ -145,7 +145,7 @@ class Flight:
             self.stop(number)
 
     def _hand_in(self) -> bool:
-        """Hands in what waits, as far as there is room. False if none of the requests is under way."""
+        """Submits waiting requests, as far as there is room. False if no request is running."""
         while self._waiting and len(self._tickets) < self._window:
             try:
                 self._submit()
@@ -167,7 +167,7 @@ class Server:
     """Answers over HTTP with one model.
 
     Args:
-      name: what clients call the model; what they send as `model` is not looked at.
+      name: what clients call the model; what they send as `model` is ignored.
       key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
     """
 
@@ -196,7 +196,7 @@ class Server:
         return Guard(_Keyed(app, self._key), self._limits.here, "start the server with --api-key=KEY")
 
     def _counted(self, route: str, answer: Callable[[HttpRequest], Awaitable[Response]]) -> typing.Any:
-        """An endpoint that turns what is refused into an answer, and counts all."""
+        """An endpoint that turns errors into answers, and counts all answers."""
 
         async def endpoint(request: HttpRequest) -> Response:
             try:
@@ -262,7 +262,7 @@ class Server:
     async def _deltas(
         self, flight: Flight, each: list[answers.Answer], deadline: float
     ) -> AsyncIterator[tuple[int, answers.Delta]]:
-        """(number of the answer, what is new in it). Raises Refused if that takes too long."""
+        """Yields (number of the answer, what is new in it). Raises Refused after the deadline."""
         updates = flight.updates()
         while True:
             try:
@@ -274,7 +274,7 @@ class Server:
                 message = f"this took longer than {self._limits.seconds:g} s, the limit: ask for fewer tokens"
                 raise Refused(message, 408, code="timeout") from None
             if update.ended in ("failed", "cancelled"):
-                raise _Failed(update.why or "the server is ending")
+                raise _Failed(update.why or "the server is shutting down")
             yield number, each[number].take(update)
             if each[number].ended:
                 flight.stop(number)
@@ -338,9 +338,9 @@ class Server:
             raise Refused(f"the body did not arrive within {_BODY_S:g} s", 408, code="timeout") from None
         try:
             body = json.loads(raw)
-            json.dumps(body, ensure_ascii=False).encode()  # no half of a character beyond U+FFFF, which is no text
+            json.dumps(body, ensure_ascii=False).encode()  # no lone surrogate, which is no text
         except (ValueError, RecursionError) as error:
-            says = "no UTF-8, nested too deeply, or a number of thousands of digits"
+            says = "it is not UTF-8, nests too deeply, or has a number of thousands of digits"
             why = str(error) if isinstance(error, json.JSONDecodeError) else says
             raise Refused(f"the body is no JSON: {why}", code="invalid_json") from None
         if not isinstance(body, dict):
@@ -367,7 +367,7 @@ class _Stream(EventSourceResponse):
 
 
 class _Keyed:
-    """An application that only those with the key reach."""
+    """An application that only clients with the key can reach."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app, self._key = app, key.encode()
@@ -382,7 +382,7 @@ class _Keyed:
 
 
 async def _unless_gone(request: HttpRequest, work: typing.Coroutine) -> typing.Any:
-    """What some work returns. Raises ClientDisconnect, and ends the work, if the client leaves first."""
+    """Returns the result of `work`. Raises ClientDisconnect, and cancels `work`, if the client leaves first."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -405,7 +405,7 @@ def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:
         return JSONResponse(refused.body(), refused.status, refused.headers)
 
     async def said() -> AsyncIterator[bytes]:
-        """The answer at once; then some of the body, which is dropped: a client that only sends would miss the answer."""
+        """Sends the answer, then reads and drops some of the body: a client that only sends would miss the answer."""
         yield json.dumps(refused.body()).encode()
         left = _DRAINED
         with contextlib.suppress(TimeoutError, ClientDisconnect):

@@ -1,4 +1,4 @@
-"""The body of a request -> what the batcher is asked: OpenAI's keys, checked."""
+"""Turns the body of a request, with OpenAI's keys, into checked requests for the batcher."""
 
 import dataclasses
 import functools
@@ -14,9 +14,9 @@ from jaxlm.serve.batcher import Ask
 from jaxlm.serve.fields import Fields, Refused, shown
 from jaxlm.serve.guide import Guides
 
-COMPLETION_TOKENS = 16  # of a completion whose request names no limit, as OpenAI has it
+COMPLETION_TOKENS = 16  # of a completion without a limit, as OpenAI's
 MOST_STOPS, MOST_TOP = 16, 20
-# What changes nothing in an answer here.
+# Keys that change nothing in an answer here.
 _IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("parallel_tool_calls", "reasoning_effort", "verbosity"),
@@ -28,7 +28,7 @@ _NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_sea
 
 
 class Prompt(typing.NamedTuple):
-    """A prompt's ids, with what a document begins with; `echo` leaves out the `hidden` ones in front, not the client's."""
+    """A prompt's ids, with a document's opening ones; `echo` leaves out the first `hidden` ids, which are not the client's."""
 
     ids: tuple[int, ...]
     hidden: int
@@ -40,9 +40,9 @@ class Request:
 
     Attributes:
       chat: True if it came to /v1/chat/completions.
-      asks: what the batcher is asked: `n` for each prompt.
-      include_usage: True if a last piece is to say how many tokens there were.
-      logprobs: how many of the likeliest tokens are named beside each; None for no log-probabilities.
+      asks: the requests for the batcher, `n` for each prompt.
+      include_usage: True if a stream ends with the numbers of tokens.
+      logprobs: how many of the likeliest tokens are given with each token; None for no log-probabilities.
       echo: True if an answer begins with its prompt.
     """
 
@@ -64,7 +64,7 @@ class Reader:
     Attributes:
       context: the most tokens of prompt and answer together.
       ends: the ids that end a text.
-      guides: makes what keeps an answer in the form of `response_format`.
+      guides: makes the guides that keep answers in the form of `response_format`.
       most_prompt: the most tokens of a prompt; 0 for the context.
       most_answers: of a request, `n` for each prompt.
     """
@@ -112,8 +112,8 @@ class Reader:
     def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
         """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
 
-        `add_special_tokens` false leaves out what a text begins with. A text that is the name of a control token and no more
-        is that token: so lm-eval asks for the id of EOS.
+        `add_special_tokens` false leaves out a text's opening tokens. A text that is exactly the name of a control token is
+        that token: lm-eval asks for the id of EOS this way.
         """
         fields = Fields(body)
         fields.ignore(("model", "add_generation_prompt"))
@@ -149,7 +149,7 @@ class Reader:
             ids = opened(self.tokenizer, self._sound(text, "prompt"))
             hidden = len(ids) - len(text)
         if not ids:
-            raise Refused("prompt is empty, and this model's texts begin with no token: give some text", param="prompt")
+            raise Refused("prompt is empty, and this model has no start token: give some text", param="prompt")
         return Prompt(tuple(ids), hidden)
 
     def _conversation(self, messages: list[dict[str, str]]) -> Prompt:
@@ -174,7 +174,7 @@ class Reader:
             raise Refused(f"{answers} answers in one request: ask for at most {self.most_answers}", param="n")
 
     def _check_size(self, texts: Sequence[str], param: str) -> None:
-        """Raises Refused for what is too long whatever its tokens are: to find them would hold up all other requests."""
+        """Raises Refused for texts too long for any tokenization: encoding them would block all other requests."""
         most = self.most_prompt or self.context
         size = sum(len(text.encode()) for text in texts)
         if size > most * min(self._longest, _MOST_BYTES) or len(texts) > most:
@@ -202,7 +202,7 @@ class Reader:
         echo: bool = False,
         chat: bool = False,
     ) -> Request:
-        """What both APIs have in common. `limit` new tokens; None for `default`, or as many of them as there is room for."""
+        """The part that both APIs share. `limit`: of new tokens; None for `default`, or fewer if there is less room."""
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))
@@ -245,7 +245,7 @@ class Reader:
         return {int(key): float(added) for key, added in bias.items()}
 
     def _guide(self, fields: Fields) -> Callable[[], typing.Any]:
-        """Makes what keeps each answer in the form of `response_format`."""
+        """Returns a function that makes a guide for each answer, by `response_format`; it returns None for plain text."""
         form = fields.take("response_format", dict) or {"type": "text"}
         if form.get("type") == "text":
             return lambda: None
@@ -261,7 +261,7 @@ class Reader:
         return self.guides.of_schema(schema)
 
     def _room(self, prompt: Prompt, least: int) -> int:
-        """How many new tokens a prompt leaves room for. Raises Refused if that is less than `least`."""
+        """Returns how many new tokens a prompt leaves room for. Raises Refused if these are less than `least`."""
         length, most = len(prompt.ids), self.most_prompt or self.context
         if length > most:
             raise _too_long(f"the prompt has {length:,} tokens, and at most {most:,} are read: shorten it")
@@ -301,7 +301,7 @@ def _stops(value: typing.Any) -> tuple[str, ...]:
     if len(stops) > MOST_STOPS:
         raise Refused(f"stop has {len(stops)} strings: give at most {MOST_STOPS}", param="stop")
     if "" in stops:
-        raise Refused("stop has an empty string, which is everywhere: leave it out", param="stop")
+        raise Refused("stop has an empty string, which matches everywhere: leave it out", param="stop")
     return tuple(stops)
 
 

@@ -23,9 +23,9 @@ from jaxlm.host.screen import BOLD, CYAN, DIM
 from jaxlm.serve.batcher import Ask, Batcher, Update
 
 _HELP = {
-    "/reset": "begin anew; what the system says stays",
+    "/reset": "start a new conversation; the system message stays",
     "/undo": "take the last message and its answers back",
-    "/system TEXT": "what the system says in front of the conversation; without TEXT, nothing",
+    "/system TEXT": "set the system message; without TEXT, remove it",
     "/temperature X": "0 = the likeliest token; without X, show it",
     "/save FILE": "append the conversation to FILE, which `jaxlm train sft` reads",
     "/stats": "tokens, time to the first one and tokens/s of the last answers",
@@ -33,13 +33,13 @@ _HELP = {
     "/quit": "leave, as ctrl-D does; // begins a message with /",
 }
 
-COLUMN = 56  # columns of a terminal that an answer beside others takes, at least
+COLUMN = 56  # of a terminal, at least, for each of several answers side by side
 _GAP = "  │  "
 _RESET = "\x1b[0m"
 
 
 def safe(text: str) -> str:
-    """Returns a text without what steers a terminal: of the control characters only tabs and ends of lines are left."""
+    """Returns a text without characters that control a terminal: only tabs and newlines are left."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
@@ -49,7 +49,7 @@ def width(text: str) -> int:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """Returns a text as lines of so many columns at most. More text behind it changes the last line alone."""
+    """Returns a text as lines of at most `columns` columns. Appended text changes only the last line, and adds lines."""
     lines = []
     for line in text.expandtabs(4).split("\n"):
         lines.append("")
@@ -68,7 +68,7 @@ def wrapped(text: str, columns: int) -> list[str]:
 
 
 class Terminal:
-    """Writes on standard output, with thin colour if it is a terminal; notes go to standard error if it is none.
+    """Writes to standard output, coloured if it is a terminal; unless `live`, notes go to standard error.
 
     `live` is True if somebody types and reads: standard input and output are terminals.
     """
@@ -78,7 +78,7 @@ class Terminal:
         self._colour = screen.has_colour(sys.stdout)
 
     def lines(self) -> Iterator[str]:
-        """Yields what a user types, up to ctrl-D or a second ctrl-C; elsewhere standard input's lines but blank ones."""
+        """Yields the lines that a user types, up to ctrl-D or a second ctrl-C; unless `live`, all non-blank input lines."""
         sys.stdin.reconfigure(errors="replace")
         if not self.live:
             yield from (line for line in sys.stdin if line.strip())
@@ -86,7 +86,7 @@ class Terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (line editing, and the arrow keys' history)
         self.note("/help lists the commands; ctrl-C stops an answer, ctrl-D leaves")
-        # Readline is told by \x01 and \x02 what takes no room.
+        # \x01 and \x02 tell Readline what takes no columns.
         prompt = f"\x01{BOLD}{CYAN}\x02> \x01{_RESET}\x02" if self._colour else "> "
         interrupted = False
         while True:
@@ -119,7 +119,7 @@ class Terminal:
         print(safe(text) if screen.is_terminal(sys.stdout) else text, end="", flush=True)
 
     def room(self, answers: int) -> int:
-        """Returns how wide each of so many answers side by side may be; 0 if they have no room, or are not for eyes."""
+        """Returns how wide each of several answers side by side may be; 0 if there is no room, or unless `live`."""
         if not self.live or answers < 2:
             return 0
         each = (screen.columns(sys.stdout) - (answers - 1) * len(_GAP)) // answers
@@ -131,7 +131,7 @@ class Terminal:
     def beside(
         self, names: Sequence[str], each: int, pieces: Iterable[tuple[int, str]], ended: Callable[[int], bool]
     ) -> None:
-        """Shows answers side by side, `each` columns wide, row by row: a row is written once it is whole in all of them."""
+        """Shows answers side by side, `each` columns wide, row by row: a row is written once it is complete in all answers."""
         texts, shown = [""] * len(names), 0
         self._row([wrapped(f"{name}:", each)[0] for name in names], each, CYAN)
         for number, piece in pieces:
@@ -149,7 +149,7 @@ class Terminal:
 
 
 class Turn(typing.NamedTuple):
-    """A message and its answer; `cut` if that was ended early: by its length, or by the user."""
+    """A message and its answer; `cut`: the answer was ended early, by its length or by the user."""
 
     asked: str
     answer: str
@@ -162,9 +162,9 @@ class Conversation:
     Attributes:
       ends: the ids that end an answer.
       context: the most tokens of a conversation and its next answer together.
-      plain: True for plain text: each message begins a line, and the model goes on with it.
-      system: what the system says, "" for nothing.
-      forgotten: how many of the oldest turns the model reads no more.
+      plain: True for plain text: each message begins a line, and the model continues it.
+      system: the system message, "" for none.
+      forgotten: how many of the oldest turns the model no longer reads.
     """
 
     def __init__(self, tokenizer: Coder, ends: tuple[int, ...], context: int, plain: bool):
@@ -173,9 +173,9 @@ class Conversation:
         self.system, self.forgotten = "", 0
 
     def ids(self, message: str, new: int) -> tuple[int, ...]:
-        """Returns what the model reads to answer a message. The oldest turns go where they leave no room for the answer.
+        """Returns the ids that the model reads to answer a message. Drops the oldest turns to make room for the answer.
 
-        Room is kept for `new` tokens, or for half of the context. Raises ConfigError if the message alone is too long, or the
+        The room is `new` tokens, but at most half of the context. Raises ConfigError if the message alone is too long, or the
         model's template refuses the conversation.
         """
         room, first = min(new, self.context // 2), self.forgotten
@@ -200,7 +200,7 @@ class Conversation:
         self.forgotten = 0
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
-        """Returns the messages of some of the turns, `role` and `content` of each, the system's in front."""
+        """Returns the messages of some of the turns, `role` and `content` of each, the system message first."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for message, answer, _ in turns:
             messages += [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]
@@ -226,7 +226,7 @@ class Reply:
     Attributes:
       ended: how it ended: "stop", "length", "cancelled", "failed"; "" while it goes on.
       read: tokens of the prompt.
-      cached: how many of these were in the cache of prefixes; known at the end.
+      cached: how many of the prompt's tokens were in the prefix cache; known at the end.
       tokens: new tokens so far.
       first_s, seconds: from the question to the first token, and to the last one.
 
@@ -251,7 +251,7 @@ class Reply:
         self._ticket.cancel()
 
     def take(self, update: Update) -> str:
-        """Returns the text that is new with an update of the batcher. At the end the conversation has one more turn."""
+        """Returns the text that is new with an update of the batcher. At the end it adds a turn to the conversation."""
         self.seconds = time.monotonic() - self._began
         if update.tokens and not self.tokens:
             self.first_s = self.seconds
@@ -320,11 +320,11 @@ class Talk:
     def __init__(self, voices: Sequence[Voice], settings: SampleConfig, seed: int, terminal: Terminal):
         self._voices, self._settings, self._seed, self._terminal = voices, settings, seed, terminal
         self._last: list[tuple[Voice, Reply]] = []
-        self._heard: list[list[Conversation]] = []  # which conversations each message became a turn of
+        self._heard: list[list[Conversation]] = []  # for each message, the conversations in which it became a turn
         self.refused = 0
 
     def line(self, line: str) -> bool:
-        """Answers a message, or does what a command says. False if that is to leave."""
+        """Answers a message, or executes a command. Returns False if the command is to leave."""
         line = _sound(line).strip()
         try:
             if not line:
@@ -340,7 +340,7 @@ class Talk:
         return True
 
     def message(self, message: str) -> None:
-        """Lets each voice answer a message. ctrl-C stops the answers; once more, it raises KeyboardInterrupt.
+        """Lets each voice answer a message. ctrl-C stops the answers; a second one raises KeyboardInterrupt.
 
         Raises ConfigError if a model can't read it.
         """
@@ -394,7 +394,7 @@ class Talk:
     def _remarks(self, voice: Voice, reply: Reply) -> Iterator[str]:
         if reply.forgot:
             turns = f"{reply.forgot} oldest turns" if reply.forgot > 1 else "oldest turn"
-            yield f"the context of {voice.talk.context:,} tokens is full: the {turns} went"
+            yield f"the context of {voice.talk.context:,} tokens is full: the {turns} were dropped"
         if reply.ended == "length":
             why = "the context is full" if reply.tokens < self._settings.max_new_tokens else "--max-new-tokens"
             yield f"cut after {reply.tokens:,} tokens ({why})"
@@ -454,7 +454,7 @@ class Talk:
     def save(self, name: str) -> None:
         """Appends the conversations to a file, a line each. Turns without an answer are left out.
 
-        An answer that was cut has `weight: 0`: SFT reads it, and does not train it, since it does not end.
+        An answer that was cut has `weight: 0`: SFT reads it but does not train on it, since it does not end.
         """
         if not name:
             raise ConfigError("save where? /save FILE.jsonl")
@@ -485,13 +485,13 @@ class Talk:
 
 
 def _sound(text: str) -> str:
-    """A text in which the bytes of a command line that are no UTF-8 are the mark of a missing character."""
+    """Returns a text in which bytes of a command line that are not UTF-8 are replaced by U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
 def _stopping(replies: Replies) -> Iterator[None]:
-    """ctrl-C within ends the answers; a second one raises KeyboardInterrupt."""
+    """In the `with` block, ctrl-C ends the answers; a second one raises KeyboardInterrupt."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, before)

@@ -69,7 +69,7 @@ def test_a_run_with_a_loss_that_there_was_is_read_and_not_trained_on(base, tmp_p
     assert cli.main(["report", str(folder)]) == 0
     assert cli.main(["diff", str(folder), str(base.parent / "dpo")]) == 0
     assert loss in capsys.readouterr().out
-    there_is = "is no longer there: choose one of sigmoid, ipo, robust, orpo, simpo"
+    there_is = "was removed: choose one of sigmoid, ipo, robust, orpo, simpo"
     for command in (["train", str(folder)], ["plan", str(folder)]):
         assert cli.main(command) == 2
         assert f"config.dpo.loss={loss} {there_is}" in "".join(capsys.readouterr())

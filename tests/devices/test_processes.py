@@ -36,7 +36,7 @@ def test_a_single_process_joins_nothing(monkeypatch):
     assert called == [(times,), (here, 2, 1, times)]
     with pytest.raises(ConfigError, match=r"distributed\.coordinator=host has no port"):
         processes.join_cluster(dataclasses.replace(c, coordinator="host", num_processes=2, process_id=1))
-    with pytest.raises(ConfigError, match=r"process_id \(now -1\) to a number from 0"):
+    with pytest.raises(ConfigError, match=r"process_id from 0 to num_processes - 1, not -1"):
         processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2))
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
     with pytest.raises(ConfigError, match=r"num_processes=2 needs distributed\.coordinator"):

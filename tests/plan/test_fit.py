@@ -30,7 +30,7 @@ def test_meshes_are_parsed():
         ("fsdp:0", "give fsdp a number of devices"),
         ("fsdp:-1", "give fsdp a number of devices"),
         ("fsdp:two", "give fsdp a number of devices"),
-        ("fsdp:2,fsdp:4", "fsdp stands there twice"),
+        ("fsdp:2,fsdp:4", "fsdp is given twice"),
         ("64", "no axis '64'"),
         ("fsdp:7", "train.batch_size=64 is not divisible by the mesh's data x fsdp = 7 devices"),
         ("tensor:100000", "at most 4,096"),

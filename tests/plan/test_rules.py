@@ -143,5 +143,5 @@ def test_there_is_no_rule_for_weights_of_others():
 
 @pytest.mark.parametrize("key", ["lr", "b2"])
 def test_post_training_has_rates_of_its_own(key):
-    with pytest.raises(ConfigError, match=rf"optim\.{key}=0 is the rule of pretraining, and there is none for dpo"):
+    with pytest.raises(ConfigError, match=rf"optim\.{key}=0 is by the rule for pretraining, and there is none for dpo"):
         resolve("dpo", f"optim.{key}=0")

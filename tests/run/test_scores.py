@@ -61,6 +61,6 @@ def test_a_name_that_no_metric_has_is_told():
 
 def test_a_benchmark_that_does_not_run_is_refused():
     with pytest.raises(
-        ConfigError, match=r"best_metric=eval/piqa/acc is a benchmark's, and config.eval.tasks names none"
+        ConfigError, match=r"best_metric=eval/piqa/acc is of a benchmark, but config.eval.tasks is empty"
     ):
         config_lib.resolve(config_files.load("base", ["checkpoint.best_metric=eval/piqa/acc", "data.path=x"]))

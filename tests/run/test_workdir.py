@@ -140,7 +140,7 @@ def test_a_budget_without_a_price_is_refused_with_the_flags_to_type(key, card):
     with pytest.raises(ConfigError) as error:
         accelerators.check_price(c, card, 1)
     assert str(error.value) == (
-        f"config.{key}=0.01 limits dollars, and without a price it would never be spent: give {CARDS[card]}, or what an "
+        f"config.{key}=0.01 is a limit in dollars, which needs the machine's price: give {CARDS[card]}, or what an "
         "hour of this machine costs you"
     )
     accelerators.check_price(
@@ -151,7 +151,7 @@ def test_a_budget_without_a_price_is_refused_with_the_flags_to_type(key, card):
 def test_training_refuses_it_before_it_makes_data(tmp_path, capsys):
     keys = {"workdir": tmp_path, "stop.usd": 9, "train.batch_size": 8, "train.microbatch_size": 8}
     assert cli.main(["train", "quickstart", *(f"--config.{key}={value}" for key, value in keys.items())]) == 2
-    assert re.search(r"stop\.usd=9 limits dollars, .*usd_per_hour=PRICE \(8 x cpu\)", capsys.readouterr().err)
+    assert re.search(r"stop\.usd=9 is a limit in dollars, .*usd_per_hour=PRICE \(8 x cpu\)", capsys.readouterr().err)
     assert not (tmp_path / "data").exists()
 
 

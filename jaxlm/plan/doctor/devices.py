@@ -1,4 +1,4 @@
-"""Checks that the devices answer, and that the memory which the plan needs can really be had, on them and on the host."""
+"""Checks that the devices answer, and that devices and host really have the memory that the plan needs."""
 
 import dataclasses
 import datetime
@@ -27,10 +27,10 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What the plan says that a run needs, in bytes: `step`, `state` and `offloaded` (on the host) of each device.
+    """The bytes that a run needs by the plan: `step`, `state` and `offloaded` (on the host) are of each device.
 
-    `microbatch`, `remat`: for which `step` holds; those that are chosen at the start stand for the most frugal. `wider`: True
-    if it is in float32, in which this CPU computes, where `jaxlm plan` counts an accelerator's bfloat16.
+    `microbatch`, `remat`: the settings of `step`; the most frugal ones if they are chosen at the start. `wider`: True if the
+    bytes are for float32, as this CPU computes, while `jaxlm plan` counts bfloat16.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Need:
 
 
 def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
-    """Returns what the plan says. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
+    """Returns the bytes by the plan. `dtype_asked`: `model.dtype` as it was given, perhaps auto."""
     microbatch = fit.own_microbatch(config, MeshConfig(**mesh.shape))
     remat = "full" if config.model.remat == "auto" else config.model.remat
     settled = fit.with_changes(config, remat=remat, microbatch=microbatch)
@@ -57,7 +57,7 @@ def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
 
 
 def present(gpu_present: bool) -> Finding:
-    """Returns a finding on the devices that JAX has; FAIL if it has none of the NVIDIA GPUs that are there."""
+    """Returns a finding on the devices that JAX has; FAIL if it has no GPU, but the machine has NVIDIA GPUs."""
     devices, first = jax.devices(), jax.devices()[0]
     processes = jax.process_count()
     figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices), "processes": processes}
@@ -68,7 +68,7 @@ def present(gpu_present: bool) -> Finding:
 
 
 def device_memory(planned: Need, free: int) -> Finding:
-    """Returns a finding on the memory of this process's devices: allocated for real, or of a CPU the host's `free` bytes."""
+    """Returns a finding on this process's device memory, by a trial allocation; on a CPU by the host's `free` bytes."""
     if jax.default_backend() == "cpu":
         return cpu_memory(planned, jax.local_device_count(), free)
     had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
@@ -81,13 +81,13 @@ def device_memory(planned: Need, free: int) -> Finding:
 
 
 def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
-    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half."""
+    """Returns the finding for a CPU. The plan is for an accelerator's program; for a CPU's it may be off by half."""
     step, plural = planned.step * devices, "s" * (devices > 1)
     text = f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{plural}"
     verdict = WARN if step > free else OK
     if planned.state * devices > free or step > 2 * free:
         verdict = FAIL
-        text += f", of which the state that is always there is {gigabytes(planned.state)} GB"
+        text += f", of which the state alone takes {gigabytes(planned.state)} GB"
     text += f": {_mend(planned)}" if verdict != OK else ""
     return Finding("memory", verdict, text, {"need_bytes": step, "free_bytes": free})
 
@@ -100,11 +100,11 @@ def _planned(planned: Need) -> str:
 
 def _mend(planned: Need) -> str:
     less = "train.microbatch_size=-1 and model.remat=auto choose what fits; " * (planned.remat != "full")
-    return f"{less}or end what holds the rest, or split the model by mesh.fsdp"
+    return f"{less}or stop the programs that hold the rest, or split the model by mesh.fsdp"
 
 
 def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
-    """Returns how many bytes `allocate` could have, up to `wanted`, in growing chunks. Frees them again."""
+    """Returns how many bytes, up to `wanted`, `allocate` could allocate in growing chunks. Frees them again."""
     held, total, chunk = [], 0, _FIRST_CHUNK
     while total < wanted:
         chunk = min(chunk, wanted - total)
@@ -125,7 +125,7 @@ def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
 
 
 def zeros(device: jax.Device, count: int) -> jax.Array:
-    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))  # they really lie there
+    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))  # really allocated
 
 
 def host_memory(planned: Need, free: int) -> Finding:
@@ -139,14 +139,14 @@ def host_memory(planned: Need, free: int) -> Finding:
     return Finding("host", verdict, text, figures)
 
 
-CPU_PARAMS = 60_000_000  # of a model that a CPU runs whole in the time of a check
-LAYERS, CPU_VOCAB, CPU_TOKENS = 2, 4096, 256  # of a larger one, shrunk
-SLOW = 0.85  # of the speed before, below which it is said
+CPU_PARAMS = 60_000_000  # of the largest model that a CPU can run whole in a check
+LAYERS, CPU_VOCAB, CPU_TOKENS = 2, 4096, 256  # of a larger model, when shrunk
+SLOW = 0.85  # of the earlier speed; below it, a warning
 _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
 
 
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
-    """Returns (the config of a forward pass that takes seconds, what it is in words). Width and kernels stay."""
+    """Returns (a config whose forward pass takes seconds, a description of it). Width and kernels stay."""
     m, t, cpu = config.model, config.train, mesh.devices.flat[0].platform == "cpu"
     params = count_params(m)
     whole = params <= CPU_PARAMS if cpu else params * 6 < free_bytes
@@ -164,7 +164,7 @@ def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
 
 
 def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
-    """Returns a finding on the same forward pass, made three times: a bit that differs is an error of hardware or kernel."""
+    """Returns a finding on a forward pass, computed three times: a differing bit is an error of hardware or kernel."""
     small, what = shrunk(config, mesh, free_bytes)
     made = parts.make(small, mesh, lm.make)
     batch = bench.random_batch(made)
@@ -182,7 +182,7 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
         return Finding("forward", OK, f"{what}: equal to the last bit, three times", figures)
     wrong = f"{count(differing)} of {count(first.size)} numbers differ"
     wrong = wrong if differing else f"{count(nonfinite)} numbers are not finite"
-    text = f"{what}: {wrong} between equal forward passes: this device computes wrong; take another machine"
+    text = f"{what}: {wrong} between equal forward passes: this device computes wrongly; take another machine"
     return Finding("forward", FAIL, text, figures)
 
 
@@ -194,7 +194,7 @@ def differences(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
-    """Returns a finding on the real step's tokens per second. A start finds that step in the compile cache."""
+    """Returns a finding on the real step's tokens per second. The run's start finds the step in the compile cache."""
     kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
     before = machines.known(kind, mesh.size, setting)
     began = time.monotonic()
@@ -222,11 +222,11 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
 
 
 def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
-    """Returns a finding on `tokens_per_second` of `figures` against what such devices did with this setting before."""
+    """Returns a finding on `tokens_per_second` of `figures` against earlier measurements of this setting on such devices."""
     now, of = figures["tokens_per_second"], f" of {peak_tflops:.0f}" if peak_tflops else ""
     text = f"{human(now)} tokens/s; a matrix product makes {figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
     if not before:
-        return Finding("speed", OK, f"{text}; nothing is known of such a run on this device yet", figures)
+        return Finding("speed", OK, f"{text}; no earlier measurement of such a run on this device", figures)
     day = datetime.datetime.fromtimestamp(before.time).date()
     text += f"; before: {human(before.tokens_per_second)} ({before.measurements} times, last by {before.by} on {day})"
     slow = now < SLOW * before.tokens_per_second

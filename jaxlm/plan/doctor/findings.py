@@ -17,7 +17,7 @@ class Finding:
 
     Attributes:
       verdict: OK; WARN = the run will start, but someone should know; FAIL = the run would fail or can't be trusted.
-      text: what was found, and if the verdict is not OK, how to mend it.
+      text: what was found, and if the verdict is not OK, how to fix it.
       figures: the measured numbers, in bytes, seconds and their quotients; values that JSON holds.
     """
 
@@ -35,11 +35,11 @@ class Finding:
 
 
 def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: float = 30.0) -> list[Finding]:
-    """Returns what a check found. If it raises, or does not end in `seconds`, that is a finding with the verdict FAIL."""
+    """Returns what a check found. If it raises, or takes over `seconds`, the finding's verdict is FAIL."""
     try:
         findings = within(seconds, check)
     except NoAnswer as late:
-        return [no_answer(name, f"{late}: what it waits for hangs")]
+        return [no_answer(name, f"{late}: the check hangs")]
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -52,6 +52,6 @@ def no_answer(name: str, text: str) -> Finding:
 
 
 def words(error: BaseException) -> str:
-    """Returns an error in one line: our own errors and the system's have good words, others need their class."""
+    """Returns an error in one line, with its class name unless it is one of ours or the system's."""
     line = first_line(error)[:300]
     return line if line and isinstance(error, OSError | ConfigError | RunError) else f"{type(error).__name__}: {line}"

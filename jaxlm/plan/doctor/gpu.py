@@ -1,6 +1,6 @@
-"""Asks NVIDIA's driver whether the GPUs are in good health: memory errors, throttling, power, PCIe, leftovers of the dead.
+"""Asks NVIDIA's driver whether the GPUs are in good health: memory errors, throttling, power, PCIe, memory of dead processes.
 
-`nvml` is the module pynvml (nvidia-ml-py). What a card or driver does not know is left out. Sources: NVML's reference, and
+`nvml` is the module pynvml (nvidia-ml-py). Figures that a card does not report are left out. Sources: NVML's reference, and
 "XID Errors" and "GPU Memory Error Management" in NVIDIA's documentation.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from jaxlm.host.console import gigabytes
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
 
-# Xid numbers of broken hardware or a broken driver, of which a program is not the cause: number -> (verdict, meaning).
+# Xid numbers of broken hardware or a broken driver, which no program causes: number -> (verdict, meaning).
 XIDS = {
     48: (FAIL, "uncorrectable memory error"),
     62: (WARN, "the card's controller halted"),
@@ -37,14 +37,12 @@ SLOWED = {
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-HELD_BYTES = 1e9  # memory in use without a process that is seen; a driver alone takes less
+HELD_BYTES = 1e9  # memory in use without a visible process; a driver alone takes less
 _MEND = "restart the machine or take another"
 _NONE = Finding("gpu", OK, "no NVIDIA device")
 _MOST_LINES = 100_000  # of the kernel's log
 
-Ask = Callable[
-    ..., typing.Any
-]  # the end of an NVML function's name, its arguments -> its answer, None if there is none
+Ask = Callable[..., typing.Any]  # (the end of an NVML function's name, its arguments) -> its result, or None
 
 
 def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
@@ -95,7 +93,7 @@ def _card(nvml: types.ModuleType, index: int) -> list[Finding]:
 
 
 def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
-    """What the card says of itself."""
+    """The figures that the card reports."""
     kind = ask("Name") or "NVIDIA device"
     uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     rows, limit, memory = ask("RemappedRows"), ask("PowerManagementLimit"), ask("MemoryInfo")
@@ -122,7 +120,7 @@ def _figures(nvml: types.ModuleType, ask: Ask) -> dict[str, typing.Any]:
 
 
 def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, str]]:
-    """Verdict and words of each thing that is wrong with a card or makes it slower than it was sold."""
+    """Yields (verdict, text) for each fault of a card, and for all that makes it slower than specified."""
     if figures.get("ecc_now"):
         yield FAIL, f"{figures['ecc_now']} uncorrectable memory errors since the driver started: {_MEND}"
     elif figures.get("ecc_ever"):
@@ -142,7 +140,7 @@ def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, s
         yield WARN, f"PCIe runs on {lanes} of {all_lanes} lanes: loading and saving will be slower"
     if "pids" not in figures:
         return
-    # In a container the driver names processes by numbers of the host, or none at all.
+    # In a container the driver names processes by the host's pids, or not at all.
     alive, gone, held = figures["pids"], figures["pids_unseen"], f"{gigabytes(figures['used_bytes'])} GB are"
     if alive:
         yield WARN, f"process {', '.join(map(str, alive))} uses it: {held} taken; end it first"
@@ -152,7 +150,7 @@ def _problems(ask: Ask, figures: dict[str, typing.Any]) -> Iterator[tuple[str, s
 
 
 def alive_pid(pid: int, root: pathlib.Path = pathlib.Path("/proc")) -> bool:
-    """Returns True if a process has this number and is no zombie."""
+    """Returns True if a process has this pid and is no zombie."""
     with contextlib.suppress(OSError, IndexError):
         return (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

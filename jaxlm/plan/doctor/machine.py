@@ -1,4 +1,4 @@
-"""This machine as JAX has it: the checks that need devices, in the terms of one config."""
+"""The checks of this machine that need JAX's devices, for one config."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ class Machine:
 
     def __init__(self, asked: Config, config: Config, mesh: Mesh):
         self._asked, self._config, self._mesh = asked, config, mesh
-        self._fitted: Config | None = None  # with all that is chosen at a start
+        self._fitted: Config | None = None  # with the values that are chosen at a start
 
     @functools.cached_property
     def _need(self) -> devices.Need:
@@ -115,7 +115,7 @@ _FOLDER = ".doctor-checkpoint"
 
 
 def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
-    """Saves, verifies, restores and removes a checkpoint in the run's folder. Returns what failed. All processes call it."""
+    """Saves, verifies, restores and removes a checkpoint in the run's folder, on all processes. Returns a finding."""
     folder = pathlib.Path(workdir).absolute() / _FOLDER
     made = [path for path in folder.parents if not path.exists()]
     state = states.init({"params": {"a": jnp.arange(1024.0)}}, optax.adam(1e-3))
@@ -129,7 +129,7 @@ def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
                 path.rmdir()
 
     try:
-        together(lambda: shutil.rmtree(folder, ignore_errors=True), first_only=True)  # of a doctor that was killed
+        together(lambda: shutil.rmtree(folder, ignore_errors=True), first_only=True)  # left by a killed doctor
         checkpoints = Checkpointer(folder / "checkpoints")
         why = checkpoints.save_last(1, state, {})
         checkpoints.close()
@@ -139,7 +139,7 @@ def tiny_checkpoint(workdir: str, mesh: Mesh) -> Finding:
     finally:
         together(remove, first_only=True)
     seconds = time.monotonic() - began
-    text = f"a tiny one was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
+    text = f"a tiny checkpoint was saved, read back, restored and removed in {folder.parent} in {seconds:.1f} s"
     return Finding("checkpoint", OK, text, {"seconds": seconds})
 
 
@@ -154,7 +154,7 @@ def now() -> tuple[float, float]:
 
 
 def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list[float] | None = None) -> Finding:
-    """Returns a finding on the clock between two moments, and against the wall clocks of all processes."""
+    """Returns a finding on the wall clock: its drift between two moments, and its skew across all processes."""
     seconds = ended[1] - began[1]
     drift, skew = ended[0] - began[0] - seconds, max(at_hosts) - min(at_hosts) if at_hosts else 0.0
     year = datetime.datetime.fromtimestamp(ended[0], datetime.UTC).year
@@ -166,7 +166,7 @@ def clock(began: tuple[float, float], ended: tuple[float, float], at_hosts: list
     elif skew > MOST_SKEW_S:
         text = f"the hosts' clocks are {skew:.1f} s apart; {mend}"
     else:
-        alone = "one process: no other clock to agree with"
+        alone = "one process: no other clock to compare with"
         agree = f"{len(at_hosts)} processes agree to {skew:.2f} s" if at_hosts else alone
         verdict, text = OK, f"{year}, drift {drift:+.3f} s; {agree}"
     return Finding("clock", verdict, text, {"year": year, "drift_s": drift, "skew_s": skew, "seconds": seconds})
@@ -177,14 +177,14 @@ def clocks() -> list[float] | None:
     if jax.process_count() == 1:
         return None
     multihost_utils.sync_global_devices("doctor's clock")
-    # As two numbers: JAX would round Unix seconds in float64 to float32, which is minutes.
+    # As two numbers: JAX would round Unix seconds in float64 to float32, an error of minutes.
     whole, part = divmod(time.time(), 1)
     rows = multihost_utils.process_allgather(np.array([int(whole), int(part * 1e6)], np.int32))
     return [float(row[0]) + float(row[1]) / 1e6 for row in rows]
 
 
 def links(mesh: Mesh) -> Finding:
-    """Returns a finding on a sum over all devices: that it is right, and how fast."""
+    """Returns a finding on the correctness and speed of a sum over all devices."""
     n = mesh.size
     if n == 1:
         return Finding("links", OK, "one device: nothing to check")

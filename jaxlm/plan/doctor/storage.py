@@ -1,6 +1,6 @@
 """Measures storage by writing and reading, since quotas and statvfs lie, and some disks garble what they write.
 
-What touches storage runs in a process of its own, which is left behind if it hangs. This module imports neither JAX nor Grain.
+Storage is accessed in a child process, which is abandoned if it hangs. This module imports neither JAX nor Grain.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from jaxlm.host.redact import redact_url
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding, no_answer, words
 from jaxlm.run.checkpoints import remote
 
-CAP_BYTES, CAP_S = 4e9, 20.0  # of a trial of writing and reading; more of neither
+CAP_BYTES, CAP_S = 4e9, 20.0  # the most for a trial of writing and reading
 REMOTE_BYTES = 256e6  # of a trial at a mirror that is a URL
 ANSWER_S = 30.0  # after which storage counts as hung
 _CHUNK = 16 << 20  # written and flushed at a time, so that slow storage is noticed in time
@@ -37,7 +37,7 @@ _PREFIX = ".jaxlm-doctor-"
 
 
 def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
-    """Returns what `task` of this module returns in a process of its own. Raises NoAnswer or OSError (it failed, or died)."""
+    """Runs `task` of this module in a child process; returns its result. Raises NoAnswer or OSError (it failed, or died)."""
     trial = Child(f"{__name__}:work", end_by=signal.SIGTERM)  # it removes its file once the storage answers
     try:
         trial.send((task, args), seconds)
@@ -56,7 +56,7 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
 def disk(
     workdir: str, checkpoint_bytes: int, config: CheckpointConfig, kept: int, seconds: float = ANSWER_S
 ) -> list[Finding]:
-    """Returns findings on the disk of the run's folder: its speed and truth, and whether `kept` checkpoints have room."""
+    """Returns findings on the disk of the run's folder: speed, correctness, and the room for `kept` checkpoints."""
     try:
         trial = apart("try_place", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     except files.NoAnswer as late:
@@ -84,8 +84,8 @@ def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = A
     try:
         trial = apart("try_place", url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
     except files.NoAnswer as late:
-        return no_answer("mirror", f"{late}: the mirror hangs; mend config.checkpoint.mirror")
-    finding = _speed("mirror", trial, checkpoint_bytes, "mend config.checkpoint.mirror")
+        return no_answer("mirror", f"{late}: the mirror hangs; fix config.checkpoint.mirror")
+    finding = _speed("mirror", trial, checkpoint_bytes, "fix config.checkpoint.mirror")
     takes = checkpoint_bytes * (1 / trial["write"] + 1 / trial["read"]) if finding.verdict == OK else 0.0
     if takes <= timeout_s:
         return finding
@@ -114,10 +114,10 @@ def _speed(name: str, trial: dict, checkpoint_bytes: int, mend: str) -> Finding:
     folder = trial["folder"]
     if trial["problem"]:
         full = trial["errno"] in (errno.ENOSPC, errno.EDQUOT)
-        mend = f"{size(checkpoint_bytes)} make one checkpoint: free some room" if full else mend
+        mend = f"one checkpoint takes {size(checkpoint_bytes)}: free some room" if full else mend
         return Finding(name, FAIL, f"{folder}: {trial['problem']} after {size(trial['bytes'])}; {mend}", trial)
     if trial["garbled"]:
-        pieces = f"{trial['garbled']} of {trial['chunks']} pieces read back other than they were written"
+        pieces = f"{trial['garbled']} of {trial['chunks']} pieces read back differ from what was written"
         return Finding(name, FAIL, f"{folder}: {pieces}; {mend}", trial)
     save_s = checkpoint_bytes / trial["write"]
     text = (
@@ -131,7 +131,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
-# What follows runs in the process of its own.
+# What follows runs in the child process.
 
 
 def work(requests: Iterator[tuple[str, tuple]], tell: Callable[[dict], None]) -> None:
@@ -140,7 +140,7 @@ def work(requests: Iterator[tuple[str, tuple]], tell: Callable[[dict], None]) ->
     task, args = next(requests)
     try:
         tell({"try_place": try_place, "read_data": read_data}[task](*args))
-    except Exception as error:  # those of fsspec's stores have classes of their own
+    except Exception as error:  # fsspec's stores raise their own classes
         tell({"error": words(error)})
 
 
@@ -186,11 +186,11 @@ def _trial(open_file: Callable[[str], typing.IO[bytes]], most_bytes: float, most
                 if time.monotonic() > end:
                     break
             began = time.monotonic()
-        write_s += time.monotonic() - began  # closing may be what sends it
+        write_s += time.monotonic() - began  # some stores send the data on closing
         trial |= {"write": trial["bytes"] / max(write_s, 1e-9), "chunks": len(digests)}
         end = time.monotonic() + most_s / 2
         with open_file("rb") as file:
-            # A file that is too short reads as empty pieces, which are garbled.
+            # A file that is too short reads as empty pieces, which count as garbled.
             pieces = itertools.chain(_chunks(file), itertools.repeat((b"", 0.0)))
             for digest, (chunk, seconds) in zip(digests, pieces, strict=False):
                 read, read_s = read + len(chunk), read_s + seconds
@@ -217,7 +217,7 @@ def _noise(total: float) -> Iterator[bytes]:
 
 
 def _sync(out: typing.IO[bytes]) -> None:
-    """Sends what was written to the device; fsspec's files elsewhere have no number to do so."""
+    """Flushes what was written to the device; fsspec's remote files have no descriptor for that."""
     out.flush()
     with contextlib.suppress(AttributeError, io.UnsupportedOperation):
         os.fdatasync(out.fileno())
@@ -225,7 +225,7 @@ def _sync(out: typing.IO[bytes]) -> None:
 
 def _chunks(file: typing.IO[bytes]) -> Iterator[tuple[bytes, float]]:
     """Yields pieces of a file from the device, past the page cache, each with the seconds that it took."""
-    with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps it
+    with contextlib.suppress(AttributeError, OSError):  # tmpfs has no device, and keeps its pages
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     while True:
         began = time.monotonic()
@@ -235,7 +235,7 @@ def _chunks(file: typing.IO[bytes]) -> Iterator[tuple[bytes, float]]:
 
 
 def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
-    """Reads files of a data directory, in random order, and compares them with the manifest until time or bytes are spent.
+    """Reads files of a data directory, in random order, and compares them with the manifest, up to a limit of time and bytes.
 
     `damaged` is None or (name of the first bad file, what is wrong).
     """

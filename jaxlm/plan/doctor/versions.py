@@ -1,4 +1,4 @@
-"""Checks Python and the installed packages: what jaxlm requires, and pairs that are known not to work together."""
+"""Checks Python and the installed packages: what jaxlm requires, and versions that are known not to work."""
 
 import contextlib
 import importlib.metadata
@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN, Finding
 
-# package -> (versions of it, what goes wrong and how to mend it)
+# package -> (bad versions, what goes wrong and how to fix it)
 KNOWN_BAD = {
     "orbax-checkpoint": ("<0.12", "loses saves in silence: pip install -U orbax-checkpoint"),
     "grain": ("<0.2.15", "is older than what the loader is tested with: pip install -U grain"),
@@ -39,7 +39,7 @@ def required() -> list[str]:
 def check(
     packages: Mapping[str, str], requirements: list[str], python: tuple[int, ...] = sys.version_info[:3]
 ) -> list[Finding]:
-    """Returns a finding for each thing that is wrong, or one line with the versions."""
+    """Returns a finding for each problem, or one finding with the versions."""
     problems = [*_packages(packages, requirements), *_jax(packages)]
     if python[:2] < PYTHON:
         words = f"Python {'.'.join(map(str, python))}: jaxlm needs {'.'.join(map(str, PYTHON))} or newer"
@@ -52,7 +52,7 @@ def check(
 
 
 def _packages(packages: Mapping[str, str], requirements: list[str]) -> Iterator[tuple[str, str]]:
-    """Verdict and words of each package that is missing, of a version that jaxlm does not take, or known to be bad."""
+    """Yields (verdict, text) for each package that is missing, of an unsupported version, or known to be bad."""
     bad = {name for name, (versions, _) in KNOWN_BAD.items() if _within(packages.get(name), SpecifierSet(versions))}
     for need in map(Requirement, requirements):
         name, mend = canonicalize_name(need.name), f"pip install '{need.name}{need.specifier}'"
@@ -71,7 +71,7 @@ def _within(version: str | None, versions: SpecifierSet) -> bool:
 
 
 def _jax(packages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """jax, jaxlib and the CUDA plugins are released together. With another plugin JAX trains on the CPU, and only warns."""
+    """jax, jaxlib and the CUDA plugins are released together. With an older plugin JAX only warns, and trains on the CPU."""
     jax, jaxlib = packages.get("jax"), packages.get("jaxlib")
     if not (jax and jaxlib):
         return

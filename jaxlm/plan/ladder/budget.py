@@ -1,7 +1,7 @@
-"""Finds the best model for so many dollars on each accelerator, from a scaling law and our speed model.
+"""Finds the best model for a budget in dollars on each accelerator, from a scaling law and our speed model.
 
-The models are a config's, made narrower or wider in its own proportions. The money buys hours, and hours buy each size so many
-tokens. The law is that of a ladder (`plan.ladder`) or a published one: that ranks sizes, and is no forecast of a loss.
+The models are the config's, narrower or wider in the same proportions. The money buys hours, and the hours buy tokens, fewer
+for a larger model. The law is a ladder's (`plan.ladder`) or a published one, which ranks sizes but does not forecast a loss.
 """
 
 import bisect
@@ -17,10 +17,10 @@ from jaxlm.plan.flops import count_params
 from jaxlm.plan.ladder import rungs
 from jaxlm.plan.ladder.law import Fit
 
-LAW = rules.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
+LAW = rules.LAWS[-1]  # chooses the sizes: the re-fit corrects errors of the first law
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
-UNEVEN = 1.5  # how far the key-value heads may be from their share
-LEAST_STEPS = 20  # of a run that is worth its warm-up
+UNEVEN = 1.5  # the factor by which key-value heads may be off their share
+LEAST_STEPS = 20  # of the shortest run that is considered
 WARMUP = 0.02  # of the steps, as in configs/speed_1b.py
 
 
@@ -45,8 +45,8 @@ def check(config: Config) -> None:
 def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
     """Returns the best model for the money on each accelerator (or on `plan.accelerator`), best first.
 
-    The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the data at hand, in
-    place of the published law. Raises ConfigError if the money buys no run, or none that fits.
+    The config's proportions, rows, vocabulary and optimizer are kept. `known`: the fit of a ladder on the user's data, in
+    place of the published law. Raises ConfigError if the money buys no run, or no run that fits.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)
@@ -58,7 +58,7 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
         if not any(_ranked(config, usd, device, known) for device in chosen):
             raise ConfigError(f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {names}: give more")
         raise ConfigError(
-            f"no model that --budget={usd:g} buys fits into {names}, nor split over one device a row of its batch: shorten the "
+            f"no model that --budget={usd:g} buys fits into {names}, even with a device for each row of its batch: shorten the "
             f"rows (config.train.seq_len={config.train.seq_len})"
         )
     return {
@@ -78,7 +78,7 @@ def family(model: ModelConfig) -> list[ModelConfig]:
         width, kv = heads * model.head_dim, rungs.kv_heads(model, heads)
         share = max(heads * model.n_kv_heads / model.n_heads, 1)
         if not NARROWEST <= width <= WIDEST or max(kv / share, share / kv) > UNEVEN:
-            continue  # 13 heads have no divisor near a quarter of them
+            continue  # such as 13 heads, which have no divisor near 13 / 4
         ratio = width / (model.n_heads * model.head_dim)
         d_model, d_ff = (max(64, round(size * ratio / 64) * 64) for size in (model.d_model, model.d_ff))
         sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "d_ff": d_ff}
@@ -87,7 +87,7 @@ def family(model: ModelConfig) -> list[ModelConfig]:
 
 
 def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
-    """Returns the config of a run of this model over so many tokens, batch near the rule; None if that is too few steps."""
+    """Returns the config of a run of `model` over `tokens` tokens, batch near the rule; None if it has too few steps."""
     t = config.train
     rough = dataclasses.replace(with_keys(config, train={"steps": 1}), model=model)
     rule = rules.batch(dataclasses.replace(rules.of(rough), tokens=tokens)).value
@@ -106,7 +106,7 @@ def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int
 def _best(
     config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None
 ) -> dict[str, typing.Any] | None:
-    """The row of one accelerator; None if the money buys nothing there, or nothing fits."""
+    """The row of one accelerator; None if the money buys no run there, or none that fits."""
     for run in _ranked(config, usd, device, known):
         key = run.model, run.train.batch_size
         planner = planners[key] = planners.get(key) or fit.Planner(run)
@@ -116,12 +116,12 @@ def _best(
 
 
 def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) -> list[Config]:
-    """What the money buys of each size on one accelerator, the lowest loss by the law first, whether it fits or not."""
+    """The run of each size that the money buys on one accelerator, lowest loss by the law first, whether it fits or not."""
     runs, law, hours = [], known.law if known else LAW, usd / device.usd
     for model in family(config.model):
         sized = dataclasses.replace(fit.with_changes(config, microbatch=16), model=model)
         fast = cost.speed(sized, device, 1)
-        tokens = hours * 3600 * fast  # of steps alone
+        tokens = hours * 3600 * fast  # if all hours went into steps
         steps = max(int(tokens / (config.train.batch_size * config.train.seq_len)), 1)
         beside = _hours(sized, config, fast, 1, steps) - hours
         tokens *= max(1 - beside / hours, 0)
@@ -133,7 +133,7 @@ def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) 
 def _row(
     config: Config, run: Config, usd: float, device: Accelerator, fitting: fit.Fit, known: Fit | None
 ) -> dict[str, typing.Any]:
-    """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
+    """The row of a run: what the money buys with the devices and microbatch of `fitting`. `config` is the user's."""
     devices, fitted = fitting.devices, fit.with_changes(run, microbatch=fitting.microbatch)
     t, m, batch_tokens = run.train, run.model, run.train.batch_size * run.train.seq_len
     fast, hours = cost.speed(fitted, device, devices), usd / (devices * device.usd)
@@ -172,7 +172,7 @@ def _row(
 
 
 def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float) -> dict[str, int | float]:
-    """The keys of the phases: where each ends, and its share of the money by what it takes. The shares add up to the money."""
+    """The keys of the phases: where each ends, and its share of the money by its hours. The shares add up to `usd`."""
     keys: dict[str, int | float] = {}
     hours = sum(row["hours"] for row in planned)
     for row in planned:
@@ -184,7 +184,7 @@ def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float)
 
 
 def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> dict[str, float | None]:
-    """What the law says, by which rows are ranked, and the loss with its interval, where that is more than a rank."""
+    """The law's loss, which ranks the rows, and the forecast with its interval; None if the law is far outside its range."""
     if known:
         loss, low, high = known.loss(params, tokens)
         return {"law_loss": loss, "loss": loss, "low": low, "high": high}
@@ -193,7 +193,7 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
 
 
 def of_steps(config: Config, asked: Config, steps: int) -> Config:
-    """Returns the config with so many steps, of which the warm-up and the phases of `asked` have their shares."""
+    """Returns the config with `steps` steps; the warm-up and the phases of `asked` keep their shares of the steps."""
     phases, plan, end = {}, milestones.planned(asked.phases, asked.train), 0
     for phase in plan:
         end = max(round(steps * phase.last / plan[-1].last), end + 1)

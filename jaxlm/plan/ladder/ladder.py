@@ -1,21 +1,21 @@
-"""Keeps a ladder as values and in LADDER/ladder.json, which `jaxlm ladder` writes anew after each run. The file holds:
+"""A ladder as a dict and in LADDER/ladder.json, which `jaxlm ladder` rewrites after each run. The file holds:
 
 version   1
-target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, shape (its keys)
-same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
+target    the model that is predicted: config (as it was named), parameters, tokens, vocab_size, lr, shape (its keys)
+same      the values that must not change in a ladder: {"model.d_model": 256, "data": sha256 of the manifest, ...}
 sizes     the widths (d_model) of the models, rising
 budgets   the numbers of tokens, rising, before they are rounded to whole steps
-held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
+held_out  the text of all losses: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
           older ladders name rows of seq_len in place of max_mb
 machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
-hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
+hours     limit (null if only tokens were given), planned (null if the speed is unknown), spent
 runs      in the order in which they are done (`Rung.to_json`). `loss` is null until the run is done, and stays null if it
-          did not end well; then `why` says so.
+          failed; then `why` says why.
 rates     null until the runs at several rates are done; then tried, best (`law.best_rate`), edge, lr (the target's own, scaled
-          to that run) and rule (the published rule's)
+          to the smallest run) and rule (the published rule's)
 fit       null until all runs of the grid are done; then law, noise and draws (as in `law.Fit`), from {"parameters", "tokens"}
-          (where the drift begins), missed: the largest size's losses foretold from the others, the worst error as a share
-foretold  null until then; else rows of the target after a quarter, half, all and twice its tokens, each a finished run
+          (where the drift begins), missed: the worst relative error of the largest size's losses, predicted from the others
+foretold  null until then; else predictions for finished runs of the target on a quarter, half, all and twice its tokens
 """
 
 import dataclasses
@@ -42,13 +42,13 @@ from jaxlm.plan.tune import machines
 
 FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder
 FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
-TOO_LONG = 1.05  # times the hours that are asked for, from which runs are refused
+TOO_LONG = 1.05  # times the given hours; longer ladders are refused
 Ladder = dict[str, typing.Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a person asks for; None or empty where the rules of `rungs` decide."""
+    """The user's choices; None or empty where the rules of `rungs` decide."""
 
     sizes: Sequence[int] = ()
     budgets: Sequence[float] = ()
@@ -58,8 +58,8 @@ class Asked:
 def begin(config: Config, order: Rows, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
     """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
 
-    Raises ConfigError if the folder holds the ladder of another config, if model, data or hours are too small for one, or this
-    machine's speed is needed and not known.
+    Raises ConfigError if the folder holds the ladder of another config, if model, data or hours are too small, or if this
+    machine's speed is needed and unknown.
     """
     ladder = read(folder)
     if ladder:
@@ -107,7 +107,7 @@ def _planned(config: Config, folder: pathlib.Path, asked: Asked, held_out: int) 
 
 
 def _new(config: Config, order: Rows, name: str) -> Ladder:
-    """What a new ladder says of its target and of the text that all losses are of."""
+    """The values of a new ladder on its target and its held-out text, and its empty results."""
     m, e = config.model, config.eval
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
@@ -131,7 +131,7 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
     for size in sizes:
         c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
         c = settle.assuming(c, remat="none", rows=c.train.batch_size)
-        # This machine is meant, whatever else is planned for.
+        # Of this machine, even if the plan is for another accelerator.
         rows[size] = row = machines.row(with_keys(c, plan={"accelerator": ""}))
         if row.get("tokens_per_second"):
             continue
@@ -145,7 +145,7 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
 
 
 def conclude(ladder: Ladder) -> None:
-    """Puts `rates`, `fit` and `foretold` into a ladder in place, as far as its runs are done."""
+    """Fills in `rates`, `fit` and `foretold` of a ladder, as far as its runs are done."""
     grid = [run for run in ladder["runs"] if run["kind"] == "grid"]
     tried = [run for run in ladder["runs"] if run["kind"] == "rate" or run is grid[0]]
     tried.sort(key=lambda run: run["lr"])
@@ -171,7 +171,7 @@ def conclude(ladder: Ladder) -> None:
 
 
 def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
-    """Returns the fit of what `read` returned; None if its runs are not all done."""
+    """Returns the fit of a ladder that `read` returned; None if its runs are not all done."""
     if not (saved := ladder["fit"]):
         return None
     largest, draws = saved["from"], np.array(saved["draws"], float)
@@ -179,7 +179,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
 
 
 def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
-    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None without one, or if it is not done or of another kind."""
+    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is unfinished, or of another model."""
     folder = pathlib.Path(config.workdir) / FOLDER
     if not config.workdir or not (ladder := read(folder)):
         return None
@@ -210,7 +210,7 @@ _FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters"
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
-    """Returns what LADDER/ladder.json holds; None if there is no such file. Raises ConfigError if it is not to be used."""
+    """Returns what LADDER/ladder.json holds; None if there is no such file. Raises ConfigError if it can't be used."""
     path = folder / FILE
     try:
         ladder = files.json_of(path.read_bytes())

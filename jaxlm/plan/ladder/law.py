@@ -1,11 +1,11 @@
-"""Fits a scaling law to the finished runs of a ladder, and foretells a larger model's held-out loss with an interval.
+"""Fits a scaling law to the finished runs of a ladder, and predicts a larger model's held-out loss with an interval.
 
     L(N, D) = e + a / N^alpha + b / D^beta      (Hoffmann et al. 2022, arXiv:2203.15556)
 
 for N parameters (embeddings included) and D tokens, in nats per token of the ladder's own tokenizer and held-out text. As
-there, a Huber loss of log L is minimised from several starts. Nine points say little about five constants. So three of
-these have wide priors from the published fits, and the interval is a bootstrap in which points, noise and priors are
-drawn anew (`fit`). What lies beyond the largest run is less certain still: see DRIFT.
+in that paper, a Huber loss of log L is minimised from several starts. Nine points determine five constants poorly. So three
+constants have wide priors from the published fits, and the interval is a bootstrap that redraws points, noise and priors
+(`fit`). Beyond the largest run the law is less certain still: see DRIFT.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from jaxlm.plan.rules import Law
 LEVEL = 0.8  # of the intervals
 WIDE = 0.1  # an interval wider than this share of the loss decides little
 # Priors: (median, sd of the logarithm). Exponents: the published fits have .28 to .37 (plan/rules.py). E in nats a byte: the
-# same fits have 1.69 and 1.82 nats for tokens of about 4.3 bytes; other text has more or less of it.
+# same fits have 1.69 and 1.82 nats for tokens of about 4.3 bytes; for other text E differs.
 PRIORS = {"alpha": (0.34, 0.4), "beta": (0.34, 0.4), "e per byte": (0.4, 0.4)}
-# Scatter of log L around the law: what two seeds differ by at these sizes, and what the law itself is off. It counts as much as
-# PRIOR_RUNS degrees of freedom beside the residuals'.
+# Scatter of log L around the law: the difference between seeds at these sizes, and the law's own error. As a prior it counts
+# as PRIOR_RUNS degrees of freedom besides the residuals'.
 NOISE, PRIOR_RUNS = 0.004, 4
 HUBER = 1.5  # sds from which a residual counts linearly
-# What the law may be off beyond the largest run: as one sd, this share of the loss that it foretells to fall from there on. Two
-# ladders that were taken to their end (dev/LOG.md) were off by .30 and .65 of it: both runs came out lower.
+# The sd of the law's error beyond the largest run, as a share of the fall of the loss that it predicts from there on. Two
+# ladders whose targets were trained (dev/LOG.md) were off by .30 and .65 of that fall: both losses came out lower.
 DRIFT = 0.5
 DRAWS = 100
 CONSTANTS = ("e", "a", "b", "alpha", "beta")
@@ -45,9 +45,9 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A law with what is uncertain about it.
+    """A law with its uncertainty.
 
-    `noise`: sd of log L of a run around the law. `draws_Kx6`: e, a, b, alpha, beta and noise of K laws that would fit as well.
+    `noise`: sd of log L of a run around the law. `draws_Kx6`: e, a, b, alpha, beta and noise of K laws that fit equally well.
     `params`, `tokens`: the largest run of the ladder, where the drift begins.
     """
 
@@ -58,11 +58,11 @@ class Fit:
     tokens: float
 
     def loss(self, params: float, tokens: float) -> tuple[float, float, float]:
-        """Returns the loss of a finished run, and the ends of the interval that holds it with LEVEL: (loss, low, high)."""
+        """Predicts the loss of a finished run: (loss, low, high), with an interval of probability LEVEL."""
         e, a, b, alpha, beta, noise = self.draws_Kx6.T
         laws = e + a / params**alpha + b / tokens**beta
         known = e + a / min(params, self.params) ** alpha + b / min(tokens, self.tokens) ** beta
-        # The same for every run that is asked for.
+        # The same draws for every prediction.
         scatter, drift = np.random.default_rng(1).standard_normal((2, len(laws)))
         losses = laws * np.exp(noise * scatter) + DRIFT * (known - laws) * drift
         low, high = np.quantile(losses, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
@@ -71,7 +71,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
-    """Fits the law to finished runs of two sizes and two numbers of tokens at least. Takes about a second with all draws.
+    """Fits the law to finished runs of at least two sizes and two numbers of tokens. Takes about a second with all draws.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
     own losses and its own medians of the priors. `bytes_per_token` is of the held-out text: E's prior is in nats a byte.
@@ -102,7 +102,7 @@ _SPREAD = [PRIORS[name][1] for name in ("e per byte", "alpha", "beta")]
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """The law in constants that points determine one by one: logs of e, of both terms at the middle, alpha, beta."""
+    """The law in nearly independent constants: logs of e, of both terms at the mean of the points, of alpha and beta."""
 
     n: np.ndarray
     d: np.ndarray
@@ -153,7 +153,7 @@ class _Problem:
 
 
 def missed(points: Sequence[Point], bytes_per_token: float) -> float:
-    """Returns how far off the largest size's losses are when foretold from the others: the worst, as a share of the loss."""
+    """Returns the worst relative error of the largest size's losses, predicted from the other sizes."""
     largest = max(p.params for p in points)
     law = fit([p for p in points if p.params < largest], bytes_per_token, draws=0).law
     errors = [law.loss(p.params, p.tokens) / p.loss - 1 for p in points if p.params == largest]
@@ -163,7 +163,7 @@ def missed(points: Sequence[Point], bytes_per_token: float) -> float:
 def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]:
     """Returns (the best rate, True if it is the smallest or the largest that was tried).
 
-    Between others that did not diverge (a loss of None) it is the lowest point of a parabola over the logarithm of the rate.
+    Between rates that did not diverge (a loss of None) it is the minimum of a parabola over the logarithm of the rate.
     """
     losses = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
     index = min(range(len(losses)), key=lambda i: losses[i][1])

@@ -1,8 +1,8 @@
-"""Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and what they take.
+"""Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and their hours.
 
 - Sizes: a quarter, three eighths and half of the width, in the config's proportions. The vocabulary stays.
 - Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
-- Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
+- Batch: the config's own, halved as the budget shrinks: it scales as D^.571 (Step Law, arXiv:2503.04715).
 - Rate: the config's own, times the published rule's ratio between the two runs (plan/rules.py). So a config whose rate is
   off by some factor has a ladder whose rates are off by the same. Warm-up and decay keep their share of the steps.
 - Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
@@ -27,17 +27,17 @@ BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
 TIMES = (0.5, 1.0, 2.0)  # the rates at the smallest size and budget
 HOURS, SHARE = 0.5, 0.03  # the limit: the first, or this share of the config's own hours
 BATCH_EXPONENT = 0.571
-START_S = 30.0  # of a run until its first step, and behind its last: a guess
-EVAL_SPEED = 3  # held-out tokens are that much faster than those trained on: a forward pass alone
-ASKED_STEPS = 5  # of a run whose tokens are named, at least
-STEPS = 50  # of the smallest run at least, where the hours decide
+START_S = 30.0  # of a run before its first step and after its last: a guess
+EVAL_SPEED = 3  # held-out tokens are this much faster than trained ones: a forward pass alone
+ASKED_STEPS = 5  # at least, of a run whose tokens are given
+STEPS = 50  # at least, of the smallest run if the hours decide
 _MULTIPLE = 8  # widths and heads are multiples of this
-_FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: no loss depends on them
+_FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: they change no loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One run of a ladder. `times`: its rate over what the config's own implies; `rule`: the published rule's for it."""
+    """One run of a ladder. `times`: its rate over the rate scaled from the config's; `rule`: the published rule's rate."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class Rung:
         return tokens(self.config)
 
     def to_json(self) -> dict[str, typing.Any]:
-        """Returns the run as ladder.json has it, not done yet."""
+        """Returns the run's entry in ladder.json, before it is done."""
         m, t = self.config.model, self.config.train
         run = {"name": self.name, "d_model": m.d_model, "n_layers": m.n_layers, "parameters": self.parameters}
         run |= {"tokens": self.tokens, "steps": t.steps, "batch_size": t.batch_size, "lr": self.config.optim.lr}
@@ -78,7 +78,7 @@ def sizes(model: ModelConfig) -> list[int]:
 
 
 def kv_heads(model: ModelConfig, heads: int) -> int:
-    """Returns the key-value heads of so many heads: their share in `model`, as near as a divisor of the heads comes to it."""
+    """Returns the key-value heads for `heads` heads: the divisor of `heads` nearest to their share in `model`."""
     wanted = max(heads * model.n_kv_heads / model.n_heads, 1)
     divisors = (n for n in range(1, heads + 1) if heads % n == 0)
     return min(divisors, key=lambda n: (max(n / wanted, wanted / n), n))
@@ -121,7 +121,7 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     off = (o.lr or whole.lr) / whole.lr  # the config's own rate over the rule's
     optim = {
         "lr": float(f"{off * small.lr * times:.3g}"),
-        # 0 in the run itself would hold its matrices to the rule whatever `times` is.
+        # With 0 the matrices would train at the rule's rate, whatever `times` is.
         "matrix_lr_ratio": o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
         "warmup_steps": min(round(o.warmup_steps * share), steps - 1),
         "decay_at_step": min(round(o.decay_at_step * share), steps - 1),
@@ -138,7 +138,7 @@ def by_rule(config: Config) -> OptimConfig:
 
 
 def batch_size(config: Config, budget: float) -> int:
-    """Returns the rows of a step for so many tokens: the config's own, halved as often as comes nearest to D^.571."""
+    """Returns the rows of a step for a budget of D tokens: the config's own, halved to come nearest to D^.571."""
     rows, least = config.train.batch_size, abs(config.mesh.data * config.mesh.fsdp)
     for _ in range(round(BATCH_EXPONENT * math.log2(max(tokens(config) / budget, 1)))):
         if rows % 2 or rows // 2 < least:
@@ -148,7 +148,7 @@ def batch_size(config: Config, budget: float) -> int:
 
 
 def _alone(c: Config) -> Config:
-    """The config without what only a run of its own needs: phases, mirror, messages, samples, benchmarks, traces."""
+    """The config without what a run of a ladder does not need: phases, mirror, messages, samples, benchmarks, traces."""
     seldom = {"every_steps": 0, "every_minutes": pace.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0}
     by_loss = {"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0}
     return with_keys(
@@ -167,7 +167,7 @@ def _alone(c: Config) -> Config:
 
 
 def held_out_tokens(config: Config, order: Rows) -> int:
-    """Returns about how many tokens of held-out text each run is measured on. Raises ConfigError if there are none."""
+    """Returns about how many held-out tokens each run is evaluated on. Raises ConfigError if there are none."""
     e, entries = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
     if not sum(entry["tokens"] for entry in entries):
         raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
@@ -180,7 +180,7 @@ def held_out_tokens(config: Config, order: Rows) -> int:
 
 
 def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
-    """Returns how often the largest run reads sources more than once, in words. Raises ConfigError if that is too often."""
+    """Returns a line on the sources that the largest run repeats; "" if none. Raises ConfigError if it repeats too often."""
     most = max(climbed, key=lambda run: run.tokens)
     batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
     epochs = passes(batches, most.config.train.steps)
@@ -188,10 +188,10 @@ def check_data(order: Rows, climbed: Sequence[Rung]) -> str:
     if times > MOST_PASSES:
         raise ConfigError(
             f"the largest budget, {human(most.tokens)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
-            f"and beyond {MOST_PASSES} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
+            f"and beyond {MOST_PASSES} times repeated tokens teach less: use more data, or fewer tokens (--tokens=N,N,N)"
         )
     again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
-    return again and f"the largest budget reads {again}: the law takes every token for a new one"
+    return again and f"the largest budget reads {again}: the law counts repeated tokens as new ones"
 
 
 def seconds(run: Rung, speed: float, held_out: int) -> float:
@@ -199,7 +199,7 @@ def seconds(run: Rung, speed: float, held_out: int) -> float:
 
 
 def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
-    """Returns the three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if too few do."""
+    """Returns three budgets that fit into `hours`, at most the config's own tokens. Raises ConfigError if these are too few."""
     smallest, others = speeds[min(speeds)], len(TIMES) - 1  # runs at other rates, of the smallest size and budget
 
     def beside(speed: float) -> float:
@@ -224,14 +224,14 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
             short = f"train.steps={config.train.steps} is too short for a ladder"
             raise ConfigError(f"{short}: {least}; name three by --tokens")
         needed = (fixed + enough(budget) / BUDGETS[0] * token) / 3600
-        digit = 10.0 ** (math.floor(math.log10(needed)) - 1)  # the second
+        digit = 10.0 ** (math.floor(math.log10(needed)) - 1)  # the second significant one
         longer = float(f"{(math.floor(needed / digit) + 1) * digit:.2g}")
         budget = smallest_budget(longer)
     raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={longer:g}")
 
 
 def limit(config: Config, speeds: Mapping[int, float]) -> float:
-    """Returns the hours that a ladder may take by default. The config's own are guessed from the widest model's speed."""
+    """Returns the hours that a ladder may take by default. The config's own hours are guessed from the widest model's speed."""
     widest = max(speeds)
     shape = dataclasses.replace(config, model=smaller(config.model, widest))
     speed = speeds[widest] * flops.of(shape).causal / flops.of(config).causal
@@ -239,7 +239,7 @@ def limit(config: Config, speeds: Mapping[int, float]) -> float:
 
 
 def same(config: Config, order: Rows) -> dict[str, typing.Any]:
-    """Returns key -> value of all that decides the losses of a config's ladder on its data."""
+    """Returns key -> value of all that determines the losses of a config's ladder on its data."""
     parts = {
         "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},
         "train": {k: getattr(config.train, k) for k in ("steps", "batch_size", "seq_len")},

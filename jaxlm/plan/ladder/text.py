@@ -1,4 +1,4 @@
-"""Writes what `jaxlm ladder` and `jaxlm plan --budget` say: the runs before they are done, what they found, the best models."""
+"""Writes the text of `jaxlm ladder` and `jaxlm plan --budget`: planned runs, their results, the best models."""
 
 import shlex
 import typing
@@ -13,7 +13,7 @@ Ladder = Mapping[str, typing.Any]  # as `plan.ladder` describes it
 
 
 def runs(ladder: Ladder) -> str:
-    """Returns the table of runs, with what they take; those that are done with their losses."""
+    """Returns the table of runs, with their hours, and their losses if they are done."""
     rows = [["run", "parameters", "tokens", "steps", "rows", "rate", "time", "loss"]]
     for run in ladder["runs"]:
         took, loss = (run["hours"], _loss(run)) if run["loss"] else (run["planned_hours"], run["why"][:20])
@@ -54,15 +54,15 @@ def _grid(ladder: Ladder) -> str:
 
 
 def _rates(ladder: Ladder) -> str:
-    """What the runs at several rates say; "" until they are done."""
+    """The results of the runs at several rates; "" until they are done."""
     if not (rates := ladder["rates"]):
         return ""
     tried = ", ".join(f"{run['lr']:.3g}: {_loss(run)}" for run in rates["tried"])
     where = f"{rates['best'] / rates['lr']:.2g} times the config's own"
-    where = "the end of what was tried: the best may lie beyond" if rates["edge"] else where
+    where = "the end of the tried rates: the best may lie beyond" if rates["edge"] else where
     return block(
         f"RATE  {tried}. The config's own, scaled to the smallest run, is {rates['lr']:.3g}, the published rule's "
-        f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent says nothing."
+        f"{rates['rule']:.3g}; best is about {rates['best']:.2g}, {where}. It is one seed: half a percent means nothing."
     )
 
 
@@ -72,7 +72,7 @@ def _law(ladder: Ladder) -> str:
     law = fit["law"]
     return block(
         f"LAW  L = {law['e']:.3g} + {law['a']:.3g} / N^{law['alpha']:.3g} + {law['b']:.3g} / D^{law['beta']:.3g}; runs scatter "
-        f"around it by {fit['noise']:.1%}. The largest size, foretold from the others, is off by {abs(fit['missed']):.1%}."
+        f"around it by {fit['noise']:.1%}. The largest size, predicted from the others, is off by {abs(fit['missed']):.1%}."
     )
 
 
@@ -96,7 +96,7 @@ def is_wide(foretold: Sequence[Mapping[str, typing.Any]]) -> bool:
 
 
 def budget(choice: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
-    """Returns what `budget.plan` found as text. `config` and `overrides` are those of the command line."""
+    """Returns the result of `budget.plan` as text. `config` and `overrides` are those of the command line."""
     rows = choice["accelerators"]
     best = rows[0]
     head = ["ACCELERATORS", "devices", "parameters", "tokens", "a step", "tokens/s", "time", "loss", "interval", "MFU"]
@@ -128,7 +128,7 @@ def _sentence(row: dict) -> str:
     if row["epochs"]:
         text += "; times through the data: " + ", ".join(f"{name} {times:.2g}" for name, times in row["epochs"].items())
         if max(row["epochs"].values()) > MOST_PASSES:
-            text += " (beyond about four times a token teaches less than a new one: arXiv:2305.16264)"
+            text += " (beyond about four times a repeated token teaches less than a new one: arXiv:2305.16264)"
     return text
 
 
@@ -149,7 +149,7 @@ def _notes(choice: dict, config: str, replaced: Sequence[str]) -> list[str]:
         "recipe, in 80% intervals. Far beyond those runs they are guesses."
         if choice["ladder"]
         else f"No ladder (jaxlm ladder): sizes are chosen by {choice['law']}. Its loss is that of its own data, tokenizer and "
-        "recipe: it ranks sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm "
+        "recipe: it ranks sizes and accelerators, but does not forecast your loss. Interval: that of jaxlm "
         "plan, which spans two laws."
     )
     best = choice["accelerators"][0]
@@ -162,8 +162,8 @@ def _notes(choice: dict, config: str, replaced: Sequence[str]) -> list[str]:
     ]
     if any(key.startswith("phases.") for key in best["overrides"]):
         notes.append(
-            "Each phase has its share of the steps, and of the money by what it takes: their limits add up to it. A run "
-            "that is slower than planned stops at one (exit code 3, state saved); raise it and stop.usd to go on."
+            "Each phase has its share of the steps, and of the money by its hours: the limits add up to the budget. A run "
+            "that is slower than planned stops at a limit (exit code 3, state saved); raise it and stop.usd to go on."
         )
     if replaced:
         notes.append(f"The budget chooses what you gave too: {', '.join(replaced)}.")

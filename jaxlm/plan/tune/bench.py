@@ -29,7 +29,7 @@ CPU_PRODUCT, PRODUCT = 1024, 8192  # rows and columns of the matrices that are m
 
 
 class Bench:
-    """Compiles and times candidates, all on one train state and one loader. Once `stop` is set, KeyboardInterrupt comes.
+    """Compiles and times candidates, all on one train state and one loader. If `stop` is set, a step raises KeyboardInterrupt.
 
     A candidate is timed for `seconds` at most, but two steps at least.
     """
@@ -77,10 +77,10 @@ class Bench:
         self._step(compiled)  # not counted: memory is being laid out
         trial.tokens_per_second = self._speeds([compiled])[0]
         after = _peak_bytes()
-        trial.measured_bytes = after if after > before else None  # that of an earlier trial may be higher
+        trial.measured_bytes = after if after > before else None  # an earlier trial's peak may be higher
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own again, a step each in turn, as machines change. Fastest first."""
+        """Times the fastest trials and the config's own again, a step each in turn, as speeds drift. Fastest first."""
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
@@ -100,14 +100,14 @@ class Bench:
         return [train.batch_size * train.seq_len / step_s for step_s in seconds]
 
     def _step(self, compiled: jax.stages.Compiled) -> float:
-        """Makes one step; returns its seconds, in which the loader's time for the batch is counted."""
+        """Runs one step; returns its seconds, including the loader's time for the batch."""
         if self.stop.is_set():
             raise KeyboardInterrupt
         began = time.perf_counter()
         if self._state is None:
-            self._frozen = {}  # first, where it is the second time
+            self._frozen = {}  # frees earlier weights first
             self._state, self._frozen = lower.parts_of(self._config, self._mesh).create()
-        before, self._state = self._state, None  # its memory is given to the step
+        before, self._state = self._state, None  # its memory is donated to the step
         with jax.set_mesh(self._mesh):
             self._state, metrics = compiled(self._frozen, before, next(self._batches))
         jax.block_until_ready(metrics)
@@ -115,7 +115,7 @@ class Bench:
 
 
 def medians(steps: Sequence[Callable[[], float]], most: int, seconds: float) -> list[float]:
-    """Returns the median of the seconds that each step returns, taking turns: `most` times or for `seconds`, twice at least."""
+    """Returns the median seconds of each step. They take turns, `most` times or for `seconds`, twice at least."""
     times: list[list[float]] = [[] for _ in steps]
     end = time.perf_counter() + seconds
     while len(times[0]) < most and (len(times[0]) < 2 or time.perf_counter() < end):
@@ -159,7 +159,7 @@ def _peak_bytes() -> int:
 
 
 def random_batch(made: parts.Parts) -> dict[str, jax.Array]:
-    """Returns a batch of random tokens on the mesh of the parts. What else the objective wants is 0, as of no pair."""
+    """Returns a batch of random tokens on the mesh of the parts. The objective's other arrays are 0, as without pairs."""
     t, mesh = made.config.train, made.mesh
     size = (t.batch_size, t.seq_len + 1)
     tokens = np.random.default_rng(0).integers(1, made.config.model.vocab_size, size, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Says how fast machines train a config: as it was measured before, else by a short measurement of this one.
+"""Finds how fast a machine trains a config: from earlier measurements, else by a short measurement of this machine.
 
 ~/.cache/jaxlm/machines.json is the one home: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}},
 and for `jaxlm plan` {"plans": {HOST: {KEY: {...}}}}. It is a cache: a file that can't be read or written is never an error.
@@ -34,7 +34,7 @@ MOST = 20  # measurements of one setting that are kept
 MOST_PLANS = 100  # of a host
 _PLANS = "plans"
 _ROW = {"tokens_per_second": files.NUMBER, "time": files.NUMBER, "by": files.TEXT}
-# As `row` reads it.
+# An entry of "plans", as `row` reads it.
 _PLAN = dict.fromkeys(("kind", "setting", "by", "what"), files.TEXT) | {"count": files.whole(1)}
 _PLAN |= dict.fromkeys(("microbatch", "memory", "time", "load"), files.NUMBER)
 _PLAN |= dict.fromkeys(("needed", "tokens_per_second"), files.NUMBER_OR_NONE)
@@ -55,7 +55,7 @@ def path() -> pathlib.Path:
 
 
 def key(config: Config, mesh: Mapping[str, int]) -> str:
-    """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages."""
+    """Returns a hash of all that determines a step's speed, except for the device and the versions of packages."""
     t = config.train
     parts = {
         "model": dataclasses.asdict(config.model),
@@ -71,9 +71,9 @@ def key(config: Config, mesh: Mapping[str, int]) -> str:
 
 
 def known(kind: str, count: int, setting: str) -> Known | None:
-    """Returns what `count` devices of a kind did with a setting (`key`); None if nothing is known."""
+    """Returns the measured speed of `count` devices of a kind with a setting (`key`); None if there is none."""
     rows = _rows(files.json_there(path()), kind, count, setting)
-    rows = [row for row in rows if row["by"] != "plan"] or rows  # its few steps, only where nobody took more
+    rows = [row for row in rows if row["by"] != "plan"] or rows  # plan times few steps: only if there is nothing better
     if not rows:
         return None
     speed = statistics.median(row["tokens_per_second"] for row in rows)
@@ -81,7 +81,7 @@ def known(kind: str, count: int, setting: str) -> Known | None:
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
-    """Adds a measurement by "train", "tune", "doctor" or "plan", for which the oldest or plan's last goes. Never raises."""
+    """Adds a measurement by "train", "tune", "doctor" or "plan"; keeps the newest MOST, and of "plan" one. Never raises."""
     if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
         return
     row = {"tokens_per_second": tokens_per_second, "by": by, "time": time.time(), "host": platform.node()}
@@ -94,13 +94,13 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
 
 
 def planned(setting: str) -> dict | None:
-    """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
+    """Returns what `remember` stored for this host under the same key; None if it is missing or incomplete."""
     plan = _part(_part(_part(files.json_there(path()), _PLANS), platform.node()), setting)
     return None if files.problem(plan, {"why": files.TEXT} if "why" in plan else _PLAN) else plan
 
 
 def remember(setting: str, machine: dict) -> None:
-    """Keeps what `jaxlm plan` found out about this host (see `measure`), under any key. Never raises."""
+    """Stores what `jaxlm plan` measured on this host (see `measure`), under any key. Never raises."""
 
     def add(content: dict) -> None:
         host = _part(_part(content, _PLANS), platform.node())
@@ -126,7 +126,7 @@ def _change(edit: Callable[[dict], None]) -> None:
 
 
 def _part(content: dict, name: str) -> dict:
-    """The dict under `name`, which is put there if there is none."""
+    """The dict under `name`, which is created if it is missing."""
     if not isinstance(content.get(name), dict):
         content[name] = {}
     return content[name]
@@ -137,7 +137,7 @@ def _machine(kind: str, count: int) -> str:
 
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
-    """The measurements of a setting, oldest first, those that are not whole left out."""
+    """The measurements of a setting, oldest first, without incomplete ones."""
     rows = _part(content, _machine(kind, count)).get(setting)
     return [row for row in rows if not files.problem(row, _ROW)] if isinstance(rows, list) else []
 
@@ -146,17 +146,17 @@ STEP_S = 4.0  # a step that is timed takes about this at most
 STEPS, TIMED_S = 3, 6.0  # of timing at most, but two steps at least
 LIMIT_S = 90.0  # for the process that measures; a busy machine compiles slowly
 SHARE = 0.5  # of the memory that is free on a CPU, for the measurement: others use this machine too
-TOKENS = 256  # rows are made no shorter
+TOKENS = 256  # of the shortest rows
 REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to time
 
 
 def row(config: Config) -> dict[str, typing.Any]:
-    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for."""
+    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if no row was asked for."""
     mode, setting = config.plan.measure, _key(config)
-    if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
+    if mode == "never" or (mode == "auto" and config.plan.accelerator):  # planned for another accelerator
         return {"why": ""}
     if processes.several(config.distributed):
-        return {"why": "it would run as several processes; train and tune measure"}
+        return {"why": "it runs as several processes, which only train and tune measure"}
     machine = planned(setting) if mode == "auto" else None
     if machine is None:
         if pids := _computing():
@@ -179,7 +179,7 @@ def row(config: Config) -> dict[str, typing.Any]:
 
 
 def _memory(config: Config, machine: dict) -> float:
-    """The bytes that a step may take on a device: on a CPU what is free now, which what was found long ago can't tell."""
+    """The bytes that a step may take on a device: on a CPU those that are free now, not at the time of measuring."""
     if config.tune.memory_gb:
         return config.tune.memory_gb * 1e9
     if machine["kind"] == "cpu":
@@ -192,7 +192,7 @@ def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
     """The machine with its hours, dollars and MFU for the config."""
     speed, peak = machine["tokens_per_second"], config.hardware.peak_tflops or flops.peak_tflops(machine["kind"])
     hours = cost.tokens(config) / speed / 3600 if speed else None
-    # It is that of the GPU the config is meant for.
+    # The price is that of the GPU that the config is meant for.
     price = config.hardware.usd_per_hour if machine["kind"] != "cpu" else 0.0
     ran = True if machine["by"] != "plan" else None
     return machine | {
@@ -204,13 +204,13 @@ def _finished(config: Config, machine: dict) -> dict[str, typing.Any]:
 
 
 def _key(config: Config) -> str:
-    """All that decides what the measurement finds on this host, before anything is chosen for its devices."""
+    """A key of all that determines the measurement on this host, before auto values are chosen for its devices."""
     seen = [os.environ.get(name, "") for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")]
     return " ".join(filter(None, [key(config, dataclasses.asdict(config.mesh)), *seen]))
 
 
 def _computing() -> list[str]:
-    """The ids of processes that compute on this machine's NVIDIA GPUs; [] if there are none, or if that can't be known."""
+    """The ids of processes that compute on this machine's NVIDIA GPUs; [] if there are none, or if it is unknown."""
     if not (program := shutil.which("nvidia-smi")):
         return []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -220,7 +220,7 @@ def _computing() -> list[str]:
 
 
 def _in_child(config: Config) -> dict[str, typing.Any]:
-    """Runs `work` in a new process, which has this machine's devices. Returns the last that it tells, or {"why": ...}."""
+    """Runs `work` in a new process, which has this machine's devices. Returns its last message, or {"why": ...}."""
     machine, end = {}, time.monotonic() + LIMIT_S
     measuring = Child("jaxlm.plan.tune.machines:work")
     try:
@@ -236,7 +236,7 @@ def _in_child(config: Config) -> dict[str, typing.Any]:
 
 
 def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
-    """Tells what `measure` finds of a config, each time it knows more."""
+    """Sends each result that `measure` yields for a config."""
     try:
         for machine in measure(next(configs)):
             tell(machine)
@@ -245,10 +245,10 @@ def work(configs: Iterator[Config], tell: Callable[[dict], None]) -> None:
 
 
 def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
-    """Yields what this process's devices do with a config, the speed first.
+    """Yields a config's measurement on this process's devices: with the speed, then also with the memory needed.
 
-    `setting` is `key` as training would have it, `memory` the bytes of a device that a step may take without `tune.memory_gb`,
-    `needed` those that this one takes (None as long as it is not known), `what` was timed ("" for the step itself).
+    `setting` is the `key` of training, `memory` the bytes of a device that a step may take without `tune.memory_gb`, `needed`
+    the bytes that this step takes (None: not known yet), `what` the part that was timed ("" for the step itself).
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]
@@ -261,7 +261,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
         "count": mesh.size,
         "setting": key(config, mesh.shape),
         "microbatch": config.train.microbatch_size,
-        "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan, this is kept for others
+        "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan; this is reused
         "needed": None,
         "tokens_per_second": None,
         "by": "plan",
@@ -289,7 +289,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
 
 
 def affordable(config: Config, ways: int, most_flops: float) -> Config:
-    """Returns a config of at most so many FLOPs a step, if it can be: with fewer rows, then fewer layers, then shorter rows."""
+    """Returns a config of at most `most_flops` a step, if possible: with fewer rows, then fewer layers, then shorter rows."""
     while _flops(config) * config.train.batch_size * config.train.seq_len > most_flops:
         m, t = config.model, config.train
         if t.batch_size > ways:

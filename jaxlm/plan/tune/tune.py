@@ -27,7 +27,7 @@ SECTIONS = {
     "scan_layers": "model",
     "tile_tokens": "loss",
 }
-FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a larger one gains little on any accelerator
+FULL_SPEED_TOKENS = 8192  # of a microbatch on one device: a larger one gains little on any accelerator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp) divides them; and one row each."""
+    """Returns the batch size, its half, its quarter, ... while `ways` (data x fsdp) divides them; and `ways`, a row each."""
     batch = config.train.batch_size
     halves = [batch >> power for power in range(batch.bit_length()) if batch % (ways << power) == 0]
     return halves + [ways] * (bool(halves) and halves[-1] > ways)
@@ -96,7 +96,7 @@ class Compiler:
         return compiled, self._needs[candidate]
 
     def learn(self, candidate: Candidate, need: int | None) -> None:
-        """Takes over what a candidate needs that was compiled elsewhere; of a microbatch of 0 rows, what is there without."""
+        """Records the bytes of a candidate that was compiled elsewhere; for a microbatch of 0 rows, those of the state."""
         self._needs[candidate] = need
 
     def needs(self, candidate: Candidate) -> int | None:
@@ -106,7 +106,7 @@ class Compiler:
         return self._needs[candidate]
 
     def predicted(self, candidate: Candidate) -> float | None:
-        """Returns what it may need, by the line through what two other microbatches were found to need; None if unknown."""
+        """Estimates the bytes by a line through the known needs of other microbatch sizes; None if fewer than two are known."""
         known = [
             (other.microbatch_size, need)
             for other, need in self._needs.items()
@@ -139,7 +139,7 @@ def fit(
 ) -> Config:
     """Returns the config with remat and microbatch that fit these devices, the same on all processes. Raises as `resolve`."""
     if not undecided(config):
-        return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
+        return config  # without asking for the memory, which may be unknown (off Linux), or the other processes
     return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts, begun)
 
 
@@ -185,7 +185,7 @@ def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
 
 
 def full_speed_rows(config: Config, mesh: Mesh) -> float:
-    """Returns the rows of a microbatch from which on an accelerator is fully busy; 0 for a CPU, which always is."""
+    """Returns the fewest rows of a microbatch that keep an accelerator fully busy; 0 for a CPU, which always is."""
     if mesh.devices.flat[0].platform == "cpu":
         return 0.0
     return sharding.batch_ways(mesh) * FULL_SPEED_TOKENS / config.train.seq_len
@@ -216,12 +216,12 @@ def search(
     """
     end = time.monotonic() + max_seconds
     done: dict[Candidate, Trial] = {}
-    # In the order in which they need more memory, so that `needless` can rule the later ones out.
+    # Ordered so that `needless` can rule out later candidates.
     rising = values | {"microbatch_size": sorted(values["microbatch_size"])}
     rising["remat"] = sorted(values["remat"], key=REMATS.index)
 
     def fits(candidate: Candidate) -> bool | None:
-        """None if it was not tried yet."""
+        """Returns None if the candidate was not tried yet."""
         return done[candidate].tokens_per_second is not None if candidate in done else None
 
     def needless(candidate: Candidate) -> bool:
@@ -255,11 +255,11 @@ def best(trials: list[Trial]) -> Trial | None:
 def memory_limit(memory_gb: float = 0.0) -> float:
     """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else HEADROOM of its memory.
 
-    All processes get the same. Raises ConfigError if this platform does not say how much memory it has.
+    All processes get the same. Raises ConfigError if the memory is unknown.
     """
     room = lower.of_devices(memory_gb)
     if room is None:
-        raise ConfigError("how much memory there is can't be found on this platform: give --config.tune.memory_gb")
+        raise ConfigError("the memory is unknown on this platform: give --config.tune.memory_gb")
     return room.bytes if memory_gb else HEADROOM * room.bytes
 
 
@@ -268,7 +268,7 @@ _TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled train step; the bytes that it needs on each device, of them `state` (with a batch) and `temporaries`."""
+    """A compiled train step; the bytes that it needs on each device, of which `state` (with a batch) and `temporaries`."""
 
     step: jax.stages.Compiled
     need: int
@@ -278,7 +278,7 @@ class Program:
 
 
 class Once:
-    """Compiles the train step of a run when it is first asked for, and keeps it. Nothing may be auto."""
+    """Compiles the train step of a run when it is first asked for, and keeps it. No key may be auto."""
 
     def __init__(self, made: Parts, make_parts: lower.MakeParts):
         self._made, self._make_parts = made, make_parts
@@ -315,7 +315,7 @@ def admit(made: Parts, room: lower.Room | None, make_parts: lower.MakeParts, beg
     mend = "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more devices by "
     mend += "mesh.fsdp"
     if change:
-        mend = f"give {' '.join(change[0])}, with which it needs {_gb(change[1])}"
+        mend = f"give {' '.join(change[0])}, then it needs {_gb(change[1])}"
     platform = made.mesh.devices.flat[0].platform
     raise lower.refusal(f"{words}: {mend}", platform, made.config.tune.memory_gb, begun)
 
@@ -332,13 +332,13 @@ def remedy(
     known: tuple[int | None, int],
     begun: bool,
 ) -> tuple[list[str], int] | None:
-    """Returns (the overrides that make a step fit, the bytes that it needs then), the smallest change first; None without one.
+    """Returns (the overrides of the smallest change that makes a step fit, the bytes that it then needs), or None.
 
-    `known`: the bytes that the config as it stands needs (None if the compiler could not place it), and those of its state.
+    `known`: the bytes that the unchanged config needs (None if the compiler could not place it), and those of its state.
     """
     size, remat = config.train.microbatch_size, config.model.remat
     sizes = [s for s in microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= size]
-    remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload goes with `names` alone
+    remats = (remat,) if config.model.offload else REMATS[REMATS.index(remat) :]  # offload works with `names` only
     options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
     before = own(config, size, remat)
     for changed, overrides in _changes(config, begun):
@@ -359,7 +359,7 @@ def remedy(
 
 
 def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
-    """Yields the config and ever more changed ones, each with the overrides that lead to it."""
+    """Yields the config, then versions of it with more and more changes, each with its overrides."""
     overrides: list[str] = []
     yield config, overrides
     if not config.loss.tile_tokens:

@@ -1,1 +1,1 @@
-"""People vote blindly between answers: who takes part, what is kept, the page, and what the votes say."""
+"""People vote blindly between answers: the contestants, the store, the page, and the ratings by the votes."""

@@ -1,4 +1,4 @@
-"""Who takes part in an arena: a run's checkpoint, a server with OpenAI's API, a file of samples; and what these answer."""
+"""The contestants of an arena: a run's checkpoint, a server with OpenAI's API, a file of samples; and their answers."""
 
 import dataclasses
 import http.client
@@ -19,7 +19,7 @@ _PATIENCE_S = 600.0  # for an answer of a server
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """One who takes part.
+    """A contestant of an arena.
 
     Attributes:
       kind: "run", "server" or "file".
@@ -38,7 +38,7 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """What people read after their vote."""
+        """The name that people see after their vote."""
         if self.kind == "server":
             return self.which or urllib.parse.urlsplit(self.where).netloc
         path = pathlib.Path(self.where).resolve()
@@ -48,7 +48,7 @@ class Contestant:
 
 
 def parse(word: str) -> Contestant:
-    """Returns whom a word of the command line names: RUN, RUN@STEP, FILE.jsonl or URL[#MODEL]."""
+    """Returns the contestant that a word of the command line names: RUN, RUN@STEP, FILE.jsonl or URL[#MODEL]."""
     if re.match(r"https?://", word):
         url, _, which = word.partition("#")
         url = url.rstrip("/")
@@ -61,7 +61,7 @@ def parse(word: str) -> Contestant:
 
 
 def names(contestants: Sequence[Contestant]) -> dict[str, str]:
-    """Returns key -> name; those whose names are equal are named by their keys. Raises ConfigError if one takes part twice."""
+    """Returns key -> name; contestants with equal names are named by their keys. Raises ConfigError if one is given twice."""
     keys = [contestant.key for contestant in contestants]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ConfigError(f"{twice} takes part twice: name two that differ, such as RUN@100 and RUN@200")
@@ -70,7 +70,7 @@ def names(contestants: Sequence[Contestant]) -> dict[str, str]:
 
 
 def read_samples(path: str) -> dict[str, str]:
-    """Returns prompt -> text of a file of lines {"prompt": ..., "text": ...}; of several on a prompt the first."""
+    """Returns prompt -> text of a file of lines {"prompt": ..., "text": ...}; of several texts on a prompt the first."""
     texts: dict[str, str] = {}
     for number, record in reading.records(path):
         prompt, text = record.get("prompt"), record.get("text")
@@ -83,7 +83,7 @@ def read_samples(path: str) -> dict[str, str]:
 
 
 def read_prompts(path: str) -> list[str]:
-    """Returns the prompts of a .jsonl of {"prompt": ...}, or of any other file its lines. Raises ConfigError."""
+    """Returns the prompts of a .jsonl of {"prompt": ...}, or the lines of any other file. Raises ConfigError."""
     if path.endswith((".jsonl", ".json", ".jsonl.gz")):
         prompts = [record.get("prompt") for _, record in reading.records(path)]
         if bad := next((n for n, prompt in enumerate(prompts, 1) if not isinstance(prompt, str)), None):
@@ -100,7 +100,7 @@ def read_prompts(path: str) -> list[str]:
 
 
 def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> str:
-    """Returns a server's answer, by its chat if `settings.chat_template`, else as the text that follows the prompt."""
+    """Returns a server's answer, from its chat API if `settings.chat_template`, else from its completions API."""
     model = server.which or _model(server.where)
     body = {"model": model, "max_tokens": settings.max_new_tokens, "temperature": settings.temperature}
     body |= {"top_p": settings.top_p, "seed": seed}
@@ -113,7 +113,7 @@ def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> s
         choice = answer["choices"][0]
         return (choice["message"]["content"] if settings.chat_template else choice["text"]) or ""
     except (KeyError, IndexError, TypeError):
-        raise RunError(f"{server.where} gives no answer but {json.dumps(answer)[:200]}") from None
+        raise RunError(f"{server.where} answers in an unknown form: {json.dumps(answer)[:200]}") from None
 
 
 def _model(url: str) -> str:

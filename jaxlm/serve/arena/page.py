@@ -1,4 +1,4 @@
-"""The page on which people vote, by NiceGUI. Before a vote it holds the prompt and the two answers, no more of them."""
+"""The page on which people vote, by NiceGUI. Before a vote it holds only the prompt and the two answers."""
 
 import importlib.util
 import socket
@@ -11,7 +11,7 @@ from jaxlm.serve.arena.store import BOTH_BAD, BOTH_GOOD, LEFT, RIGHT, SKIP, Stor
 _TITLE = "Arena"
 _AGAIN_S = 0.6  # a click this soon after a ballot appeared is the second half of a double click: nobody reads so fast
 _LONGEST_NAME = 40
-_CHOICES = (  # words, what is voted, the keys
+_CHOICES = (  # label, choice, keys
     ("← Left", LEFT, ("ArrowLeft",)),
     ("Both good", BOTH_GOOD, ("t",)),
     ("Both bad", BOTH_BAD, ("b",)),
@@ -91,7 +91,7 @@ class _Page:
         ui.keyboard(on_key=self._key, repeating=False)
 
     def show(self) -> None:
-        """Shows what comes next: the question who votes, a ballot, or thanks."""
+        """Shows the next view: the question for a name, a ballot, or thanks."""
         self._voted, self._ballot = "", self._store.ballot(self._rater) if self._rater else None
         self._since = time.monotonic()
         self._body.clear()
@@ -164,7 +164,7 @@ class _Page:
             if key in keys:
                 self._vote(choice)
 
-    # Decided here, on the server: a button holds no value, and which ballot it votes on is not in the page.
+    # The choice and the ballot are known on the server only: the page holds neither a button's value nor the ballot's token.
     def _vote(self, choice: str) -> None:
         if not self._ballot or self._voted or self._too_soon():
             return
@@ -173,7 +173,7 @@ class _Page:
         except RunError as error:
             say(f"a vote was lost: {error}")
             return self._ui.notify(
-                "Your vote could not be kept: tell who runs this page, then vote again", type="negative"
+                "Your vote could not be kept: tell whoever runs this page, then vote again", type="negative"
             )
         if not (counted and self._reveal):  # or another tab has voted: on to the next
             return self.show()

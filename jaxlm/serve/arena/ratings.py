@@ -1,8 +1,8 @@
-"""What votes say: ratings with intervals, who can be told apart, whether raters agree, whether length or the side decided.
+"""Results of votes: ratings with intervals, who is better than whom, agreement of raters, biases of length and side.
 
 Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap draws prompts,
-with all their votes. For each two contestants two imagined prompts are drawn with them, one won by each (as Agresti and Coull
-1998): so votes that all agree leave an interval too. Elo and Krippendorff's alpha are evalica's.
+with all their votes. For each two contestants two imagined prompts are added, one won by each (as Agresti and Coull 1998), so
+that unanimous votes have an interval too. Elo and Krippendorff's alpha are evalica's.
 """
 
 import collections
@@ -22,13 +22,13 @@ POINTS = 400 / np.log(10)  # of Elo in one unit of log odds
 LEVEL = 0.05
 _DRAWS, _ELO_DRAWS, _SEED = 1000, 200, 0
 _PRIOR = 1.0  # ties between each two contestants before the first vote: else one who wins all is infinitely strong
-_FEW = 20  # votes that are too few to look for a bias
+_FEW = 20  # fewer decided votes are too few to look for a bias
 _FEW_PROMPTS = 6  # fewer can all go to one side by chance in more than 1 of 20 cases
 
 
 @dataclasses.dataclass(frozen=True)
 class Rating:
-    """A contestant's ratings, each with the ends of its 95% interval; their mean over contestants is 0, Elo's 1,000."""
+    """A contestant's ratings, each with the ends of its 95% interval; the mean over contestants is 0, for Elo 1,000."""
 
     name: str
     votes: int
@@ -58,7 +58,7 @@ class Gap:
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
-    """Whether something beside the contestants decided: `share` of the decided votes went with it, `p` its p-value."""
+    """Whether side or length decided votes: `share` of the decided votes went with it; `p`, its p-value."""
 
     kind: str
     share: float
@@ -90,7 +90,7 @@ class Results:
 
 
 def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
-    """Returns what the votes say, the best contestant first. Raises ConfigError without votes, or without evalica."""
+    """Returns the results of the votes, the best contestant first. Raises ConfigError without votes, or without evalica."""
     if importlib.util.find_spec("evalica") is None:
         raise ConfigError('results need evalica: pip install "jaxlm[arena]"')
     if not votes:
@@ -111,7 +111,7 @@ def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
 
 
 def gaps(votes: Sequence[Vote], ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
-    """Returns the gap of every two contestants, the better one first; `ratings_N` and `drawn_SxN` are of `bootstrapped`."""
+    """Returns the gap of every two contestants, the better one first; `ratings_N` and `drawn_SxN` are from `bootstrapped`."""
     ids, each = [*names], []
     prompts = collections.Counter(frozenset(sides) for _, *sides in {(v.prompt, v.first, v.second) for v in votes})
     pairs = [*itertools.combinations(np.argsort(-ratings_N, kind="stable"), 2)]
@@ -124,16 +124,16 @@ def gaps(votes: Sequence[Vote], ratings_N: np.ndarray, drawn_SxN: np.ndarray, na
 
 
 def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
-    """Returns ratings [S, N] in points, with mean 0. [s, i, j] counts how often i won against j; a tie is half to each.
+    """Returns ratings [S, N] in points, with mean 0. [s, i, j] counts how often i won against j; a tie counts half for each.
 
-    Any number of tables S at once. Every two contestants need a win each way, or a way there over others.
+    The S tables are fitted at once. Every two contestants need a win each way, directly or through others.
     """
     played_SxNxN, size = wins_SxNxN + wins_SxNxN.swapaxes(1, 2), wins_SxNxN.shape[-1]
     odds_SxN = np.zeros(wins_SxNxN.shape[:2])
     for _ in range(100):
         expected_SxNxN = played_SxNxN * special.expit(odds_SxN[:, :, None] - odds_SxN[:, None])
         spread_SxNxN = expected_SxNxN * special.expit(odds_SxN[:, None] - odds_SxN[:, :, None])
-        # The last keeps the mean 0.
+        # The last term keeps the mean 0.
         curve_SxNxN = np.eye(size) * spread_SxNxN.sum(2)[:, :, None] - spread_SxNxN + 1 / size
         step_SxN = np.linalg.solve(curve_SxNxN, (wins_SxNxN - expected_SxNxN).sum(2)[..., None])[..., 0]
         odds_SxN += np.clip(step_SxN, -1, 1)
@@ -143,9 +143,9 @@ def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
 
 
 def _draws(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[list[list[Vote]], np.ndarray]:
-    """The votes of each prompt, those of the imagined ones last, and how often each draw has the prompt [S, C]."""
-    # The first draw has the real ones, once. An imagined prompt has as many votes as its two contestants have on one on
-    # average.
+    """The votes of each prompt, imagined prompts last, and how often each draw contains each prompt [S, C]."""
+    # The first draw contains each real prompt once. An imagined prompt has as many votes as its two contestants have on a
+    # real one on average.
     prompts, pairs, clusters = collections.defaultdict(list), collections.defaultdict(list), []
     for vote in votes:
         prompts[vote.prompt].append(vote)
@@ -175,7 +175,7 @@ def bootstrapped(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[np.nd
 
 
 def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
-    """Elo's ratings [S, N] of draws of the prompts, their votes in a random order, since Elo depends on it."""
+    """Elo's ratings [S, N] of S draws of the prompts. Their votes are in random order, since Elo depends on the order."""
     import evalica
     import pandas as pd
 
@@ -207,7 +207,7 @@ def _agreement(votes: Sequence[Vote]) -> Agreement | None:
 
 
 def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
-    """Returns the side's and the length's bias, each tested by what it adds to the strengths in a logistic regression."""
+    """Returns the side's and the length's bias, each tested as a term besides the strengths in a logistic regression."""
     decided = [vote for vote in votes if vote.winner != "tie"]
     if len(decided) < _FEW:
         return []
@@ -232,7 +232,7 @@ def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
 
 
 def _likelihood(x_VxF: np.ndarray, won_V: np.ndarray) -> float:
-    """The largest log-likelihood of a logistic regression, by Newton's method with a trace of a ridge."""
+    """The largest log-likelihood of a logistic regression, by Newton's method with a tiny ridge."""
     weights_F, ridge_FxF = np.zeros(x_VxF.shape[1]), 1e-3 * np.eye(x_VxF.shape[1])
     for _ in range(50):
         p_V = special.expit(x_VxF @ weights_F)
@@ -246,7 +246,7 @@ def _likelihood(x_VxF: np.ndarray, won_V: np.ndarray) -> float:
 
 
 def words(results: Results) -> list[str]:
-    """Returns what the votes say as sentences."""
+    """Returns the results as sentences."""
     lines = []
     for gap in results.gaps:
         if gap.apart:
@@ -256,7 +256,7 @@ def words(results: Results) -> list[str]:
             lines.append(f"{gap.better} and {gap.worse} can't be told apart yet")
     if any(gap.prompts < _FEW_PROMPTS for gap in results.gaps):
         lines.append(
-            f"fewer than {_FEW_PROMPTS} prompts can't tell two apart, whatever the votes: ask for votes on more"
+            f"fewer than {_FEW_PROMPTS} prompts can't tell two contestants apart: ask for votes on more prompts"
         )
     if results.agreement:
         share, pairs, alpha = results.agreement
@@ -267,7 +267,7 @@ def words(results: Results) -> list[str]:
         name = {"side": "the left side", "length": "the longer answer"}[bias.kind]
         says, p = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes", f"(p {_p(bias.p)})"
         unexplained = f", which the models' strengths don't explain {p}: beware of a bias"
-        lines.append(says + (unexplained if bias.found else f": no sign that this decided {p}"))
+        lines.append(says + (unexplained if bias.found else f": no sign that this decided votes {p}"))
     if not results.biases:
         lines.append(f"under {_FEW} decided votes: too few to look for a bias of length or side")
     return lines

@@ -1,7 +1,7 @@
-"""Keeps an arena in one sqlite file: contestants, their answers, who was shown what on which side, and the votes.
+"""Keeps an arena in one sqlite file: contestants, their answers, the ballots that raters were shown, and the votes.
 
 A battle is a prompt with the answers of two contestants. A ballot is a battle as one rater sees it: its token is random, and
-its side is drawn once. So the page needs no more than the token, and what comes twice counts once.
+its sides are drawn once. So the page needs only the token, and a vote that comes twice counts once.
 """
 
 import collections
@@ -31,14 +31,14 @@ CREATE TABLE ballots (token TEXT PRIMARY KEY, rater TEXT NOT NULL, prompt INTEGE
   second INTEGER NOT NULL, flipped INTEGER NOT NULL, choice TEXT, voted REAL, UNIQUE (rater, prompt, first, second));
 CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-# Battles of the contestants that take part, once each. Two equal answers can't be told apart, so they are none.
+# Battles of the contestants that take part, once each. Two equal answers can't be told apart, so they are no battle.
 _BATTLES = """
 SELECT x.prompt AS prompt, x.contestant AS first, y.contestant AS second
 FROM answers x JOIN answers y ON x.prompt = y.prompt AND x.contestant < y.contestant AND trim(x.text) != trim(y.text)
 WHERE x.contestant IN ({ids}) AND y.contestant IN ({ids})
 """
-# The pair of contestants that was judged least, of it the prompt that was judged least; then by chance. Open ballots count too,
-# so that raters at the same time get different battles.
+# The least judged pair of contestants, of this pair the least judged prompt; then by chance. Open ballots count as judged, so
+# that raters at the same time get different battles.
 _NEXT = """
 WITH battles AS ({battles}), judged AS (SELECT * FROM ballots WHERE choice IS NULL OR choice != 'skip')
 SELECT prompt, first, second FROM battles
@@ -60,7 +60,7 @@ class Ballot(typing.NamedTuple):
 
 
 class Vote(typing.NamedTuple):
-    """A vote that counts: `winner` is "first", "second" or "tie"; `left` is the contestant that stood on the left."""
+    """A vote that counts: `winner` is "first", "second" or "tie"; `left` is the contestant that was shown on the left."""
 
     rater: str
     prompt: str
@@ -75,7 +75,7 @@ class Vote(typing.NamedTuple):
 class Store:
     """An arena's file. Its methods may be called from any thread.
 
-    Raises ConfigError if the file is there and is no arena.
+    Raises ConfigError if the file exists and is no arena.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -96,7 +96,7 @@ class Store:
         self._db.close()
 
     def enter(self, contestants: Mapping[str, str]) -> list[int]:
-        """Enters contestants (key -> the name that people read) and returns their ids; from now on these alone take part."""
+        """Adds contestants (key -> the name that people see) and returns their ids; from now on only these take part."""
         with self._writing():
             for key, name in contestants.items():
                 sql = "INSERT INTO contestants (key, name) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET name = excluded.name"
@@ -123,7 +123,7 @@ class Store:
         return [row[0] for row in self._all("SELECT text FROM prompts ORDER BY id")]
 
     def answer(self, contestant: int, texts: Mapping[str, str]) -> None:
-        """Keeps answers (prompt -> text). One that is there stays: people may have judged it."""
+        """Stores answers (prompt -> text). An earlier answer stays: people may have judged it."""
         with self._writing():
             for prompt, text in texts.items():
                 self._db.execute("INSERT OR IGNORE INTO prompts (text) VALUES (?)", (prompt,))
@@ -131,7 +131,7 @@ class Store:
                 self._db.execute(sql, (contestant, text, prompt))
 
     def secret(self) -> str:
-        """Returns what signs the cookies: drawn once, so that a restart knows its raters."""
+        """Returns the secret that signs cookies: drawn once, so that raters are recognised after a restart."""
         with self._writing():
             self._db.execute("INSERT OR IGNORE INTO secrets VALUES ('cookie', ?)", (secrets.token_hex(32),))
         return self._all("SELECT value FROM secrets WHERE name = 'cookie'")[0][0]
@@ -165,7 +165,7 @@ class Store:
         return Ballot(token[0], prompt, *((second, first) if flipped else (first, second)))
 
     def vote(self, token: str, rater: str, choice: str) -> bool:
-        """Counts a vote; returns False if this ballot had one already, or is not this rater's."""
+        """Counts a vote; returns False if this ballot has a vote already, or is not this rater's."""
         if choice not in CHOICES:
             raise ValueError(f"{choice!r} is no choice")
         with self._writing():
@@ -184,13 +184,13 @@ class Store:
         return self._all(f"SELECT count(*) FROM ({self._battles()})")[0][0]
 
     def progress(self, rater: str) -> tuple[int, int]:
-        """Returns (battles that a rater is done with, all battles)."""
+        """Returns (the number of battles that a rater has judged or skipped, the number of all battles)."""
         sql = f"SELECT count(o.choice), count(*) FROM ({self._battles()}) b LEFT JOIN ballots o ON o.rater = ? AND "
         on = "o.prompt = b.prompt AND o.first = b.first AND o.second = b.second"
         return self._all(sql + on, rater)[0]
 
     def votes(self) -> list[Vote]:
-        """Returns the votes on those that take part, in the order in which they were given, without the skipped."""
+        """Returns the votes on the contestants that take part, oldest first, without skipped ballots."""
         playing = self._playing
         sql = """SELECT o.rater, p.text, o.first, o.second, x.text, y.text, o.flipped, o.choice FROM ballots o
             JOIN prompts p ON p.id = o.prompt JOIN answers x ON x.prompt = p.id AND x.contestant = o.first
@@ -208,7 +208,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that no other thread or process parts. Raises RunError if it can't be written: the disk is full."""
+        """A transaction, exclusive among threads and processes. Raises RunError if it can't be written: the disk is full."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")

@@ -69,7 +69,7 @@ def test_the_speed_is_measured_and_remembered():
     one = sharding.make_mesh(c.mesh, jax.devices()[:1])
     found = devices.speed(c, one, 1e12)
     assert found.verdict == OK
-    assert "nothing is known of such a run on this device yet" in found.text
+    assert "no earlier measurement of such a run on this device" in found.text
     known = machines.known(jax.devices()[0].device_kind, 1, machines.key(c, one.shape))
     assert (known.tokens_per_second, known.by) == (found.figures["tokens_per_second"], "doctor")
 

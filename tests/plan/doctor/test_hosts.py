@@ -19,7 +19,7 @@ def clock(wall_s: float = 40.0, began: float = NOVEMBER, at_hosts: list[float] |
 def test_a_good_clock():
     found = clock()
     assert (found.verdict, found.figures["year"], found.figures["seconds"]) == (OK, 2026, 40.0)
-    assert "one process: no other clock to agree with" in found.text
+    assert "one process: no other clock to compare with" in found.text
     assert clock(at_hosts=[NOVEMBER, NOVEMBER + 0.4]).verdict == OK
 
 

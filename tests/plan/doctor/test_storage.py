@@ -117,7 +117,7 @@ def test_garbled_writes_are_found(monkeypatch):
     monkeypatch.setattr(storage, "apart", lambda *args, **kwargs: found)
     finding = storage.mirror("garbling://bucket/runs", 1 * MB, 3600)
     assert finding.verdict == FAIL
-    assert "1 of 1 pieces read back other than they were written" in finding.text
+    assert "1 of 1 pieces read back differ from what was written" in finding.text
     assert Garbling.store == {}
 
 

@@ -133,7 +133,7 @@ def test_the_command_keeps_what_was_typed_and_a_shell_takes_it():
     assert cost.tokens(c) == found["accelerators"][0]["tokens"]
     assert (c.train.seq_len, c.optim.schedule_steps, c.data.dir, c.optim.lr) == (1024, 0, "my data", 0)
     flat = " ".join(page.split())
-    assert "their limits add up to it" in flat
+    assert "the limits add up to the budget" in flat
     assert "The budget chooses what you gave too: optim.schedule_steps, optim.lr." in flat
 
 

@@ -162,7 +162,7 @@ def test_data_that_is_read_again_is_told_and_too_little_is_refused():
     runs = rungs.rungs(c, rungs.sizes(c.model), [133_120, 266_240, 532_480], LADDER)
     assert rungs.check_data(order(c, web=10**9), runs) == ""
     said = rungs.check_data(order(c, web=10**9, few=10**5), runs)
-    assert said == "the largest budget reads few 2.7 times: the law takes every token for a new one"
+    assert said == "the largest budget reads few 2.7 times: the law counts repeated tokens as new ones"
     with pytest.raises(ConfigError, match=r"532k tokens, goes 5.32 times through the data in DATA, and beyond 4 times"):
         rungs.check_data(order(c, web=10**5), runs)
 
