@@ -103,7 +103,7 @@ def ask(task: Task, numbers: Sequence[int]) -> None:
 
 
 def _manager(names: Sequence[str]) -> TaskManager:
-    """Returns a manager that knows the tasks. Raises ConfigError, which suggests the nearest names, if a task does not exist."""
+    """Returns a manager that knows the tasks. Raises ConfigError with the nearest names if a task does not exist."""
     # The harness takes 15 s to index all its 14,000 files, so only the folders that hold the tasks are indexed.
     # Most tasks are in a folder that has the task's name, or the first words of it.
     begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}

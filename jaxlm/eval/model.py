@@ -46,7 +46,7 @@ def is_there(workdir: str) -> bool:
 
 
 def check_run(config: Config, word: str) -> None:
-    """Raises ConfigError if `config.workdir` holds nothing to restore; the message names it `word`, as the command line does."""
+    """Raises ConfigError if `config.workdir` holds nothing to restore. `word` names that folder on the command line."""
     if not is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {word} makes one there")
 
