@@ -130,7 +130,7 @@ def _use_model(facts: Facts) -> tuple[list[str], str]:
     ]
     note = "Each text must begin with one end-of-text token; the tokenizer puts it there."
     if facts.chats:
-        note += " The chat template spells control tokens, so a text that spells one is read as one; to read it as text, pass "
+        note += " The chat template spells control tokens, so a text that spells one gets its id; to avoid that, pass "
         note += "`split_special_tokens=True`."
     return code, note
 
@@ -145,7 +145,7 @@ def _use_scores(facts: Facts) -> tuple[list[str], str]:
         'print(model(**tokenizer(text, add_special_tokens=False, return_tensors="pt")).logits)',
     ]
     note = "The score is that of a text's last token, so a chat ends with the token that ends an answer, without the newline "
-    return code, note + "behind it. Scores of answers to one prompt compare; of different prompts they do not."
+    return code, note + "after it. Compare scores only of answers to the same prompt."
 
 
 def _use_adapter(facts: Facts, base: Base) -> tuple[list[str], str]:

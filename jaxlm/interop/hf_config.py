@@ -146,8 +146,7 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
     """Returns (key of our section `model` -> value, messages, remarks) for a model's folder; a key may be `rope.theta`.
 
     A remark is a message on a contradiction in the folder: it says which side is used, as in transformers. `scores` is True for
-    a reward model, which returns one number. Raises ConfigError if config.json is damaged, or needs something that our models
-    do not support.
+    a reward model. Raises ConfigError if config.json is damaged, or needs something that our models do not support.
     """
     saved = files.json_there(folder / "config.json")
     if not saved:
@@ -224,9 +223,7 @@ def _llama(saved: dict, kind: str) -> tuple[dict[str, object], list[str], list[s
     left_out = {"num_key_value_heads": heads, "head_dim": 0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     keys, window, lines = _named(_LLAMA, left_out | saved), _window(saved, kind), []
     if window and window < keys["max_seq_len"]:
-        lines = [
-            f"sliding window of {window:,} tokens: up to that length attention is full, so the context is {window:,}"
-        ]
+        lines = [f"sliding window of {window:,} tokens: attention is full within it, so the context is {window:,}"]
         keys["max_seq_len"] = window
     keys["n_kv_heads"] = keys["n_kv_heads"] or keys["n_heads"]
     keys["head_dim"] = keys["head_dim"] or (128 if kind == "qwen3" else keys["d_model"] // keys["n_heads"])

@@ -31,9 +31,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         return
     typed = _typed(overrides)
     if config.phases.shrink:
-        raise ConfigError(
-            f"phases.shrink creates a model, config.origin={config.origin} has one: set only one of the two"
-        )
+        raise ConfigError(f"phases.shrink creates a model, config.origin={config.origin} has one: set only one")
     folder = _folder(config)
     home = peft_config.model_folder(folder)
     keys, lines, remarks = _keys(home)
