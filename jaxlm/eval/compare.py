@@ -135,7 +135,9 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
             continue
         ours, theirs = (side.fewshot for side in sides)
         if ours != theirs:
-            raise ConfigError(f"{task} has {ours} worked examples of A and {theirs} of B: ask both with one --fewshot")
+            raise ConfigError(
+                f"{task} has {ours} worked examples of A and {theirs} of B: use the same --fewshot for both"
+            )
         _check_questions(task, *sides)
         for metric in _metrics(*sides):
             of_items = [{i.id: i.metrics[metric] for i in side.items if has(i.metrics, metric)} for side in sides]
@@ -151,11 +153,13 @@ def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
     for item in b.items:
         question = item.detail.get("question")
         if question is not None and questions.get(item.id) not in (None, question):
-            raise ConfigError(f"{task}: item {item.id} is not the same question of A and of B: ask both anew")
+            raise ConfigError(
+                f"{task}: item {item.id} is not the same question in A and B: run jaxlm eval on both again"
+            )
 
 
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
-    """Returns those of accuracy and bits per byte that both sides have; if neither, the first metric that both have."""
+    """Returns accuracy and bits per byte, as far as both sides have them; if neither, the first metric that both have."""
     names = [dict.fromkeys(name for item in side.items for name in item.metrics) for side in (a, b)]
     both = {name: 0.0 for name in names[0] if name in names[1]}
     chosen = [name for name in (accuracy(both), BITS) if name in both]

@@ -193,7 +193,7 @@ def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
     if way and way.rules and not sandbox_child.has_landlock():
         network += " but WITH all files to read (this kernel has no Landlock)"
     console.say(
-        f"what the model writes runs {network}, each program for {seconds:g} s of a core and {memory_mb:,.0f} MB at most"
+        f"the model's programs run {network}, each with at most {seconds:g} s of CPU time and {memory_mb:,.0f} MB"
     )
 
 

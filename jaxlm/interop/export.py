@@ -98,7 +98,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
     """
     refuse(out, to)
     if source.scores and to != "hf":
-        raise ConfigError("a reward model gives a score, for which GGUF has no place: export with --to=hf")
+        raise ConfigError("only --to=hf can export a reward model's score head")
     if (to == "peft") != (source.adapted is not None):
         raise ValueError(f"--to={to} of a source with{'' if source.adapted else 'out'} an adapter")
     file = f"{source.name}-{dtype}.gguf"

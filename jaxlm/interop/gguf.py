@@ -176,7 +176,7 @@ def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> Non
 def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError(
-            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
+            "--to=gguf works only with tokenizers that jaxlm made: export this model with --to=hf, and convert that folder "
             "with llama.cpp's convert_hf_to_gguf.py"
         )
     pieces = tokenizer_json.pieces(tokenizer)

@@ -117,7 +117,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         place = repr(str(folder))
         convert = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({place}).save_pretrained({place})"
         raise ConfigError(
-            f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
+            f'{folder} has {other} and no safetensors: convert it, with PyTorch installed: python -c "{convert}"'
         )
     raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
@@ -187,7 +187,7 @@ def _read(saved: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[s
     if other:
         raise _Unsupported(f"the architecture {other[0]} is not supported, only models that {_KINDS[ends]}")
     if saved.get("quantization_config"):
-        raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
+        raise _Unsupported("its weights are quantised (quantization_config): use the model that is not quantised")
     return (_gpt2(saved), [], []) if kind == "gpt2" else _llama(saved, kind)
 
 
@@ -266,7 +266,7 @@ def _rope(saved: dict) -> tuple[dict[str, object], list[str]]:
     if kind not in _ROPE:
         raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
+        raise _Unsupported("partial_rotary_factor is not supported: RoPE must rotate the whole head")
     scaling, needed = _ROPE[kind]
     numbers = {ours: rope[theirs] for ours, theirs in needed.items()}
     floats = {ours: float(value) for ours, value in numbers.items() if ours != "original_max_len"}

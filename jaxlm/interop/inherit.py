@@ -65,7 +65,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
 
 
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Returns the config for a verb that takes a Hugging Face folder in place of a run's; prints the folder's remarks.
+    """Returns the config for a verb that takes a Hugging Face folder like a run's folder; prints the folder's remarks.
 
     Raises ConfigError if `word` is not such a folder, or its model is not supported.
     """
@@ -115,8 +115,8 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
         if pathlib.Path(saved.origin).name == folder.name:
             if saved.adapter.kind != "none":
                 raise ConfigError(
-                    f"no folder {config.origin}: {config.workdir} holds an adapter alone, which needs its base; where is it "
-                    "now? --config.origin=FOLDER"
+                    f"no folder {config.origin}: {config.workdir} holds an adapter alone, which needs its base; say where the "
+                    "base is now: --config.origin=FOLDER"
                 )
             return begun.parent
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")

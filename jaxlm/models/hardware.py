@@ -35,7 +35,9 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
         backend = "cudnn_packed"
     if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
         has = ".".join(map(str, capability))
-        raise ConfigError(f"model.attention={model.attention} needs Hopper or newer (9.0), this has {has}: use cudnn")
+        raise ConfigError(
+            f"model.attention={model.attention} needs Hopper or newer (9.0), this GPU has {has}: use cudnn"
+        )
 
     if model.fp8:
         _check_fp8(platform, dtype, capability)
@@ -64,6 +66,6 @@ def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) ->
         return  # slow, but the same numbers: for tests
     if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):
         have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
-        raise ConfigError(f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}")
+        raise ConfigError(f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), not {have}")
     if dtype == "float32":
         raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")

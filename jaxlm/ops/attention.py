@@ -72,7 +72,7 @@ def attention(
     run, ids = functools.partial(_run, backend=backend, scale=scale), (segment_ids_BxT, segment_ids_BxT)
     if until_BxT is not None:
         if backend not in TREES:
-            raise ValueError(f"attention backend {backend!r} can't share beginnings of texts: 'blocked' or 'xla' can")
+            raise ValueError(f"attention backend {backend!r} can't share prefixes of texts: use 'blocked' or 'xla'")
         ids = (None, until_BxT)
     ways = sharding.axis_size("context")
     if ways == 1 or q_BxTxNxH.shape[1] % ways:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.devices import sharding
 from jaxlm.ops.attention_blocked import visible
 
-# There is room for one segment per so many tokens: 16 segments per row of 2,048 tokens, on average over the batch.
+# There is room for one segment per this many tokens: 16 per row of 2,048 tokens, on average over the batch.
 TOKENS_PER_SEGMENT = 128
 _INT32 = 2**31 - 1
 _BF16 = {jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}

@@ -62,7 +62,7 @@ class Prefill:
     """Prompts that are being read together.
 
     Attributes:
-      done: how many first tokens of each prompt the staging cache holds.
+      done: the number of tokens of each prompt in the staging cache.
       echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `wants_echo`.
     """
 
