@@ -135,9 +135,7 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
             continue
         ours, theirs = (side.fewshot for side in sides)
         if ours != theirs:
-            raise ConfigError(
-                f"{task} has {ours} worked examples of A and {theirs} of B: use the same --fewshot for both"
-            )
+            raise ConfigError(f"{task} has {ours} worked examples of A and {theirs} of B: use one --fewshot for both")
         _check_questions(task, *sides)
         for metric in _metrics(*sides):
             of_items = [{i.id: i.metrics[metric] for i in side.items if has(i.metrics, metric)} for side in sides]
@@ -153,9 +151,7 @@ def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
     for item in b.items:
         question = item.detail.get("question")
         if question is not None and questions.get(item.id) not in (None, question):
-            raise ConfigError(
-                f"{task}: item {item.id} is not the same question in A and B: run jaxlm eval on both again"
-            )
+            raise ConfigError(f"{task}: item {item.id} is not the same question in A and B: evaluate both again")
 
 
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:

@@ -35,9 +35,7 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
         backend = "cudnn_packed"
     if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
         has = ".".join(map(str, capability))
-        raise ConfigError(
-            f"model.attention={model.attention} needs Hopper or newer (9.0), this GPU has {has}: use cudnn"
-        )
+        raise ConfigError(f"model.attention={model.attention} needs Hopper or newer (9.0), GPU has {has}: use cudnn")
 
     if model.fp8:
         _check_fp8(platform, dtype, capability)
