@@ -14,7 +14,7 @@ by more than its interval), and then at the rule's; `report` shows both.
 
 Finished runs are lines of dev/runs.jsonl, step times lines of dev/steptimes.jsonl. Two processes at the same time need separate
 arms and files (--only=ARM,... --runs=FILE); the files' lines may be joined later. The data is text that every installation has,
-prepared once in runs/recipe/data: prose, mathematics and code in equal parts, 4,096 tokens of vocabulary.
+prepared once in runs/recipe/data: prose, mathematics and code in equal parts, with a vocabulary of 4,096.
 """
 
 import argparse
