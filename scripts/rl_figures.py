@@ -4,10 +4,10 @@
     python scripts/rl_figures.py runs/rl
 
 Trains a base of 3M parameters on docstrings and questions, then SFT on the form of an answer, not on right answers: the letters
-or words of a question in random order, which is right once in four or six. So both learn to copy. From there, GRPO and PPO learn
-that the order must be reversed, and the same SFT continues for as long as GRPO took. All models answer the same 500 questions,
-unseen in training, once each at temperature 1. Finished runs are kept: the same command continues. `--smallest` trains all of
-them for two steps each, on a tiny model.
+or words of a question in random order, which is right once in four or six. So both learn to copy. From there, GRPO and PPO
+learn that the order must be reversed, and the same SFT continues for as long as GRPO took. All models answer the same 500
+questions, unseen in training, once each at temperature 1. Finished runs are kept: the same command continues. `--smallest`
+trains all of them for two steps, on a tiny model.
 """
 
 import argparse

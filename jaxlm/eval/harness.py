@@ -35,8 +35,7 @@ class Benchmarks:
         `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as in results) for a part.
 
     Raises:
-      ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra `eval` is missing, or a task runs
-        code and `eval.run_code` is False.
+      ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra `eval` is missing, or code may not run.
       RunError: a task's data could not be fetched.
     """
 
@@ -64,7 +63,7 @@ class Benchmarks:
         A multiple-choice item's `detail` has `question`, `choices`, the `logp` (nats) and `bytes` of each choice as scored,
         and `gold`, the index of the right choice (a list if several are right). Other items have `question` and `answer`, the
         text that the model wrote. If a task extracts answers in several ways (gsm8k), metrics of the first way have plain
-        names, others `name,way`. `items` is the number of questions of each task, always the same; 0 for all.
+        names, others `name,way`. Asks `items` questions of each task, in every call the same; 0 asks all.
         """
         for name in self.names:
             own, _, part = name.partition(":")

@@ -81,10 +81,7 @@ def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) 
 
 
 def read(data_dir: str) -> list[dict]:
-    """Returns the problems, from a folder laid out as the hub is, or from the hub if `data_dir` is "".
-
-    Raises ConfigError if the folder has none, RunError if they can't be fetched.
-    """
+    """Returns the problems in a folder laid out as the hub is, or on the hub if "". Raises ConfigError if there are none."""
     if not data_dir:
         return _from_hub()
     root = pathlib.Path(data_dir).expanduser()
@@ -175,7 +172,7 @@ def program_of(problem: dict[str, str], completion: str) -> str:
 
 @functools.cache
 def way() -> _Way | None:
-    """Returns the way to cut programs off from the network that a trial shows to work here; None if none works."""
+    """Returns a way to cut programs off from the network here, checked by a trial; None if there is none."""
     tried = _Way("seccomp", rules=sandbox_child.rules())
     if platform.system() == "Darwin":
         tried = _Way("sandbox-exec", ("sandbox-exec", "-p", _MAC))

@@ -209,7 +209,7 @@ def _check_examples(name: str, task: Task, shots: int, where: str) -> None:
     """Raises ConfigError if there are too few few-shot examples. The harness draws one more than it shows."""
     held = len(task.sampler.df) if shots else 0
     if held < shots + (shots > 0 and type(task.sampler) is ContextSampler):
-        raise ConfigError(f"{name}: {where} has {held} few-shot examples, too few to draw {shots}")
+        raise ConfigError(f"{name}: {where} has {held} worked examples, too few to draw {shots}")
 
 
 def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:

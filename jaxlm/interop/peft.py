@@ -1,6 +1,6 @@
 """Folders of Hugging Face PEFT: writes an adapter into one and reads it back; opens one as the origin of a run.
 
-PEFT has the same two LoRA factors as we, as matrices (rank, in) and (out, rank). Our rows of the embedding are
+PEFT's LoRA factors are ours, as matrices (rank, in) and (out, rank). Our rows of the embedding are
 *differences*; PEFT (`trainable_token_indices`) has whole rows, so the base's rows are added. Hugging Face's GPT-2 has q, k
 and v in one matrix: its A stacks their A's, its B has their B's as diagonal blocks. Legend: D model, P virtual tokens.
 """
