@@ -68,7 +68,7 @@ def timed(words: list[str]) -> float:
 
 
 def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tuple[str, ...]) -> float:
-    """Seconds of `jaxlm VERB`."""
+    """Returns the seconds that `jaxlm VERB` takes."""
     config = folder / "config.py"
     task_mb = max(1.0, min(64.0, args.mb / (8 * args.workers)))  # or less, so that all processes end together
     config.write_text(

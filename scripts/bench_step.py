@@ -167,7 +167,7 @@ def wait_for(queued: tuple) -> typing.Any:
 
 
 def timed(side: Side) -> tuple[float, float]:
-    """Seconds of one step, alone, and its loss."""
+    """Returns (seconds of one step alone, its loss)."""
     start = time.perf_counter()
     loss = side.wait(side.run())
     return time.perf_counter() - start, float(loss)
@@ -181,7 +181,7 @@ class Apart:
         self._pool = futures.ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(make, args))
 
     def timed(self) -> tuple[float, float]:
-        """Seconds of one step, alone, and its loss."""
+        """Returns (seconds of one step alone, its loss)."""
         return self._pool.submit(_timed_here).result()
 
 

@@ -42,7 +42,7 @@ LENGTH = 256  # tokens of an answer, at most
 
 
 def train(config: str, run: pathlib.Path, settings: dict) -> None:
-    """Trains to the end, unless the run has ended; stops the script where that fails."""
+    """Trains to the end, unless the run has ended; exits if that fails."""
     words = [f"--config.{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "jaxlm.main", f"--config={config}", f"--config.workdir={run}", *words]
     if not (run / "ended").exists():

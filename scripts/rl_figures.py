@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def train(config: str, run: pathlib.Path, settings: dict) -> None:
-    """Trains to the end, unless the run has ended; stops the script where that fails."""
+    """Trains to the end, unless the run has ended; exits if that fails."""
     if (run / "ended").exists():
         return
     if int(settings["train.steps"]) < 10:

@@ -29,7 +29,7 @@ class Base:
 
     Attributes:
       step: of its checkpoint; None for a model from elsewhere.
-      ids: the vocabulary size to which its embedding must be resized before the adapter is loaded; 0 if it need not.
+      ids: the vocabulary size to which its embedding must be resized before the adapter is loaded; 0 to keep its size.
       codes: how its layers were quantised in training: nf4, int8, or none.
     """
 

@@ -117,7 +117,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         place = repr(str(folder))
         convert = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({place}).save_pretrained({place})"
         raise ConfigError(
-            f'{folder} has {other} and no safetensors: convert it, with PyTorch installed: python -c "{convert}"'
+            f'{folder} has {other} and no safetensors: convert it where PyTorch is installed: python -c "{convert}"'
         )
     raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 

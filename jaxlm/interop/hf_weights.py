@@ -73,7 +73,7 @@ def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False)
 
 
 def sha256(path: pathlib.Path) -> str:
-    """Returns the sha256 of a file; "" if there is none."""
+    """Returns the sha256 of a file; "" if the file is missing."""
     if not path.is_file():
         return ""
     with open(path, "rb") as file:

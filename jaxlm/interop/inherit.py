@@ -143,7 +143,7 @@ def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], typed: set[str], *, ends: bool) -> None:
-    """Sets the keys of the model. `ends`: the context can't be, or shall not be, longer than the model's."""
+    """Sets the keys of the model. `ends` forbids a context longer than the model's."""
     for key in _FIXED:
         own, theirs = config.model[key], keys[key]
         if f"model.{key}" in typed and own != theirs and not (key in _DERIVED and not own):

@@ -24,7 +24,7 @@ Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are qua
 
 
 def freeze(params: dict, kind: str, dtype: str) -> Frozen:
-    """Returns the frozen form of a model's float32 parameters. A pure function, for shapes and for small models.
+    """Returns the frozen form of a model's float32 parameters. A pure function: trace it for shapes, or run it if all fits.
 
     `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` is the compute dtype.
     """

@@ -74,7 +74,7 @@ class Prefill:
 
     @property
     def left(self) -> int:
-        """Returns how many tokens of the longest prompt are still to be read; a prompt's last token never is."""
+        """Returns how many tokens of the longest prompt are still to be read, not counting its last token."""
         return max(0, max(map(len, self.prompts)) - 1 - self.done)
 
     def tokens(self, chunk: int, shift: int = 0) -> np.ndarray:
