@@ -84,7 +84,7 @@ def refuse(out: pathlib.Path, to: str) -> None:
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         scores = " (eval/ has the scores of the earlier export)" if "eval/" in others else ""
         raise ConfigError(
-            f"--out={out} holds an earlier export{scores} and {named}, which a new export would delete: "
+            f"--out={out} holds {named} beside an earlier export{scores}, which a new one would delete: "
             "give another folder, or move them away"
         )
 
