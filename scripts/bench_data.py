@@ -1,4 +1,4 @@
-"""How fast and within what memory raw documents become shards: `python scripts/bench_data.py PART ...`.
+"""Measures how fast, and in how much memory, raw documents become shards: `python scripts/bench_data.py PART ...`.
 
     python scripts/bench_data.py html --input=corpora/techdocs/python      # HTML -> text -> ... -> shards
     python scripts/bench_data.py text --input=texts.jsonl.gz                # plain text -> ... -> shards
@@ -6,10 +6,10 @@
     python scripts/bench_data.py datatrove --input=corpora/techdocs/python --format=html
     python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus; prints the curve
 
-Megabytes are of what is read (HTML as it lies on disk, text uncompressed); times are whole processes on `--workers`
-processes (2), starting and reports included. The peer needs `pip install -e '.[parity]'`. Language identification and
-tokenization are left out of the paired runs: datatrove's need files from the network. `--smallest` runs a part once, on
-what `help()` knows of Python in place of the input.
+Megabytes are of the input (HTML as on disk, text uncompressed). Times are of whole commands with `--workers` processes (2),
+including start and reports. The peer needs `pip install -e '.[parity]'`. Paired runs leave out language identification
+and tokenization, because datatrove's need files from the network. `--smallest` runs a part once, on the texts of `help()`
+in place of the input.
 """
 
 import argparse
@@ -34,7 +34,7 @@ import psutil
 FILTERS = ("gopher_repetition", "gopher_quality", "fineweb")
 TEXT_STAGES = ("unicode", "debris", "language", *FILTERS, "pii", "junk", "exact", "near", "lines")
 HTML_STAGES = ("html", "unicode", "debris", "language", "gopher_repetition", "pii", "junk", "exact", "near", "lines")
-MEMORY_STAGES = ("unicode", "debris", "pii", "junk", "exact", "near", "lines")  # no filter likes random words
+MEMORY_STAGES = ("unicode", "debris", "pii", "junk", "exact", "near", "lines")  # filters reject random words
 CONFIG = """
 from jaxlm.configs import base
 
@@ -49,7 +49,7 @@ def get_config():
 
 
 def megabytes(path: pathlib.Path) -> float:
-    """Of a file or folder as it lies on disk; of .jsonl and .jsonl.gz the texts alone."""
+    """Returns the MB of a file or folder on disk; of .jsonl and .jsonl.gz, only the texts count."""
     if path.is_dir():
         return sum(megabytes(p) for p in path.rglob("*") if p.is_file())
     if path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -59,7 +59,7 @@ def megabytes(path: pathlib.Path) -> float:
 
 
 def timed(words: list[str]) -> float:
-    """Seconds of a command, its output shown when it fails."""
+    """Returns the seconds that a command takes; shows its output if it fails."""
     began = time.perf_counter()
     result = subprocess.run(words, capture_output=True, text=True)
     if result.returncode:
@@ -68,9 +68,9 @@ def timed(words: list[str]) -> float:
 
 
 def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tuple[str, ...]) -> float:
-    """Seconds of `jaxlm VERB`."""
+    """Returns the seconds that `jaxlm VERB` takes."""
     config = folder / "config.py"
-    task_mb = max(1.0, min(64.0, args.mb / (8 * args.workers)))  # the default, or less: all processes end together
+    task_mb = max(1.0, min(64.0, args.mb / (8 * args.workers)))  # or less, so that all processes end together
     config.write_text(
         CONFIG.format(
             path=str(args.input),
@@ -94,7 +94,7 @@ def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tup
 
 
 def end_to_end(args: argparse.Namespace, stages: tuple[str, ...]) -> None:
-    """`prepare`, then `tokenize`; MB/s of both together, and where the time of the stages went."""
+    """Runs `prepare`, then `tokenize`; prints MB/s of both together, and the time of each stage."""
     rates = []
     for _ in range(args.repeat):
         with tempfile.TemporaryDirectory(dir=args.scratch) as place:
@@ -113,7 +113,7 @@ def end_to_end(args: argparse.Namespace, stages: tuple[str, ...]) -> None:
 
 
 def datatrove_run(place: str, path: str, as_html: bool, workers: int) -> None:
-    """The same stages by datatrove's own blocks with their defaults."""
+    """Runs the same stages with datatrove's own blocks and their defaults."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.dedup import MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupBuckets
@@ -141,7 +141,7 @@ def datatrove_run(place: str, path: str, as_html: bool, workers: int) -> None:
 
 
 def write_parts(folder: pathlib.Path, source: pathlib.Path, as_html: bool) -> None:
-    """The documents of a source as eight .jsonl files, which both sides read."""
+    """Writes a source's documents as eight .jsonl files, which both sides read."""
     if as_html:
         texts = (p.read_text("utf-8", "replace") for p in sorted(source.rglob("*.html")))
     else:
@@ -154,7 +154,7 @@ def write_parts(folder: pathlib.Path, source: pathlib.Path, as_html: bool) -> No
 
 
 def against_datatrove(args: argparse.Namespace) -> None:
-    """Alternating runs on the same files; the ratio of times of each pair."""
+    """Runs both sides alternately on the same files; prints each pair's ratio of times."""
     as_html = args.format == "html"
     stages = ("html", "gopher_repetition", "pii", "near") if as_html else (*FILTERS, "pii", "near")
     ratios = []
@@ -191,7 +191,7 @@ def against_datatrove(args: argparse.Namespace) -> None:
 
 
 def synthetic(folder: pathlib.Path, gigabytes: float) -> None:
-    """Texts of random words by Zipf's law, a tenth of them near copies of another; in files of 100 MB."""
+    """Writes texts of random words by Zipf's law, a tenth of them near-duplicates, in files of 100 MB."""
     rng = random.Random(0)
     words = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 9))) for _ in range(50_000)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
@@ -228,7 +228,7 @@ def small_input(folder: pathlib.Path, as_html: bool) -> pathlib.Path:
 
 
 def memory(args: argparse.Namespace) -> None:
-    """Peak of the summed resident memory (shared pages counted once, as PSS) of `prepare` and of `tokenize`."""
+    """Prints the peak memory of `prepare` and of `tokenize`: PSS of all processes, which counts shared pages once."""
     with tempfile.TemporaryDirectory(dir=args.scratch) as place:
         folder = pathlib.Path(place)
         args.input = folder / "raw"

@@ -1,9 +1,9 @@
-"""How fast text is generated, alone or in pairs with Hugging Face: `python scripts/bench_decode.py --peer=hf`.
+"""Measures how fast text is generated, alone or in pairs with Hugging Face: `python scripts/bench_decode.py --peer=hf`.
 
 The default is the 32M Llama (8 layers, d 512, 8/4 heads, SwiGLU 1408, vocabulary 16,384, tied) in float32 on the CPU,
-greedy, 8 prompts of 32 tokens with 256 new ones each. The peer is transformers' `generate` with its cache, on the same
-weights in the same process, its runs alternating with ours so that both meet the same noise; its tokens are compared
-with ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`. `--smallest` runs all of it on a tiny
+greedy, 8 prompts of 32 tokens with 256 new tokens each. The peer is transformers' `generate` with its cache, on the same
+weights in the same process; its runs alternate with ours, so that both meet the same noise, and its tokens are compared
+with ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`. `--smallest` runs everything on a tiny
 model, in seconds.
 """
 
@@ -28,7 +28,7 @@ Run = typing.Callable[[], list[list[int]]]
 
 
 def make_config(overrides: list[str], new: int) -> Config:
-    """The 32M Llama in float32, greedy, `new` tokens a row, with any key of configs/base.py set by KEY=VALUE."""
+    """Returns the config: the 32M Llama in float32, greedy, `new` tokens per row, with overrides KEY=VALUE."""
     c = base.get_config()
     c.sample.max_new_tokens, c.sample.temperature, c.sample.top_k, c.sample.top_p = new, 0.0, 0, 1.0
     c.model.n_kv_heads, c.model.vocab_size, c.model.dtype, c.model.max_seq_len = 4, 16384, "float32", 2048
@@ -39,7 +39,7 @@ def make_config(overrides: list[str], new: int) -> Config:
 
 
 def random_params(model: Transformer, seed: int) -> dict:
-    """Normal weights, norms at 1."""
+    """Returns normally distributed weights, with norms at 1."""
     rng = np.random.default_rng(seed)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -50,7 +50,7 @@ def random_params(model: Transformer, seed: int) -> dict:
 
 
 def hugging_face(config: ModelConfig, params: dict, prompts: list[list[int]], new: int, threads: int) -> Run:
-    """`generate` of transformers, greedy, cached, never stopping early."""
+    """Returns a run of transformers' `generate`, greedy, with its cache, without early stops."""
     import torch
     import transformers
 
@@ -78,7 +78,7 @@ def hugging_face(config: ModelConfig, params: dict, prompts: list[list[int]], ne
 
 
 def measure(runs: dict[str, Run], repeats: int, tokens: int) -> dict[str, list[float]]:
-    """Tokens per second of each, runs alternating, after one run of each to warm up."""
+    """Returns tokens per second of each, from alternating runs, after a warm-up run of each."""
     outputs = {name: run() for name, run in runs.items()}
     if "hf" in outputs:
         agree = np.mean(np.array(outputs["hf"]) == np.array(outputs["jaxlm"]))

@@ -1,10 +1,10 @@
-"""Times `jaxlm eval`'s scorer beside lm-evaluation-harness's own `hf` model, on the same requests, in turns.
+"""Times `jaxlm eval`'s scorer and lm-evaluation-harness's own `hf` model alternately, on the same requests.
 
     jaxlm export RUN --to=hf --out=HF_DIR
     python scripts/bench_eval.py RUN HF_DIR --data=BENCHMARKS --questions=48 --rounds=3
 
-BENCHMARKS is laid out by scripts/hub_layout.py. The harness itself (prompts, metrics) is not timed, and both have run the
-same requests once before. `hf` gets the best of several batch sizes. Prints the median of the paired quotients of a task, the
+BENCHMARKS is laid out by scripts/hub_layout.py. The harness itself (prompts, metrics) is not timed, and both sides run the
+same requests once to warm up. `hf` gets the best of several batch sizes. Prints each task's median ratio of paired times, the
 largest difference of log p, and how many generated texts are equal. Export in float32 (--dtype=f32) to compare values.
 """
 
@@ -25,7 +25,7 @@ TASKS = (("arc_easy", 0), ("arc_easy", 5), ("piqa", 0), ("gsm8k", 0))
 
 
 def ours(run: str) -> lm_eval_tasks.ScorerLM:
-    """Returns the run's model as the harness takes it."""
+    """Returns the run's model as a model of the harness."""
     c = config_lib.resolve(config_files.from_run(pathlib.Path(run) / "config.json"))
     restored = model.restore(c, "latest")
     return lm_eval_tasks.ScorerLM(likelihood.of_restored(restored, c), "ours")
@@ -62,7 +62,7 @@ def fastest(lm, kind: str, requests: list, sizes: list[int]) -> int:
 
 
 def compare(kind: str, mine: list, theirs: list) -> str:
-    """Returns in words how far the answers differ."""
+    """Returns a phrase that says how much the answers differ."""
     if kind == "generate_until":
         same = sum(a == b for a, b in zip(mine, theirs, strict=True))
         return f"{same} of {len(mine)} texts equal"

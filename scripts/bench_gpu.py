@@ -1,35 +1,35 @@
-"""Checks and times jaxlm on one GPU, and PyTorch beside it on the same card: `python scripts/bench_gpu.py`.
+"""Checks and times jaxlm on one GPU, and PyTorch on the same card: `python scripts/bench_gpu.py`.
 
-Runs these sections in this order, each part in a process of its own, and prints the table last:
+Runs these sections in this order, each part in its own process, and prints the table last:
 
-    attention   every backend against float32 (output, gradients, documents that must not see each other), and its time
+    attention   every backend against float32 (output, gradients, isolation of documents), and its time
     sweep       microbatch x loss tile x remat for a few steps each, with the fastest backend that passed
-    jaxlm       200 steps of the best on packed documents through the product's loader, started a second time
+    jaxlm       200 steps of the best on packed documents through the product's loader, as a second start
     torch       the hand-written torch.compile Llama (scripts/peers/torch_llama.py), then `hf`, Hugging Face's
     h128, 3b, accumulate           heads of 128; the 3.12B model; a batch of 128 rows
-    muon        the step with AdamW and with Muon, 131k and 262k tokens: what the recipe's dollars stand on
+    muon        the step with AdamW and with Muon, 131k and 262k tokens: the base of the recipe's dollars
     flags       XLA flags, one at a time, against none
     fp8         the MLP in float8
 
-The model is configs/gpuburnout_1b.py at 2,048 tokens in bfloat16; every layer's attention must be in fused kernels in the
-compiled program, or its row fails. Four calls of nine minutes are meant to do all of it. On an H100 (dev/LEADERBOARD.md) fp8
-gave nothing within 224 s, so it has a call of its own; 3b ran there, h128, accumulate and muon on an H200, flags nowhere:
+The model is configs/gpuburnout_1b.py at 2,048 tokens in bfloat16. In the compiled program every layer's attention must use
+fused kernels, or its row fails. Four calls of nine minutes should run everything. On an H100 (dev/LEADERBOARD.md) fp8 had no
+result within 224 s, so it has its own call; 3b ran on the H100, h128, accumulate and muon on an H200, flags not yet:
 
     python scripts/bench_gpu.py --minutes=9 --out=bench.json
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections h128 3b accumulate flags
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections muon
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections fp8
 
-`--out` keeps the rows of each section when it ends, so a later call reads the best settings from it, and its table has
-the rows of all. `--sections` without a name prints the table of the file. No part runs on after `--minutes`: it is killed
-with its children. Ctrl-C and SIGTERM end the part that runs. The table is printed after all of these, with the rows so far.
+`--out` gets each section's rows when the section ends, so that a later call reads the best settings from the file, and its
+table has all rows. `--sections` without a name prints the file's table. After `--minutes` the running part is killed with its
+children. Ctrl-C and SIGTERM end the running part. In each case the table is printed, with the rows so far.
 
 A machine without network needs the wheels of array-record, cloudpickle, grain, ml-collections, portpicker,
-pyarrow and sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend
-tokamax take what `pip download tokamax` fetches under that Python: some forty more.
+pyarrow and sentencepiece besides its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. The backend
+tokamax needs the wheels that `pip download tokamax` fetches under that Python: some forty more.
 
-`--smallest` runs every part on small shapes on the CPU in minutes, to see that it works. Copy the rows to
-dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.
+`--smallest` runs every part on small shapes on the CPU in minutes, as a test. Copy the rows to dev/LEADERBOARD.md with the
+commit, the card and its power limit, and the settings that passed to docs/performance.md.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def card() -> dict[str, str]:
-    """Name, power limit and driver as the driver gives them."""
+    """Returns the card's name, power limit and driver version, as the driver reports them."""
     names = ("name", "power.limit", "driver_version")
     try:
         query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
@@ -115,19 +115,19 @@ def card() -> dict[str, str]:
 
 
 def say(line: str, file: typing.TextIO | None = None) -> None:
-    """Prints a line; where nobody can read it any more, the rows must still reach --out."""
+    """Prints a line. A closed output is ignored, so that the rows still reach --out."""
     with contextlib.suppress(OSError):
         print(line, file=file or sys.stdout, flush=True)
 
 
 def number(row: dict, key: str) -> float:
-    """A row's figure; 0 where it has none."""
+    """Returns a row's figure; 0 if it has none."""
     value = row.get(key)
     return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
 
 
 def readable(row: typing.Any, label: str) -> dict:
-    """The row itself if it has what the table needs, else a failed row that shows what there was."""
+    """Returns the row if it has all that the table needs, else a failed row that shows its content."""
     if isinstance(row, dict) and isinstance(row.get("keys", {}), dict):
         timed = isinstance(row.get("what"), str) and ("failed" in row or number(row, "tokens/s") > 0)
         if timed or isinstance(row.get("backend"), str):
@@ -136,7 +136,7 @@ def readable(row: typing.Any, label: str) -> dict:
 
 
 def read_rows(path: pathlib.Path, label: str) -> list[dict]:
-    """The rows that a part wrote, one a line; the last may be cut off where the part was killed."""
+    """Returns the rows that a part wrote, one per line; the last may be cut off if the part was killed."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         try:
@@ -147,7 +147,7 @@ def read_rows(path: pathlib.Path, label: str) -> list[dict]:
 
 
 def read_results(path: pathlib.Path) -> dict:
-    """What earlier calls wrote: {"made with": ..., section: rows}; {} where there is no file. Exits if it is none of ours."""
+    """Returns the file of earlier calls: {"made with": ..., section: rows}; {} if missing. Exits if the file is not ours."""
     if not path.exists():
         return {}
     try:
@@ -160,14 +160,14 @@ def read_results(path: pathlib.Path) -> dict:
 
 
 def run(command: list[str], env: dict[str, str], said: pathlib.Path, go_on: typing.Callable[[], bool]) -> int | None:
-    """Runs a command in a process group of its own, its output in the file `said`.
+    """Runs a command in its own process group, with its output in the file `said`.
 
     Returns:
-      Its exit code; None if `go_on` became False first. Either way its whole group has been killed: what a part leaves
-      behind would slow the next one.
+      The exit code; None if `go_on` returned False first. The whole group is killed in both cases, because processes that a
+      part leaves running would slow the next part.
     """
     with said.open("wb") as output:
-        # A file, not a pipe: a child that holds a pipe open keeps its reader waiting after the part has ended.
+        # A file, not a pipe: a child that holds a pipe open would keep the reader waiting after the part has ended.
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -178,19 +178,19 @@ def run(command: list[str], env: dict[str, str], said: pathlib.Path, go_on: typi
     finally:
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGKILL)  # no SIGTERM first: JAX swallows it
-            process.wait(5)  # not for ever: a driver that hangs keeps even a killed process
+            process.wait(5)  # with a limit: if the driver hangs, even a killed process stays
 
 
 class Bench:
     """Runs parts one after another, keeps their rows in a file, and knows the best settings so far.
 
-    `program` is the command of a part, which gets its work as JSON and the file for its rows.
+    `program` is a part's command; its arguments are the work as JSON and the file for the rows.
     """
 
     def __init__(self, args: argparse.Namespace, program: typing.Sequence[str] = PROGRAM):
         self.args, self.program = args, program
         self.end = time.monotonic() + 60 * args.minutes
-        self.least = 5.0 if args.tiny else 30.0  # seconds: no part begins with less
+        self.least = 5.0 if args.tiny else 30.0  # seconds that a part needs to begin
         self.stopped = 0  # the signal that asked for the end
         self.out = args.out.resolve()
         self.written = True
@@ -208,20 +208,20 @@ class Bench:
         return self.end - time.monotonic()
 
     def stop(self, signum: int, frame: types.FrameType | None = None) -> None:
-        """A signal's handler: ends the part that runs, and no other begins."""
+        """Signal handler: ends the running part, and lets no other part begin."""
         self.stopped = signum
 
     def part(self, kind: str, label: str, limit: float, flags: str = "", **asked) -> list[dict]:
-        """One section's work in a process of its own; its rows, or one that says why there are none."""
+        """Runs one part in its own process; returns its rows, or a row that says why there are none."""
         began, a = time.monotonic(), self.args
         work = {"kind": kind, "label": label, "steps": a.steps, "tiny": a.tiny, "eager": a.eager, "set": a.set, **asked}
         work["script"] = os.getpid()
-        # By a clock that all processes share. Near the end it plans for less than there is: a row too late is no row.
+        # By a clock that all processes share. Near the end a part plans for less time than is left: late rows are lost.
         work["until"] = min(began + limit, self.end - 0.1 * self.left())
         ends = min(began + limit + SLACK, self.end)
         said, rows, code = "", [], None
         try:
-            # What a killed part leaves in its temporary folder goes with ours.
+            # A killed part's temporary folder is inside ours, and is deleted with it.
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 result, output = pathlib.Path(folder, "rows.jsonl"), pathlib.Path(folder, "output")
                 command = [*self.program, json.dumps(work), str(result)]
@@ -230,7 +230,7 @@ class Bench:
                 said, rows = output.read_text(errors="replace"), read_rows(result, label)
                 if code and not said and shutil.disk_usage(folder).free < 1 << 20:
                     said = f"no room left in {tempfile.gettempdir()} (TMPDIR)"
-        except OSError as error:  # no room for the folder, say: this part's rows must not cost the others'
+        except OSError as error:  # a full disk, say: the rows of other parts must survive
             code, said = 1, str(error)
         seconds = time.monotonic() - began
         if code != 0 or not rows:
@@ -245,22 +245,22 @@ class Bench:
         return rows
 
     def environment(self, kind: str, flags: str) -> dict[str, str]:
-        """The variables of a part."""
+        """Returns the environment variables of a part."""
         env, caches = dict(os.environ), pathlib.Path(tempfile.gettempdir())
         env["PYTHONPATH"] = os.pathsep.join(p for p in (str(HERE.parent), env.get("PYTHONPATH", "")) if p)
-        # Compiled programs of all parts and calls: `first_step_s` of `jaxlm` is a second start.
+        # All parts and calls share a compilation cache, so `first_step_s` of `jaxlm` is that of a second start.
         env.setdefault("JAX_COMPILATION_CACHE_DIR", str(caches / "jaxlm_bench_xla"))
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "jaxlm_bench_torch"))
         if flags:
             env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --{flags}".strip()
         if kind in ("torch", "hf"):
-            env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the card is PyTorch's there
+            env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # PyTorch uses the card there
         if self.args.device == "cpu":
             env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         return env
 
     def why(self, code: int | None, seconds: float) -> str:
-        """Why a part gave no rows, or not all."""
+        """Returns why a part gave no rows, or only some."""
         if code is not None:
             return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return signal.Signals(self.stopped).name if self.stopped else f"no end within {seconds:.0f} s"
@@ -270,7 +270,7 @@ class Bench:
         self.write()
 
     def write(self) -> None:
-        """Replaces --out by what is known now. Where that fails it says so: the table comes all the same."""
+        """Replaces --out by the present rows. If that fails, says so; the table is printed all the same."""
         new = self.out.with_name(self.out.name + ".new")
         try:
             if self.out.exists() and not self.out.is_file():
@@ -285,12 +285,12 @@ class Bench:
                 new.unlink()
 
     def backend(self) -> str:
-        """The fastest attention that passed its checks, else what `auto` takes."""
+        """Returns the fastest attention backend that passed its checks, else the one that `auto` takes."""
         passed = [row for row in self.state.get("attention", []) if row.get("ok") is True and number(row, "ms")]
         return min(passed, key=lambda row: row["ms"])["backend"] if passed else "auto"
 
     def best(self) -> dict:
-        """Settings of the fastest candidate of the sweep."""
+        """Returns the settings of the sweep's fastest candidate."""
         rows = [row for row in self.state.get("sweep", []) if number(row, "tokens/s") and "keys" in row]
         keys = max(rows, key=lambda row: row["tokens/s"])["keys"] if rows else {"loss.tile_tokens": 4096}
         return {"model.attention": self.backend(), **keys}
@@ -341,7 +341,7 @@ class Bench:
         return rows
 
     def sections(self) -> bool:
-        """Runs those that were asked for, as far as the time allows. True if no row failed."""
+        """Runs the sections asked for, as far as time allows. Returns True if no row failed."""
         good = True
         for name in (name for name in ORDER if name in self.args.sections):
             if self.stopped or self.left() < self.least:
@@ -350,12 +350,12 @@ class Bench:
             rows = self.section(name)
             good = good and not any("failed" in row or row.get("ok") is False for row in rows)
             if self.stopped and name in self.state and all("failed" in row for row in rows):
-                continue  # stopped before its first figure: an earlier call's stay
+                continue  # stopped before its first row: keeps an earlier call's rows
             self.keep(name, rows)
         return good
 
     def table(self) -> None:
-        """Prints all rows, the newest of each section, with the ratio of each of ours to the fastest peer."""
+        """Prints the newest rows of each section, with the ratio of each of our rows to the fastest peer's."""
         say(f"\n{json.dumps(self.state['made with'])}")
         rows = {name: self.state.get(name, []) for name in ORDER}
         peers = [row for name in ("torch", "hf") for row in rows[name] if "failed" not in row]
@@ -371,17 +371,17 @@ class Bench:
 
 
 def ratio(row: dict, peer: dict) -> dict[str, str]:
-    """Our tokens/s over the peer's; where the two were not timed with the same rows a step, it says so."""
+    """Returns our tokens/s over the peer's; a note says if the two had different rows per step."""
     ours, theirs = (each.get("rows a step", each.get("rows")) for each in (row, peer))
     other = "" if ours == theirs else f" ({ours} rows a step to {theirs} of {peer['what']})"
     return {"ratio": f"{round(number(row, 'tokens/s') / number(peer, 'tokens/s'), 3)}{other}"}
 
 
 def main(argv: list[str] | None = None, program: typing.Sequence[str] = PROGRAM) -> int:
-    """0 when no row failed and --out has them; 128 + the signal where one ended it."""
+    """Returns 0 if no row failed and --out has the rows; 128 + the signal if a signal ended the script."""
     bench = Bench(options(argv), program)
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup leaves it
+        if signal.getsignal(one) is not signal.SIG_IGN:  # nohup ignores SIGHUP: leave it so
             signal.signal(one, bench.stop)
     good = False
     try:

@@ -1,4 +1,4 @@
-"""The parts of scripts/bench_gpu.py, each run by it in a process of its own.
+"""The parts of scripts/bench_gpu.py, which runs each in its own process.
 
 Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
 """
@@ -46,7 +46,7 @@ TINY = {
 
 
 def make_config(work: dict, keys: dict) -> Config:
-    """A shipped config with one microbatch to a step unless `keys` say otherwise."""
+    """Returns a shipped config with one microbatch per step unless `keys` say otherwise."""
     batch = keys.get("train.microbatch_size", 2 if work["tiny"] else 16)
     found = {"workdir": "unused", "train.batch_size": batch, "train.microbatch_size": batch, **keys}
     if work["tiny"]:
@@ -57,7 +57,7 @@ def make_config(work: dict, keys: dict) -> Config:
 
 
 def compiled_step(config: Config, batches: bench_step.Batches) -> tuple[bench_step.Side, float]:
-    """The product's step, compiled, and the bytes it plans for. Raises RuntimeError if its attention is in no fused kernel."""
+    """Returns the product's compiled step and its planned bytes. Raises RuntimeError if its attention is not fused."""
     side, m = bench_step.jaxlm_step(config, batches), config.model
     if m.attention in FUSED:
         layers = 1 if m.scan_layers else m.n_layers
@@ -66,7 +66,7 @@ def compiled_step(config: Config, batches: bench_step.Batches) -> tuple[bench_st
 
 
 def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[str, np.ndarray]]:
-    """Packed documents through the product's loader, from shards made here."""
+    """Yields packed documents from the product's loader, from shards made here."""
     tokens = max(2_000_000, 40 * config.train.batch_size * config.train.seq_len)
     data = bench_loader.make_data(folder, tokens, config.model.vocab_size)
     order = rows.Rows(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
@@ -74,10 +74,10 @@ def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[s
 
 
 def times(side: bench_step.Side, steps: int, seconds: float) -> tuple[float, list[float], int]:
-    """Seconds a step over many, of which only the last is waited for; each step's own, the next one queued; how many.
+    """Returns (mean seconds of steps run back to back, seconds of single steps with the next one queued, number of the first).
 
     Args:
-      steps: at most this many of the first kind, then a quarter as many of the second.
+      steps: at most this many back to back, then a quarter as many single steps.
       seconds: about, for both together.
     """
     start = time.perf_counter()
@@ -100,7 +100,7 @@ def times(side: bench_step.Side, steps: int, seconds: float) -> tuple[float, lis
 
 
 def row(label: str, config: Config, timing: tuple[float, list[float], int], **more) -> dict:
-    """A timed row; MFU by 6N + 12LdT (palm) and 6N + 6LdT (causal) of the card's dense bf16 peak."""
+    """Returns a timed row, with MFU by 6N + 12LdT (palm) and 6N + 6LdT (causal) over the card's dense bf16 peak."""
     mean, each, steps = timing
     tokens = config.train.batch_size * config.train.seq_len
     per_token = flops.flops_per_token(config.model, config.train.seq_len)
@@ -142,12 +142,12 @@ def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) ->
 
 
 def sweep(work: dict) -> typing.Iterator[dict]:
-    """A few steps of each candidate, as long as there is time; one that does not fit is a row too."""
-    end = time.perf_counter() + work["seconds"] - (5 if work["tiny"] else 20)  # none begins after that
+    """Yields a row for each candidate, timed over a few steps, as long as there is time; also if it does not fit."""
+    end = time.perf_counter() + work["seconds"] - (5 if work["tiny"] else 20)  # the latest start
     small, middle, large = (2, 4, 8) if work["tiny"] else (16, 32, 64)
     base = {"train.microbatch_size": small, "model.remat": "none", "loss.tile_tokens": 4096}
     base["model.attention"] = work["backend"]
-    candidates = [{}, {"train.microbatch_size": middle}]  # then changes of the best so far
+    candidates = [{}, {"train.microbatch_size": middle}]  # later: changes of the best so far
     candidates += [{"loss.tile_tokens": 16384}, {"loss.tile_tokens": 2048}, {"model.fuse_projections": False}]
     candidates += [{"train.microbatch_size": large, "model.remat": "names"}, {"train.microbatch_size": small // 2}]
     best, fastest = base, 0
@@ -158,10 +158,10 @@ def sweep(work: dict) -> typing.Iterator[dict]:
         label = "jaxlm 1.04B, " + ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
         try:
             found = jaxlm_row(work, label, keys, 8, 6.0)
-            del found["peak_GB"]  # of all candidates so far: it only grows
+            del found["peak_GB"]  # the peak of all candidates so far, which only grows
             if found["tokens/s"] > fastest:
                 best, fastest = keys, found["tokens/s"]
-        except Exception as error:  # out of memory for one candidate must not cost the others
+        except Exception as error:  # if one candidate is out of memory, the others go on
             found = {"what": label, "failed": str(error).splitlines()[0][:160]}
         yield found
         jax.clear_caches()
@@ -169,9 +169,9 @@ def sweep(work: dict) -> typing.Iterator[dict]:
 
 
 def peer_sizes(work: dict, card_bytes: float) -> tuple[int, ...]:
-    """Rows a step that a peer tries, from the most: each that does not fit costs it a compile.
+    """Returns the batch sizes that a peer tries, largest first; each one that does not fit costs a compilation.
 
-    Below 100 GiB it begins with 16; Hugging Face's float32 logits and activations of 32 rows fit no card.
+    Below 100 GiB the first is 16; Hugging Face's float32 logits and activations of 32 rows fit on no card.
     """
     asked = [int(value) for key, _, value in (one.partition("=") for one in work["set"]) if key == ROWS]
     if asked:
@@ -182,17 +182,17 @@ def peer_sizes(work: dict, card_bytes: float) -> tuple[int, ...]:
 
 
 def peer(work: dict) -> dict:
-    """PyTorch, with the most rows that fit."""
+    """Times PyTorch with the largest batch that fits."""
     import torch
 
     card_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
     sizes = peer_sizes(work, card_bytes)
     for size in sizes:
-        # Behind --set: a peer has no microbatches, so a batch of that many rows at once.
+        # After --set: a peer has no microbatches, so all rows are one batch.
         config = make_config(work | {"set": [*work["set"], f"train.batch_size={size}", f"{ROWS}={size}"]}, {})
         with contextlib.suppress(torch.OutOfMemoryError):
             return peer_row(work, config)
-        # Out here, where the error no longer holds the model; and compiled anew, else for any number of rows, which is slower.
+        # Outside `with`: the error held the model. Reset, else torch compiles for any number of rows, which is slower.
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
@@ -234,14 +234,14 @@ def by_hand(config: Config, device: str, batches: bench_step.Batches, compiled: 
 
 
 def documents(batch: int, length: int) -> np.ndarray:
-    """Segment ids of rows cut from one stream of documents of 20 to 900 tokens, so that some rows hold many."""
+    """Returns segment ids of rows cut from a stream of documents of 20 to 900 tokens, so that some rows have many documents."""
     ends = np.cumsum(np.random.default_rng(0).integers(20, 900, batch * length // 20))
     document = np.searchsorted(ends, np.arange(batch * length), side="right").reshape(batch, length)
     return (document - document[:, :1] + 1).astype(np.int32)
 
 
 def attention_rows(work: dict) -> typing.Iterator[dict]:
-    """Each backend that this device runs, checked and timed; `cudnn_packed` with more and less room for documents too."""
+    """Checks and times each backend that this device runs; `cudnn_packed` also with more and less room for documents."""
     platform = jax.devices()[0].platform
     timed = (2, 64, 4, 2, 16) if work["tiny"] else (16, 2048, 32, 8, 64)
     for backend in BACKENDS:
@@ -262,7 +262,7 @@ def attention_rows(work: dict) -> typing.Iterator[dict]:
                     attention_kernels.TOKENS_PER_SEGMENT = tokens
                     found[f"ms at {tokens} tokens a segment"] = round(time_attention(backend, timed), 3)
                 attention_kernels.TOKENS_PER_SEGMENT = 128
-        except Exception as error:  # a backend that is not installed or can't must not cost the others
+        except Exception as error:  # if a backend is missing or fails, the others go on
             found |= {"ok": None, "not run": str(error).splitlines()[0][:160]}
         yield found
 
@@ -276,7 +276,7 @@ def inputs(shape: tuple[int, ...], dtype: jnp.dtype) -> list[jax.Array]:
 
 
 def both_ways(backend: str, ids: np.ndarray) -> typing.Callable:
-    """(q, k, v, d_out) -> (out, d_q, d_k, d_v), compiled."""
+    """Returns a compiled function (q, k, v, d_out) -> (out, d_q, d_k, d_v)."""
 
     def run(q, k, v, d_out, ids):
         out, vjp = jax.vjp(lambda *a: attention(*a, backend=backend, segment_ids_BxT=ids), q, k, v)
@@ -287,7 +287,7 @@ def both_ways(backend: str, ids: np.ndarray) -> typing.Callable:
 
 
 def check_attention(backend: str, ids: np.ndarray) -> dict:
-    """Relative error against float32 (norm, worst of output and gradients), and what crosses between documents: 0."""
+    """Returns the worst relative error (norm) of output and gradients against float32, and the leak between documents: 0."""
     q, k, v, d_out = inputs((*ids.shape, 8, 4, 64), jnp.bfloat16)
 
     def as_float(arrays: typing.Iterable) -> list[np.ndarray]:
@@ -298,7 +298,7 @@ def check_attention(backend: str, ids: np.ndarray) -> dict:
     run = both_ways(backend, ids)
     got = as_float(run(q, k, v, d_out))
     error = max(np.linalg.norm(g - w) / np.linalg.norm(w) for g, w in zip(got, want, strict=True))
-    changed = ids == ids[0, ids.shape[1] // 2]  # one document of the first row, and where ids agree, one of each other
+    changed = ids == ids[0, ids.shape[1] // 2]  # a document of the first row, and those with its id in other rows
     moved = as_float(run(*(jnp.where(changed[..., None, None], 3 * x + 1, x) for x in (q, k, v)), d_out))[0]
     silent = as_float(run(q, k, v, jnp.where(changed[..., None, None], d_out, 0)))[1:]
     leak = max(np.abs(moved - got[0])[~changed].max(), *(np.abs(x)[~changed].max() for x in silent))
@@ -308,7 +308,7 @@ def check_attention(backend: str, ids: np.ndarray) -> dict:
 
 
 def time_attention(backend: str, shape: tuple[int, ...]) -> float:
-    """Milliseconds of one layer's attention forward and backward, at the model's shape (median of 5 x 10)."""
+    """Returns the milliseconds of one layer's attention, forward and backward, at the model's shape (median of 5 x 10)."""
     arrays, run = inputs(shape, jnp.bfloat16), both_ways(backend, documents(*shape[:2]))
     jax.block_until_ready(run(*arrays))
     taken = []
@@ -342,7 +342,7 @@ def main() -> None:
         found = [peer(work)]
     with out.open("a") as lines:
         for one in found:
-            print(json.dumps(one), file=lines, flush=True)  # as they come: what was reached counts, whatever follows
+            print(json.dumps(one), file=lines, flush=True)  # at once: rows written stay, whatever follows
 
 
 if __name__ == "__main__":

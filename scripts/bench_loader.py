@@ -1,7 +1,7 @@
-"""How fast the loader alone makes batches, from shards on local disk: `python scripts/bench_loader.py`.
+"""Measures how fast the loader alone makes batches, from shards on local disk: `python scripts/bench_loader.py`.
 
 Makes its own shards (three sources, Zipf-distributed tokens, documents of some 500 tokens) in a temporary folder, warms
-up, and prints tokens a second: batches of the three-way mixture, at random over all tokens, with segment ids and
+up, and prints tokens per second: batches of the three-way mixture, at random over all tokens, with segment ids and
 positions.
 """
 
@@ -20,7 +20,7 @@ MIXTURE = {"prose": 87, "math": 10, "code": 3}
 
 
 def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDir:
-    """A data directory of about `tokens` random tokens."""
+    """Returns a data directory with about `tokens` random tokens."""
     rng = np.random.default_rng(0)
     dtype, entries = shards.token_dtype(vocab_size), {}
     for name, weight in MIXTURE.items():
@@ -45,7 +45,7 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
 
 
 def measure(data: shards.DataDir, seconds: float, **options) -> float:
-    """Tokens a second of a TrainLoader with these options, after ten batches of warm-up."""
+    """Returns tokens per second of a TrainLoader with these options, after ten batches of warm-up."""
     order = rows.Rows(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
     with loader.TrainLoader(order, **options) as batches:
         for _ in range(10):

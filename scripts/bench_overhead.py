@@ -1,11 +1,11 @@
-"""What the loop, the loader and checkpoints cost beside the steps: `python scripts/bench_overhead.py`.
+"""Measures what the loop, the loader and checkpoints cost besides the steps: `python scripts/bench_overhead.py`.
 
-Runs the real loop with the real loader (shards as scripts/bench_loader.py makes them), metrics and Orbax checkpoints of a
-state of random numbers, around a synthetic device: a step takes as long as one of `gpuburnout_1b` at 90,000 tokens/s
-(128 x 2,048 tokens: 2.9 s), asleep, and steps run one after the other as a GPU's queue would. The overhead is the time
-at which that device has nothing to do, over all time. Two checkpoints fall into the run, the first of which also compiles
-its digests; the second one's cost is counted as often as the config's `checkpoint.every_steps` says, and scaled to a state
-of `--scale-gb` at the rate that was measured (an upper bound: the fixed part of it is scaled too).
+Runs the real loop with the real loader (shards of scripts/bench_loader.py), metrics and Orbax checkpoints of a random state,
+around a synthetic device. Its step sleeps as long as a step of `gpuburnout_1b` takes at 90,000 tokens/s (128 x 2,048 tokens:
+2.9 s), and steps run one after the other, as in a GPU's queue. The overhead is the share of time in which the device is idle.
+The run has two checkpoints, the first of which also compiles its digests. The cost of the second is counted as often as the
+config's `checkpoint.every_steps` says, and scaled in proportion to a state of `--scale-gb` (an upper bound, since its fixed
+part is scaled too).
 """
 
 import argparse
@@ -42,7 +42,7 @@ from jaxlm.train.log.recorder import Meter, Recorder
 
 
 class Device(threading.Thread):
-    """Runs steps of `seconds` in the order in which they were sent; notes when each began and ended."""
+    """Runs steps of `seconds` in the order in which they were sent; records when each began and ended."""
 
     def __init__(self, seconds: float):
         super().__init__(daemon=True)
@@ -66,18 +66,18 @@ class Device(threading.Thread):
         self.join()
 
     def gaps(self) -> list[float]:
-        """Seconds without work between each step and the next."""
+        """Returns the idle seconds between each step and the next."""
         return [max(0.0, b[0] - a[1]) for a, b in zip(self.times, self.times[1:], strict=False)]
 
 
 class Metric:
-    """A scalar that is known once its step has run."""
+    """A scalar metric that is available once its step has run."""
 
     def __init__(self, value: float, done: threading.Event):
         self._value, self._done = value, done
 
     def copy_to_host_async(self) -> None:
-        """Nothing is copied: the value waits on the host."""
+        """Copies nothing: the value is on the host already."""
 
     def __float__(self) -> float:
         self._done.wait()
@@ -85,7 +85,7 @@ class Metric:
 
 
 class Saver(Checkpointer):
-    """Saves after the device has come to the step, as reading the state would; notes how long each save blocks."""
+    """Saves once the device has reached the step, as reading the state would wait; records how long each save blocks."""
 
     def __init__(self, *args, last: typing.Callable[[], threading.Event]):
         super().__init__(*args)
@@ -116,7 +116,7 @@ class Clock:
         return wrapped
 
     def noted(self, part: str, function: typing.Callable) -> typing.Callable:
-        """`function`, noting for each call what it added to a part."""
+        """Returns `function`, with the seconds of each call added to a part."""
 
         def wrapped(*args, **kwargs):
             before = self.seconds[part]
@@ -128,7 +128,7 @@ class Clock:
 
 
 def make_state(gigabytes: float) -> TrainState:
-    """Arrays of 16 MiB, a third of them parameters, two thirds moments, on the first device."""
+    """Returns a state of 16 MiB arrays, a third of them parameters, two thirds moments, on the first device."""
     count = max(3, round(gigabytes * 1e9 / 2**24))
     rng = np.random.default_rng(0)
     leaves = [jnp.asarray(rng.standard_normal((2048, 2048), np.float32)) for _ in range(count)]
@@ -140,7 +140,7 @@ def make_state(gigabytes: float) -> TrainState:
 
 
 def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds: float, gigabytes: float) -> dict:
-    """One run of the loop; all figures in seconds."""
+    """Runs the loop once; returns all figures in seconds."""
     mesh, clock, device = sharding.make_mesh(config.mesh), Clock(), Device(seconds)
     now, last = make_state(gigabytes), threading.Event()
     last.set()
@@ -195,10 +195,10 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
 
 
 def table(found: dict, config: Config, seconds: float, gigabytes: float, scale_gb: float) -> dict:
-    """Milliseconds and shares, for people and for programs."""
+    """Returns the figures as milliseconds and shares."""
     steps, at = config.train.steps, config.checkpoint.every_steps
     gaps = found["gaps"]
-    first, saving = gaps[at - 1], gaps[2 * at - 1]  # between a step that was saved and the next
+    first, saving = gaps[at - 1], gaps[2 * at - 1]  # between a saved step and the next
     others = [gap for i, gap in enumerate(gaps) if (i + 1) % at]
     a_step = statistics.fmean(others)
     every = resolve(load("gpuburnout_1b")).checkpoint.every_steps

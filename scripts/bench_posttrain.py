@@ -1,13 +1,13 @@
-"""Times SFT or DPO beside TRL's trainers, on the same model and the same examples, in turns.
+"""Times SFT or DPO and TRL's trainers alternately, on the same model and the same examples.
 
-    jaxlm export RUN --to=hf --dtype=f32 --out=HF_DIR        # RUN: of sft, so that it has a chat template
+    jaxlm export RUN --to=hf --dtype=f32 --out=HF_DIR        # RUN: an SFT run, so that it has a chat template
     python scripts/bench_posttrain.py sft RUN HF_DIR chats.jsonl
     python scripts/bench_posttrain.py dpo RUN HF_DIR pairs.jsonl
 
-All parameters are trained in float32. TRL's trainer runs in a process of its own: SFT padded, and packed; DPO padded, its
-reference's log-probabilities computed before, as ours are. Each waits for its turn to take a step, so that all meet the same
-noise; reading and collating a batch is in no step's time. Steps are of different size, so the figure is tokens of text (padding
-left out) a second: the median over steps, and the quotient pair by pair.
+All parameters are trained in float32. TRL's trainer runs in its own process: SFT padded, and packed; DPO padded, with the
+reference's log-probabilities computed beforehand, as ours are. All sides step in turn, so that all meet the same noise; reading
+and collating a batch are not timed. Steps differ in size, so the figure is tokens of text (without padding) per second: the
+median over steps, and the ratio pair by pair.
 """
 
 import argparse
@@ -21,11 +21,11 @@ import time
 import typing
 
 ARMS = {"sft": ({}, {"packing": True}), "dpo": ({},)}  # the settings of TRL's trainer, one process each
-Turn = typing.Callable[[], float]  # takes a step; returns tokens of text a second
+Turn = typing.Callable[[], float]  # takes a step; returns tokens of text per second
 
 
 def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
-    """Returns what takes a step of ours."""
+    """Returns a function that takes a step of ours."""
     import jax
 
     from jaxlm import config
@@ -66,7 +66,7 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
 
 
 class Theirs:
-    """TRL's trainer in a process of its own."""
+    """TRL's trainer in its own process."""
 
     def __init__(self, kind: str, given: argparse.Namespace, settings: dict, folder: str):
         context = multiprocessing.get_context("spawn")
@@ -79,7 +79,7 @@ class Theirs:
 
 
 def _train(line, kind: str, given: argparse.Namespace, settings: dict, folder: str) -> None:
-    """Trains with TRL, each step when asked for."""
+    """Trains with TRL, one step for each request."""
     import datasets
     import transformers
     import trl
@@ -90,7 +90,7 @@ def _train(line, kind: str, given: argparse.Namespace, settings: dict, folder: s
         def on_step_begin(self, *args, **kwargs):
             try:
                 line.recv()
-            except EOFError:  # the other side has all its figures
+            except EOFError:  # the other side has finished
                 os._exit(0)
             self.began = time.perf_counter()
 
@@ -122,7 +122,7 @@ def _train(line, kind: str, given: argparse.Namespace, settings: dict, folder: s
 
 
 def main() -> None:
-    """Prints tokens of text a second of each side, and our quotient with each of TRL's, pair by pair."""
+    """Prints each side's tokens of text per second, and the ratio of ours to each of TRL's, pair by pair."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=list(ARMS))
     parser.add_argument("run", help="a run of sft, from which ours begins")

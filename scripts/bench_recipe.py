@@ -1,20 +1,20 @@
-"""Which recipe reaches a loss with the fewest tokens, seconds and dollars: small finished runs, arm against arm.
+"""Finds the recipe that reaches a loss with the fewest tokens, seconds and dollars, by small finished runs.
 
     python scripts/bench_recipe.py plan                    # the runs and their hours, before anything runs
-    python scripts/bench_recipe.py run --hours=3           # goes on where it stopped; --only=ARM,... for some arms
-    python scripts/bench_recipe.py steptime                # seconds of a step, in interleaved pairs; on an idle machine
+    python scripts/bench_recipe.py run --hours=3           # continues where it stopped; --only=ARM,... for some arms
+    python scripts/bench_recipe.py steptime                # seconds per step, in interleaved pairs; on an idle machine
     python scripts/bench_recipe.py peers                   # Hugging Face's Trainer and nanochat's optimizer on the same tokens
     python scripts/bench_recipe.py report                  # the table
 
-An arm is a set of overrides. Each run of it is finished: its rate came down to its end, and only its loss on all held-out rows
-counts. All arms see the same batches by seed, and each tries three rates at the first budget, the base arms too: its rule's,
-half of it, and a third beyond the better of the two. Whoever is behind its base there by more than its interval, both at their
-best rates, runs no further. The larger budgets run at the best rate (the rule's, unless another beat it by more than its
-interval), and then at the rule's; `report` shows both.
+An arm is a set of overrides. Only finished runs count, whose learning rate decayed to its end, by their loss on all held-out
+rows. Runs of one seed see the same batches in all arms. At the first budget each arm, base arms too, tries three learning
+rates: its rule's, half of that, and a third beyond the better of the two. An arm that is worse than its base there by more than
+the interval, both at their best rates, is stopped. The larger budgets run at the best rate (the rule's, unless another beat it
+by more than its interval), and then at the rule's; `report` shows both.
 
-Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need arms and a file
-each (--only=ARM,... --runs=FILE), whose lines may then be put together. The data is the text that every installation holds,
-made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens.
+Finished runs are lines of dev/runs.jsonl, step times lines of dev/steptimes.jsonl. Two processes at the same time need separate
+arms and files (--only=ARM,... --runs=FILE); the files' lines may be joined later. The data is text that every installation has,
+prepared once in runs/recipe/data: prose, mathematics and code in equal parts, with a vocabulary of 4,096.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from jaxlm.data.shards import shards
 
 
 def plan(args: argparse.Namespace) -> int:
-    """Prints the runs to come with their hours, in order."""
+    """Prints the runs still to do, in order, with their hours."""
     data = shards.open_data(args.data) if (args.data / shards.MANIFEST).is_file() else None
     about = say_data(data) if data else {"data": ""}
     state = arms_lib.look(args.runs, about["data"], args.only)
@@ -62,7 +62,7 @@ def say_state(state: arms_lib.State) -> None:
 
 
 def say_data(data: shards.DataDir) -> Fields:
-    """Prints how much is held out and how often the largest budget goes through the data; returns what a line keeps of it."""
+    """Prints how much is held out and how many epochs the largest budget is; returns these fields for a line."""
     found = runs_lib.about(data, arms_lib.WEIGHTS, arms_lib.SEQ_LEN, arms_lib.BUDGETS[-1])
     epochs = ", ".join(f"{name} {times:g}" for name, times in found["epochs"].items())
     print(
@@ -73,7 +73,7 @@ def say_data(data: shards.DataDir) -> Fields:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the runs to come, one after another; exit code 1 if one failed."""
+    """Does the planned runs one after another; returns exit code 1 if one failed."""
     end = time.monotonic() + 3600 * args.hours
     failed: set[Run] = set()
     with runs_lib.lock(args.runs) as held:
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def smallest_peers(args: argparse.Namespace) -> int:
-    """Runs a step of the Trainer with nanochat's optimizer on little text, its figures kept nowhere."""
+    """Runs one step of the Trainer with nanochat's optimizer on little text, and keeps no figures."""
     arms_lib.SEEDS, args.tokens = (0,), arms_lib.BATCH * arms_lib.SEQ_LEN
     args.only = args.only or ("peer:nanochat",)
     arms_lib.DATA |= {key: 60_000 for key in arms_lib.DATA if key.endswith("max_bytes")}
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = options(argv)
     try:
         if args.command == "steptime":
-            import bench_recipe_steptime  # here, because it is JAX's
+            import bench_recipe_steptime  # here, because it imports JAX
 
             return bench_recipe_steptime.main(args)
         if args.command == "peers" and args.smallest:
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"bench_recipe: {error}")
     except KeyboardInterrupt:
         sys.exit("bench_recipe: stopped; the same command goes on")
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,4 +1,4 @@
-"""The arms of scripts/bench_recipe.py, its shapes and budgets, and in which order the runs are made."""
+"""The arms of scripts/bench_recipe.py, its shapes and budgets, and the order of the runs."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ class Arm:
     """A recipe.
 
     Attributes:
-      base: the arm that it is compared with first.
-      keys: its overrides. `optim.lr` is not among them: it is the rule's, times the run's factor.
-      rate: the rule that gives optim.lr: "rule" for the optimizer's own; "reference": as far below it as gpuburnout_1b's is;
-        "two": AdamW's, and Muon's for the matrices through optim.matrix_lr_ratio; "" = the rate is in `keys`.
+      base: the arm that it is first compared with.
+      keys: the overrides, without `optim.lr`, which is the rule's rate times the run's factor.
+      rate: the rule for optim.lr: "rule": the optimizer's own; "reference": lower than that by gpuburnout_1b's ratio;
+        "two": AdamW's, and Muon's for the matrices through optim.matrix_lr_ratio; "": the rate is in `keys`.
     """
 
     base: str
@@ -48,7 +48,7 @@ ARMS: dict[str, Arm] = {
     "reference": Arm("reference", REFERENCE, "reference"),  # gpuburnout_1b's
     "adamw": Arm("reference", ADAMW),  # AdamW by the rules
     "speed": Arm("adamw", SPEED, "two"),  # that of configs/speed_1b.py
-    # One ingredient more than the base.
+    # One change more than the base.
     "rate": Arm("reference", REFERENCE),
     "b2": Arm("reference", REFERENCE | B2, "reference"),
     "linear": Arm("reference", REFERENCE | LINEAR, "reference"),
@@ -59,7 +59,7 @@ ARMS: dict[str, Arm] = {
     "wsd": Arm("speed", SPEED | WSD, "two"),
 }
 MAIN = ("reference", "adamw", "speed")
-NEVER_STOPPED = ("reference", "adamw")  # the others are measured by them
+NEVER_STOPPED = ("reference", "adamw")  # the bases of the others
 
 HEADS: Keys = {"model.n_layers": 4, "model.n_kv_heads": 1, "model.head_dim": 64}
 SHAPES: dict[str, Keys] = {
@@ -67,10 +67,10 @@ SHAPES: dict[str, Keys] = {
     "S1": HEADS | {"model.d_model": 192, "model.n_heads": 3, "model.d_ff": 512},  # 2.4M
 }
 BUDGETS, SEEDS = (1_000_000, 2_000_000, 4_000_000), (0, 1, 2)
-FACTORS = (0.25, 0.5, 1.0, 2.0)  # of the rule's rate; an arm gets three of them, see `factors`
-SEQ_LEN, BATCH, WARMUP = 256, 16, 0.05  # tokens of a row, rows of a step, share of the steps
+FACTORS = (0.25, 0.5, 1.0, 2.0)  # of the rule's rate; an arm gets three of these, see `factors`
+SEQ_LEN, BATCH, WARMUP = 256, 16, 0.05  # tokens per row, rows per step, share of the steps
 
-# Of the data: all text that is there, in equal parts, so that 4M tokens are one to two epochs of each.
+# The data: all available text, sources in equal parts, so that 4M tokens are one to two epochs of each source.
 WEIGHTS = {"prose": 1.0, "math": 1.0, "code": 1.0}
 DATA: Keys = {f"prepare.sources.{name}.weight": weight for name, weight in WEIGHTS.items()}
 DATA |= {f"prepare.sources.{name}.max_bytes": 10_000_000 for name in WEIGHTS} | {"data.val_fraction": 0.04}
@@ -89,18 +89,18 @@ COMMON: Keys = {
     "log.tensorboard": False,
     "runs.supervise": "off",
 }
-ASSUMED = {"S0": 7000.0, "S1": 4500.0}  # tokens a second, until a run has been measured
+ASSUMED = {"S0": 7000.0, "S1": 4500.0}  # tokens per second, until a run has been measured
 START_S = 45.0  # imports, compilation and evaluation of a run, until one has been measured
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a run is
+# The settings of a run
 
 
 def asked(run: Run) -> Fields:
-    """Returns key -> value of all that decides what comes of a run: defaults, and what rules say, are in it.
+    """Returns key -> value of all settings that influence a run's result, with defaults and rules resolved.
 
-    It is empty if this checkout does not know all of the run's keys.
+    Empty if this checkout does not know all keys of the run.
     """
     if run.arm not in ARMS or run.shape not in SHAPES:
         return {}
@@ -111,7 +111,7 @@ def asked(run: Run) -> Fields:
 
 
 def defaults() -> Fields:
-    """Returns key -> value, as `asked` does, of configs/base.py."""
+    """Returns key -> value of configs/base.py, in the form of `asked`."""
     return _told(_config({}))
 
 
@@ -125,7 +125,7 @@ def steps_of(tokens: int) -> int:
 
 
 def settings(run: Run) -> list[str]:
-    """Returns a run's overrides of configs/base.py, KEY=VALUE. Raises ConfigError if this checkout knows not all."""
+    """Returns a run's overrides of configs/base.py, KEY=VALUE. Raises ConfigError if this checkout lacks a key."""
     keys = _keys(run)
     _config(keys)
     return words(keys)
@@ -143,7 +143,7 @@ def _keys(run: Run) -> Keys:
 
 
 def rates(arm: Arm, config: Config) -> tuple[float, float]:
-    """Returns (optim.lr, optim.matrix_lr_ratio) of an arm for a config without them."""
+    """Returns (optim.lr, optim.matrix_lr_ratio) of an arm, given its config without the two."""
     if not arm.rate:
         return config.optim.lr, 1.0
     run = rules.of(config)
@@ -158,7 +158,7 @@ def rates(arm: Arm, config: Config) -> tuple[float, float]:
 
 
 def _config(keys: Keys) -> Config:
-    """The checked config with these keys. Raises ConfigError."""
+    """Returns the checked config with these keys. Raises ConfigError."""
     return _resolved("base", ("workdir=unused", "data.dir=unused", *words(keys)))
 
 
@@ -173,7 +173,7 @@ def words(keys: Keys) -> list[str]:
 
 
 def unknown(arms: Iterable[str]) -> dict[str, str]:
-    """Returns the arms that this checkout can't run -> why, in a line."""
+    """Returns arm -> the reason in a line, for the arms that this checkout can't run."""
     found = {}
     for arm in arms:
         try:
@@ -188,7 +188,7 @@ def unknown(arms: Iterable[str]) -> dict[str, str]:
 
 
 def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
-    """Returns all runs of these arms, those that tell most first. `done` tells which rates deserve the larger budgets."""
+    """Returns all runs of these arms, the most informative first. `done` decides the rates of the larger budgets."""
     first, *larger = BUDGETS
     main = [arm for arm in MAIN if arm in arms]
     rest = [arm for arm in ARMS if arm in arms and arm not in MAIN]
@@ -196,7 +196,7 @@ def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
     tried = {arm: factors(arm, done) for arm in arms}
 
     def each(names: Sequence[str], shape: str, tokens: int, number: int | None = None) -> list[Run]:
-        """The runs of a budget, at the first, second or third of an arm's rates; by default at the chosen one."""
+        """Returns a budget's runs, at rate `number` (0 to 2) of each arm; None for the chosen rate."""
         own = {arm: chosen(arm, done) if number is None else tried[arm][number] for arm in names}
         return [Run(arm, shape, tokens, seed, own[arm]) for seed in SEEDS for arm in names]
 
@@ -210,10 +210,10 @@ def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
 
 
 def factors(arm: str, done: Mapping[Run, Fields]) -> tuple[float, float, float]:
-    """Returns the factors of an arm's rate: the rule's, half of it, and a third beyond the better of the two.
+    """Returns the three factors of an arm's rate: the rule's, half of that, and one beyond the better of the two.
 
-    So every arm gets three rates. Means decide the side, be they apart by more than their interval or not. Until the second
-    rate is finished the third is twice the rule's; where the rule's diverges it is a quarter.
+    The means decide which is better, even if they differ by less than their interval. Until the second rate is finished, the
+    third is twice the rule's; if the rule's rate diverges, a quarter.
     """
     both = [curve(arm, next(iter(SHAPES)), factor, done).get(BUDGETS[0], {}) for factor in (1.0, 0.5)]
     if any(len(losses) < len(SEEDS) for losses in both):
@@ -223,7 +223,7 @@ def factors(arm: str, done: Mapping[Run, Fields]) -> tuple[float, float, float]:
 
 
 def curve(arm: str, shape: str, factor: float, done: Mapping[Run, Fields]) -> dict[int, dict[int, float]]:
-    """Returns the finished losses of an arm at a factor of its rate: tokens -> seed -> loss."""
+    """Returns tokens -> seed -> loss of an arm's finished runs at a factor of its rate."""
     found: dict[int, dict[int, float]] = {}
     for run, line in done.items():
         if (run.arm, run.shape, run.factor) == (arm, shape, factor):
@@ -232,23 +232,23 @@ def curve(arm: str, shape: str, factor: float, done: Mapping[Run, Fields]) -> di
 
 
 def sweep(arm: str, done: Mapping[Run, Fields]) -> dict[float, dict[int, float]]:
-    """Returns the losses of an arm's rates at the first budget of the first shape: factor -> seed -> loss."""
+    """Returns factor -> seed -> loss of an arm at the first budget of the first shape."""
     shape = next(iter(SHAPES))
     return {factor: curve(arm, shape, factor, done).get(BUDGETS[0], {}) for factor in factors(arm, done)}
 
 
 def swept(arm: str, done: Mapping[Run, Fields]) -> bool:
-    """True if all of an arm's rates are finished at the first budget, with all seeds."""
+    """True if an arm has finished all its rates at the first budget, with all seeds."""
     return all(len(losses) == len(SEEDS) for losses in sweep(arm, done).values())
 
 
 def chosen(arm: str, done: Mapping[Run, Fields]) -> float:
-    """Returns the factor of an arm's rate that its sweep says is best; 1 unless another's gain is beyond its interval."""
+    """Returns the best factor in an arm's sweep; 1 unless another's gain exceeds its interval."""
     return stats.best_factor(sweep(arm, done)) if swept(arm, done) else 1.0
 
 
 def stopped(arms: Collection[str], done: Mapping[Run, Fields]) -> dict[str, str]:
-    """Returns the arms that run no further -> why: behind their base at the first budget, each at the best of its rates."""
+    """Returns arm -> the reason, for the arms to stop: worse than their base at the first budget, both at their best rates."""
     found = {}
     for arm in arms:
         base = ARMS[arm].base
@@ -263,7 +263,7 @@ def stopped(arms: Collection[str], done: Mapping[Run, Fields]) -> dict[str, str]
 
 
 def seconds(run: Run, done: Mapping[Run, Fields], given: float = 0.0) -> tuple[float, str]:
-    """Returns how long a run will take, and whether its speed is given, measured or assumed."""
+    """Returns (how many seconds a run will take, whether its speed is given, measured or assumed)."""
     arms = [line for other, line in done.items() if (other.arm, other.shape) == (run.arm, run.shape)]
     like = arms or [line for other, line in done.items() if other.shape == run.shape]
     like = [line for line in like if line.get("tokens_per_second")]
@@ -279,7 +279,7 @@ def seconds(run: Run, done: Mapping[Run, Fields], given: float = 0.0) -> tuple[f
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What there is to do: finished runs, those to come in order, arms left out and arms stopped, each with the reason."""
+    """The state of the plan: finished runs, runs to do in order, arms left out and arms stopped, each with the reason."""
 
     done: dict[Run, Fields]
     to_come: list[Run]
@@ -290,13 +290,13 @@ class State:
 def look(
     path: pathlib.Path, data: str = "", only: Collection[str] = (), left_out: Mapping[str, str] | None = None
 ) -> State:
-    """Reads runs.jsonl and plans the rest.
+    """Reads runs.jsonl and plans the other runs.
 
     Args:
       path: of runs.jsonl.
-      data: the digest of the data that finished runs must have had; "" = any.
-      only: plan these arms; () = all.
-      left_out: what `unknown` found, if that was asked already.
+      data: the digest of the data of finished runs; "" for any.
+      only: the arms to plan; () for all.
+      left_out: the result of `unknown`, if known already.
     """
     arms = [arm for arm in ARMS if not only or arm in only]
     left_out = dict(unknown(arms) if left_out is None else left_out)

@@ -1,13 +1,13 @@
-"""`python scripts/bench_recipe.py peers`: what others' settings reach on the same tokens and shape, in bits a byte.
+"""`python scripts/bench_recipe.py peers`: bits per byte that others' settings reach on the same tokens and shape.
 
-Each peer trains transformers' LlamaForCausalLM of our shape by transformers' Trainer on the very batches of our runs and is
-measured on all held-out rows. It knows no documents: it attends over whole rows, in training and in the measurement, as
-people run it. Where its own defaults would take other rows a step than ours, it takes ours.
+Each peer trains transformers' LlamaForCausalLM of our shape with transformers' Trainer on the batches of our runs, and is
+measured on all held-out rows. In training and measurement it attends over whole rows, not documents, as users of the Trainer
+do. It has our number of rows per step, whatever its own default is.
 
-nanochat's facts are those of its base_train.py of July 2026 (github.com/karpathy/nanochat), with its own rules for batch,
+nanochat's settings are those of its base_train.py of July 2026 (github.com/karpathy/nanochat), with its own rules for batch,
 width and length: Muon with Polar Express (arXiv:2505.16932), NorMuon (arXiv:2510.05491), equal rows (arXiv:2603.28254), its
-norm restored (arXiv:2602.21545), cautious decay. It has a model of its own (untied, value embeddings, zero projections, ...),
-which is not ours: the tied embedding and the norms take the rates of its head.
+norm restored (arXiv:2602.21545), cautious decay. nanochat's own model differs from ours (untied, value embeddings, zero
+projections, ...): our tied embedding and norms get the learning rates of its head.
 """
 
 import argparse
@@ -39,7 +39,7 @@ PEERS: dict[str, typing.Any] = {
     "peer:hf_6e-4_cosine": {"learning_rate": 6e-4, "lr_scheduler_type": "cosine"},
     "peer:nanochat": NANOCHAT,
 }
-D12_TOKENS, D12_BATCH, D12_WIDTH = 12 * 110.1e6, 2**19, 768  # what its rates are tuned for: 12 tokens a parameter
+D12_TOKENS, D12_BATCH, D12_WIDTH = 12 * 110.1e6, 2**19, 768  # its rates are tuned for this: 12 tokens per parameter
 WARMUP_STEPS, WARMDOWN, FINAL = 40, 0.65, 0.05
 POLAR = (  # of arXiv:2505.16932, five steps
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -51,7 +51,7 @@ POLAR = (  # of arXiv:2505.16932, five steps
 
 
 def asked(run: Run) -> Fields:
-    """Returns what this file says of a peer at a shape; nothing if it does not know them."""
+    """Returns a peer's settings at a shape; empty if the peer or the shape is unknown."""
     if run.arm not in PEERS or run.shape not in arms_lib.SHAPES:
         return {}
     rows = {"batch": arms_lib.BATCH, "seq_len": arms_lib.SEQ_LEN}
@@ -59,7 +59,7 @@ def asked(run: Run) -> Fields:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs each peer that is not finished at one budget, and appends its line; exit code 1 if one failed."""
+    """Runs the peers not yet finished at one budget, and appends their lines; returns exit code 1 if one failed."""
     if missing := [name for name in ("torch", "transformers", "accelerate") if not importlib.util.find_spec(name)]:
         raise ConfigError(f"the peers need {', '.join(missing)}: pip install -e '.[parity]'")
     failed, end = 0, time.monotonic() + 3600 * args.hours
@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measure(run: Run, data: pathlib.Path, held: typing.IO[bytes]) -> Fields:
-    """Trains a peer in a process of its own; returns its line's figures. Raises ConfigError if it failed."""
+    """Trains a peer in its own process; returns the figures for its line. Raises ConfigError if it failed."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bench_recipe_peer_"))
     watch, began = runs_lib.Watch(), time.monotonic()
     work = dataclasses.asdict(run) | {"data": str(data), "folder": str(folder)}
@@ -107,7 +107,7 @@ def measure(run: Run, data: pathlib.Path, held: typing.IO[bytes]) -> Fields:
 
 
 def child(work: Fields) -> None:
-    """Trains and measures one peer, and writes what it found as a line of FOLDER/found.json."""
+    """Trains and measures one peer, and writes its figures as a line of FOLDER/found.json."""
     import torch
     import transformers
 
@@ -145,7 +145,7 @@ def child(work: Fields) -> None:
 
 
 def _rows(data: shards.DataDir, seed: int, steps: int) -> typing.Any:
-    """The rows of our batches in their order, with one more token each: as many targets as ours, since the model shifts."""
+    """Returns our batches' rows in order, each with one more token: the model shifts, so it has as many targets as we."""
     import torch
 
     order = rows.Rows(data, data.mixture, seed, arms_lib.SEQ_LEN, arms_lib.BATCH)
@@ -162,7 +162,7 @@ def _rows(data: shards.DataDir, seed: int, steps: int) -> typing.Any:
 
 
 def held_out(model: typing.Any, data: shards.DataDir) -> Fields:
-    """Returns loss and bits a byte over all held-out rows, by source and in the mean, as our evaluation counts them."""
+    """Returns loss and bits per byte over all held-out rows, by source and on average, as our evaluation computes them."""
     import torch
 
     model.eval()
@@ -187,7 +187,7 @@ def held_out(model: typing.Any, data: shards.DataDir) -> Fields:
 
 
 def nanochat(model: typing.Any, steps: int, width: int) -> tuple[typing.Any, typing.Any]:
-    """Returns (optimizer, schedule of its rates) of nanochat for a model of ours."""
+    """Returns nanochat's (optimizer, learning rate schedule) for our model."""
     import torch
 
     by_batch = math.sqrt(arms_lib.BATCH * arms_lib.SEQ_LEN / D12_BATCH)
@@ -220,7 +220,7 @@ def nanochat(model: typing.Any, steps: int, width: int) -> tuple[typing.Any, typ
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Returns nanochat's rate over its peak at a step, from 0: up in 40 steps, flat, and down linearly to .05."""
+    """Returns nanochat's rate over its peak at a step (from 0): up in 40 steps, constant, then linearly down to .05."""
     down = round(WARMDOWN * steps)
     if step < WARMUP_STEPS:
         return (step + 1) / WARMUP_STEPS
@@ -231,7 +231,7 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def momentum_at(step: int, steps: int) -> float:
-    """Returns nanochat's momentum at a step, from 0: .85 to .97 in 400 steps, and to .90 as the rate comes down."""
+    """Returns nanochat's momentum at a step (from 0): .85 to .97 in 400 steps, then to .90 while the rate decays."""
     down = round(WARMDOWN * steps)
     if step < 400:
         return 0.85 + 0.12 * step / 400
@@ -239,7 +239,7 @@ def momentum_at(step: int, steps: int) -> float:
 
 
 def _muon(p: typing.Any, state: dict, lr: float, momentum: float, decay: float) -> None:
-    """One update of a matrix (outputs, inputs)."""
+    """Updates a matrix (outputs, inputs) once."""
     import torch
 
     grad, (n_out, n_in) = p.grad, p.shape

@@ -1,4 +1,4 @@
-"""The table of scripts/bench_recipe.py: losses, tokens, seconds and dollars to the base's loss, rates, peers."""
+"""The tables of scripts/bench_recipe.py: losses; tokens, seconds and dollars to the base's loss; rates; peers."""
 
 import argparse
 import pathlib
@@ -20,7 +20,7 @@ Row = dict[str, str]
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints everything that runs.jsonl and steptimes.jsonl tell."""
+    """Prints all results in runs.jsonl and steptimes.jsonl."""
     if not args.runs.is_file():
         print(
             f"{args.runs} is no file: give --runs=FILE, or make it by python scripts/bench_recipe.py run",
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def about(done: Mapping[Run, Fields], lines: int, path: pathlib.Path) -> Iterator[str]:
-    """Yields what the figures come from: data, machines, commits, load."""
+    """Yields lines on the origin of the figures: data, machines, commits, load."""
     if not done:
         yield f"no finished run of today's arms among {lines} lines of {path}: python scripts/bench_recipe.py run"
         return
@@ -82,7 +82,7 @@ def about(done: Mapping[Run, Fields], lines: int, path: pathlib.Path) -> Iterato
 
 
 def losses(done: Mapping[Run, Fields]) -> list[Row]:
-    """Rows of each arm by shape and budget: all at the rates of their rules, and all at the best of their three."""
+    """Returns rows of each arm by shape and budget, once at its rule's rate, once at the best of its three rates."""
     rows, points = [], sorted({(run.shape, run.tokens) for run in done})
     by_rule = dict.fromkeys(arms_lib.ARMS, 1.0)
     best = {arm: arms_lib.chosen(arm, done) for arm in arms_lib.ARMS}
@@ -121,7 +121,7 @@ def _of(run: Run, arm: str, shape: str, tokens: int, factor: float) -> bool:
 
 
 def savings(done: Mapping[Run, Fields], times: Sequence[Fields], factors: Mapping[str, float]) -> list[Row]:
-    """Rows of the tokens, seconds and dollars that an arm takes to a loss, over those of its base.
+    """Returns rows of the tokens, seconds and dollars that an arm takes to a loss, as ratios to its base's.
 
     Args:
       factors: arm -> the factor of its rate; 1 for the others.
@@ -140,9 +140,9 @@ def savings(done: Mapping[Run, Fields], times: Sequence[Fields], factors: Mappin
 def _saved(
     arm: str, base: str, shape: str, ours: stats.Curve, theirs: stats.Curve, times: Sequence[Fields]
 ) -> list[Row]:
-    """One pair's rows: to the base's loss at each of its budgets; to the arm's own where that has one budget alone."""
+    """Returns one pair's rows: to the base's loss at each of its budgets, or if the arm has only one, to the arm's loss."""
     if len(theirs) < 2 and len(ours) < 2:
-        return []  # two points are no curve: the table of losses tells it
+        return []  # two points are no curve; the table of losses has them
     of_base = len(ours) > 1
     rows = []
     for tokens in sorted(theirs if of_base else ours):
@@ -162,18 +162,18 @@ def _saved(
 
 
 def small_time(times: Sequence[Fields], shape: str) -> Fields | None:
-    """Returns the last step times of a shape that no other load touched."""
+    """Returns the newest step times of a shape that were measured without other load."""
     return next((line for line in reversed(times) if line.get("shape") == shape and not line.get("loaded")), None)
 
 
 def large_time(times: Sequence[Fields]) -> Fields | None:
-    """Returns the same of a shipped model, which is what one pays for; None if there are none."""
+    """Returns the newest step times of a shipped model, for dollars, as `small_time`; None if there are none."""
     shipped = (line for line in reversed(times) if line.get("shape") not in (None, *arms_lib.SHAPES))
     return next((line for line in shipped if not line.get("loaded")), None)
 
 
 def step_ratio(line: Fields | None, arm: str, base: str) -> float:
-    """Returns the median of an arm's seconds a step over its base's, pair by pair; exactly 1 for one arm; 0 if not measured."""
+    """Returns the median ratio of an arm's seconds per step to its base's; exactly 1 for the same arm; 0 if not measured."""
     taken = line["times"] if line else {}
     if arm not in taken or base not in taken:
         return 0.0
@@ -181,9 +181,9 @@ def step_ratio(line: Fields | None, arm: str, base: str) -> float:
 
 
 def rates(done: Mapping[Run, Fields]) -> list[Row]:
-    """Rows of each arm's three rates at the first budget: the losses, which is best, and what the rule loses to it.
+    """Returns rows of each arm's three rates at the first budget: the losses, the best rate, how much worse the rule's is.
 
-    A best rate that is the lowest or the highest of those tried is called an edge: one beyond it may do better yet.
+    The best rate is marked as an edge if it is the lowest or the highest tried: a rate beyond it may be better still.
     """
     rows, shape = [], next(iter(arms_lib.SHAPES))
     for arm in arms_lib.ARMS:
@@ -217,7 +217,7 @@ def rates(done: Mapping[Run, Fields]) -> list[Row]:
 
 
 def peer_rows(peers: Mapping[Run, Fields], done: Mapping[Run, Fields]) -> list[Row]:
-    """Rows of the peers, and of our main arms beside them, at the shapes and budgets that peers ran."""
+    """Returns rows of the peers and of our main arms, at the shapes and budgets of the peers' runs."""
     rows = []
     for shape, tokens in sorted({(run.shape, run.tokens) for run in peers}):
         for name in (*dict.fromkeys(run.arm for run in peers), *arms_lib.MAIN):
@@ -235,7 +235,7 @@ def peer_rows(peers: Mapping[Run, Fields], done: Mapping[Run, Fields]) -> list[R
 
 
 def notes(done: Mapping[Run, Fields], times: Sequence[Fields], usd_per_hour: float) -> Iterator[str]:
-    """Yields what the tables do not say: which arms were stopped, where step times are from, what the intervals are."""
+    """Yields notes on the tables: which arms were stopped, where step times are from, what the intervals mean."""
     for arm, why in arms_lib.stopped(arms_lib.ARMS, done).items():
         yield f"{arm} is stopped: {why}"
     yield f"[a, b]: paired bootstrap over the seeds, {stats.LEVEL:.0%}; with three seeds that is the range of the seeds."

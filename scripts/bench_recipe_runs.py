@@ -1,7 +1,7 @@
-"""The runs of scripts/bench_recipe.py: what is finished, where it stands, and how one is trained and measured.
+"""The runs of scripts/bench_recipe.py: reads and writes the lines of finished runs, trains and measures a run.
 
-runs.jsonl holds a line for each finished run and is only appended to. A line that was cut off is passed over, and its run is
-made again. One process at a time works on it: the lock is handed down to the run that it trains.
+runs.jsonl has a line for each finished run and is only appended to. A line that was cut off is skipped, and its run repeated.
+One process at a time works on the file: its lock is passed on to the run that it trains.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from jaxlm.data.batches import rows
 from jaxlm.data.shards import shards
 from jaxlm.run import metrics
 
-LOADED = 0.15  # cores that others keep busy; beyond it times are worth nothing
+LOADED = 0.15  # cores that other processes may keep busy; with more, times are useless
 
 Fields = dict[str, typing.Any]
 
@@ -39,9 +39,9 @@ class Run:
     Attributes:
       arm: a name of `bench_recipe.ARMS`, or of a peer.
       shape: a name of `bench_recipe.SHAPES`.
-      tokens: its budget.
+      tokens: the budget.
       seed: of weights and batches.
-      factor: its rate over that of the arm's rule.
+      factor: the learning rate over the rate of the arm's rule.
     """
 
     arm: str
@@ -56,7 +56,7 @@ class Run:
 
 
 def read(path: pathlib.Path) -> list[Fields]:
-    """Returns the lines of a file of JSON lines; those that were cut off or are no objects are left out."""
+    """Returns the objects in a file of JSON lines; skips lines that were cut off or are not objects."""
     found = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
@@ -67,7 +67,7 @@ def read(path: pathlib.Path) -> list[Fields]:
 
 
 def append(path: pathlib.Path, line: Mapping[str, typing.Any]) -> None:
-    """Adds a line in one write, on a line of its own even behind one that was cut off. Returns when it is on the disk."""
+    """Appends a line in one write, after a line break if the last line was cut off. Returns when it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         end = file.seek(0, os.SEEK_END)
@@ -84,16 +84,16 @@ def finished(
     data: str = "",
     defaults: Mapping[str, typing.Any] | None = None,
 ) -> dict[Run, Fields]:
-    """Returns run -> its line, the later of two, of the runs whose values are today's.
+    """Returns run -> its newest line, for the runs whose settings are the same today.
 
-    A key that the line does not know is newer than it: it must be at its default, which leaves runs as they were. A key that
-    is gone today does not count.
+    A key that a line lacks is newer than the line, and must have its default today, with which runs stay as they were. Keys
+    that were removed since are ignored.
 
     Args:
       lines: of runs.jsonl.
-      asked: run -> key -> value of what the script asks for today; empty for a run that it does not know.
-      data: the digest of the data that they must have had; "" = any.
-      defaults: key -> value of a key that nothing sets.
+      asked: run -> key -> value, the settings that the script wants today; empty for an unknown run.
+      data: the digest of the data that the runs must have had; "" for any.
+      defaults: key -> default value.
     """
     usual = json.loads(json.dumps(defaults or {}))
     found = {}
@@ -117,7 +117,7 @@ def loss(line: Fields) -> float:
 
 
 def short(line: Fields) -> str:
-    """Returns the figures of a finished run in a few words."""
+    """Returns a short text with the figures of a finished run."""
     if line["loss"] is None:
         return f"diverged ({line.get('failed', '')})"
     loaded = {True: ", LOADED", None: ", load unknown"}.get(line.get("loaded"), "")
@@ -126,7 +126,7 @@ def short(line: Fields) -> str:
 
 
 def lock(path: pathlib.Path) -> typing.IO[bytes]:
-    """Locks runs.jsonl for this process and the runs that it hands the file to. Raises ConfigError if another has it."""
+    """Locks runs.jsonl for this process and the runs that inherit the file. Raises ConfigError if another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.with_name(f".{path.name}.lock").open("ab")
     try:
@@ -158,7 +158,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Returns the last commit of the code (not of dev/), with a + if files differ from it; "" outside a checkout."""
+    """Returns the last commit of the code (not of dev/), with a + if files were changed; "" outside a checkout."""
 
     def ask(*words: str) -> str:
         command = ["git", *words, "--", "jaxlm", "configs", "scripts"]
@@ -172,14 +172,14 @@ def commit() -> str:
 
 
 class Watch:
-    """Counts the cores that other processes keep busy, from here until `others` is asked."""
+    """Measures how many cores other processes keep busy, from its creation until `others` is called."""
 
     def __init__(self) -> None:
         self._start = self._now()
 
     @staticmethod
     def _now() -> tuple[float, float | None, float]:
-        """Seconds: by the clock, of all cores that were busy, of this process and of the children that it waited for."""
+        """Returns seconds (by the clock, busy on all cores, of this process and the children that it waited for)."""
         own = sum(
             used.ru_utime + used.ru_stime
             for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -192,20 +192,20 @@ class Watch:
         return time.monotonic(), busy, own
 
     def others(self) -> float | None:
-        """Returns the mean number of cores that others kept busy; None where the system does not say."""
+        """Returns the mean number of cores that other processes kept busy; None if the system does not tell."""
         (began, busy, own), (now, busy_now, own_now) = self._start, self._now()
         if busy is None or busy_now is None or now == began:
             return None
         return round(max(0.0, (busy_now - busy) - (own_now - own)) / (now - began), 2)
 
     def told(self) -> Fields:
-        """Returns `others`, and whether that is too much for times to count."""
+        """Returns `others`, and whether that load makes times useless."""
         others = self.others()
         return {"others": others, "loaded": None if others is None else others > LOADED}
 
 
 def stamp(began: float, watch: Watch) -> Fields:
-    """Returns what every line says of where and when it was measured. `began`: by time.monotonic."""
+    """Returns the fields of every line on where and when it was measured. `began`: by time.monotonic."""
     found = {"seconds": round(time.monotonic() - began, 1), "machine": machine(), **watch.told()}
     return found | {"commit": commit(), "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
 
@@ -215,7 +215,7 @@ def stamp(began: float, watch: Watch) -> Fields:
 
 
 def jaxlm(words: Sequence[str], log: pathlib.Path, held: typing.IO[bytes] | None = None) -> int:
-    """Runs a verb with what it says in a file; returns the exit code. `held` stays locked as long as it runs."""
+    """Runs a verb with its output in a file; returns the exit code. `held` stays locked while the verb runs."""
     root = str(pathlib.Path(__file__).resolve().parents[1])
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
     with log.open("wb") as said:
@@ -225,7 +225,7 @@ def jaxlm(words: Sequence[str], log: pathlib.Path, held: typing.IO[bytes] | None
 
 
 def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[bytes]) -> shards.DataDir:
-    """Opens the data, and makes it first if it is missing. A second process waits. Raises ConfigError if that fails."""
+    """Opens the data, and prepares it first if it is missing; a second process waits. Raises ConfigError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("ab") as one:
         fcntl.flock(one, fcntl.LOCK_EX)
@@ -240,7 +240,7 @@ def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[byt
 
 
 def about(data: shards.DataDir, weights: Mapping[str, float], seq_len: int, tokens: int) -> Fields:
-    """Returns what is told of the data: its digest, tokens to train on and held out, and the epochs of a budget by source."""
+    """Returns fields on the data: its digest, its training and held-out tokens, and a budget's epochs by source."""
     order = rows.Rows(data, weights, 0, seq_len, 1)
     epochs = rows.passes(order, tokens // seq_len)
     return {
@@ -255,15 +255,15 @@ def train(settings: Sequence[str], steps: int, folder: pathlib.Path, held: typin
     """Trains one run to its end and measures it on all held-out rows.
 
     Args:
-      settings: KEY=VALUE, of configs/base.py.
-      steps: its steps, without which it does not count.
-      folder: of the run; emptied first and removed after it.
+      settings: overrides KEY=VALUE of configs/base.py.
+      steps: the steps that the run must finish.
+      folder: of the run; emptied first, and removed afterwards.
 
     Returns:
-      The line's figures: loss (None if it diverged: exit code 3), bits_per_byte, sources, seconds, tokens_per_second, ...
+      The line's figures: loss (None if the run diverged: exit code 3), bits_per_byte, sources, seconds, tokens_per_second, ...
 
     Raises:
-      ConfigError: it did not come to its end.
+      ConfigError: the run did not finish.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -285,7 +285,7 @@ def train(settings: Sequence[str], steps: int, folder: pathlib.Path, held: typin
 
 
 def _measured(line: Fields) -> Fields:
-    """The held-out figures of a line of metrics.jsonl. Bits per byte are the mean of the sources, which weigh alike."""
+    """Returns the held-out figures of a line of metrics.jsonl. Bits per byte are the unweighted mean over the sources."""
     sources = {key.split("/")[1]: line[key] for key in line if key.startswith("val/") and key[4:].endswith("/loss")}
     bits = {name: line[f"val/{name}/bits_per_byte"] for name in sources}
     return {"loss": line["val/loss"], "bits_per_byte": statistics.fmean(bits.values()), "sources": sources}
@@ -296,6 +296,6 @@ def _flags(settings: Sequence[str]) -> list[str]:
 
 
 def last_line(log: pathlib.Path) -> str:
-    """Returns the last line of what a process said."""
+    """Returns the last line of a process's output."""
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
     return said[-1].strip()[:300] if said else "nothing said"

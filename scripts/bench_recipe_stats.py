@@ -1,8 +1,8 @@
 """The statistics of scripts/bench_recipe.py: tokens to a loss, as a ratio of two arms, with paired bootstrap intervals.
 
-A curve is the held-out losses of finished runs: tokens of the run -> seed -> loss. Each point is a run of its own whose rate
-came down to its end; no point is taken from the middle of a run. Two runs of one seed had the same batches and, where their
-shapes agree, the same first weights, so arms are compared seed by seed.
+A curve is the held-out losses of finished runs: tokens of the run -> seed -> loss. Each point is a separate run whose learning
+rate decayed to its end; no point is from the middle of a run. Runs of one seed had the same batches and, if their shapes are
+the same, the same initial weights, so arms are compared seed by seed.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 
 Curve = Mapping[int, Mapping[int, float]]
 
-LEVEL = 0.95  # of all intervals. With three seeds that is the range of the seeds: only 27 resamples exist
-ALL_RESAMPLES = 50_000  # as long as there are at most so many, all of them are taken; else DRAWN
+LEVEL = 0.95  # of all intervals. With three seeds, of which only 27 resamples exist, it gives the seeds' range
+ALL_RESAMPLES = 50_000  # up to this number all resamples are taken; else DRAWN random ones
 DRAWN = 10_000
 
 
@@ -25,9 +25,9 @@ class Estimate:
     """A figure over the seeds and its bootstrap interval.
 
     Attributes:
-      value, low, high: the figure and the interval's ends. For `ratio`: inf where the target was not reached, 0 where it was
+      value, low, high: the figure and the interval's ends. For `ratio`: inf if the target was not reached, 0 if it was
         reached before the arm's first budget.
-      seeds: how many seeds it is from.
+      seeds: the number of seeds.
     """
 
     value: float
@@ -38,12 +38,12 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio(Estimate):
-    """An arm's tokens to a loss over those of its base.
+    """The tokens that an arm needs to reach a loss, over the tokens that its base needs.
 
     Attributes:
       target: the loss.
-      tokens, base_tokens: what arm and base take to it, from the means over the seeds.
-      least, most: between which ratios the budgets of both can tell it; beyond is never extrapolated.
+      tokens, base_tokens: the tokens that arm and base need, from the mean losses over the seeds.
+      least, most: the range of ratios that both arms' budgets can measure; nothing is extrapolated.
     """
 
     target: float
@@ -53,7 +53,7 @@ class Ratio(Estimate):
     most: float
 
     def shown(self, times: float = 1.0) -> str:
-        """Returns the ratio and its interval in words, times a number such as the ratio of two step times."""
+        """Returns a text with the ratio and its interval, multiplied by a number such as the ratio of two step times."""
         words = f"{self._one(self.value, times)} [{self._one(self.low, times)}, {self._one(self.high, times)}]"
         return f"not reached: {words}" if math.isinf(self.value) else words
 
@@ -64,7 +64,7 @@ class Ratio(Estimate):
 
 
 def complete(curve: Curve, seeds: Sequence[int]) -> dict[int, dict[int, float]]:
-    """Returns the budgets of a curve that all of these seeds have finished."""
+    """Returns the part of a curve whose budgets all these seeds have finished."""
     return {
         tokens: {seed: curve[tokens][seed] for seed in seeds}
         for tokens in sorted(curve)
@@ -75,11 +75,11 @@ def complete(curve: Curve, seeds: Sequence[int]) -> dict[int, dict[int, float]]:
 def tokens_to(budgets: Sequence[int], losses: Sequence[float], target: float) -> float:
     """Returns the tokens at which a curve first reaches a loss, interpolated in log tokens between finished budgets.
 
-    0.0 if its first budget is below the target already, inf if no budget reaches it: a curve is never extrapolated.
+    0.0 if the first budget's loss is below the target already, inf if no budget reaches it: a curve is never extrapolated.
 
     Args:
-      budgets: tokens of the finished runs, rising.
-      losses: the loss of each.
+      budgets: tokens of the finished runs, ascending.
+      losses: the loss of each run.
       target: a loss.
     """
     for i, (tokens, loss) in enumerate(zip(budgets, losses, strict=True)):
@@ -89,14 +89,14 @@ def tokens_to(budgets: Sequence[int], losses: Sequence[float], target: float) ->
             if i == 0:
                 return 0.0
             if math.isinf(losses[i - 1]):
-                return float(tokens)  # the run before diverged: here at the latest
+                return float(tokens)  # the previous run diverged, so nothing to interpolate
             share = (losses[i - 1] - target) / (losses[i - 1] - loss)
             return math.exp(math.log(budgets[i - 1]) + share * math.log(tokens / budgets[i - 1]))
     return math.inf
 
 
 def resamples(seeds: Sequence[int]) -> list[tuple[int, ...]]:
-    """Returns the bootstrap's draws of seeds with replacement: all that there are, or `DRAWN` random ones of many."""
+    """Returns the bootstrap's draws of seeds with replacement: all draws, or `DRAWN` random ones if there are too many."""
     n = len(seeds)
     if n**n <= ALL_RESAMPLES:
         return list(itertools.product(seeds, repeat=n))
@@ -105,7 +105,7 @@ def resamples(seeds: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def estimate(seeds: Sequence[int], figure: Callable[[Sequence[int]], float]) -> Estimate:
-    """Returns `figure(seeds)` with its percentile interval over the resamples. An end is always one of their values."""
+    """Returns `figure(seeds)` with its percentile interval over the resamples. The ends are always values of resamples."""
     values = [figure(picks) for picks in resamples(seeds)]
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values, (tail, 1 - tail), method="inverted_cdf")
@@ -113,9 +113,9 @@ def estimate(seeds: Sequence[int], figure: Callable[[Sequence[int]], float]) -> 
 
 
 def difference(arm: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
-    """Returns by how much an arm's loss is above its base's, seed by seed; None without a seed that both finished.
+    """Returns an arm's loss minus its base's, paired by seed; None if no seed is finished in both.
 
-    A run that diverged has the loss inf.
+    A diverged run has the loss inf.
     """
     seeds = sorted(arm.keys() & base.keys())
     if not seeds:
@@ -130,16 +130,16 @@ def difference(arm: Mapping[int, float], base: Mapping[int, float]) -> Estimate 
 
 
 def behind(arm: Mapping[int, float], base: Mapping[int, float]) -> bool:
-    """True if an arm's loss is above its base's by more than the interval. It takes two seeds at least."""
+    """True if an arm's loss exceeds its base's by more than the interval. Needs at least two seeds."""
     found = difference(arm, base)
     return found is not None and found.seeds > 1 and found.low > 0
 
 
 def best_factor(by_factor: Mapping[float, Mapping[int, float]]) -> float:
-    """Returns the factor of the rate that did best, or 1 unless it beats the rule's rate by more than its interval.
+    """Returns the factor of the best rate; 1 unless that rate beats the rule's by more than its interval.
 
     Args:
-      by_factor: factor -> seed -> loss, at one budget. Factors that have not all of the rule's seeds are passed over.
+      by_factor: factor -> seed -> loss, at one budget. Factors that lack a seed of the rule's are skipped.
     """
     rule = by_factor.get(1.0, {})
     seeds = sorted(rule)
@@ -153,8 +153,8 @@ def best_factor(by_factor: Mapping[float, Mapping[int, float]]) -> float:
 def ratio(arm: Curve, base: Curve, tokens: int, of_base: bool = True) -> Ratio | None:
     """Returns the arm's tokens to a loss over its base's, with the interval over the seeds that both finished.
 
-    The target is what the base (or, if not `of_base`, the arm) reached with at most `tokens` tokens: the lowest of its means,
-    in each resample anew. So an arm against itself gives exactly 1. None if no seed has finished what is needed.
+    The target is the lowest mean loss of the base (or, if not `of_base`, of the arm) with at most `tokens` tokens, computed
+    in each resample again. So an arm against itself gives exactly 1. None if no seed has finished enough runs.
     """
     first = [set(curve[min(curve)]) for curve in (arm, base) if curve]
     seeds = sorted(set.intersection(*first)) if len(first) == 2 else []
@@ -171,7 +171,7 @@ def ratio(arm: Curve, base: Curve, tokens: int, of_base: bool = True) -> Ratio |
         _, ours, theirs = both(picks)
         if theirs == 0 or math.isinf(ours):
             return math.inf
-        return ours / theirs  # x / inf = 0: the base never came there
+        return ours / theirs  # x / inf = 0: the base never reached the target
 
     found = estimate(seeds, figure)
     target, ours, theirs = both(seeds)

@@ -1,7 +1,7 @@
-"""`python scripts/bench_recipe.py steptime`: seconds of a training step of the main arms, in interleaved turns.
+"""`python scripts/bench_recipe.py steptime`: seconds per training step of the main arms, measured alternately.
 
-The steps are the product's own, on random tokens. A line of steptimes.jsonl has all times in the order in which they were
-taken, so that arms are compared turn by turn. On a GPU: --shape=gpuburnout_1b, whose dollars `report` then takes.
+The steps are the product's own, on random tokens. A line of steptimes.jsonl has all times in the order of measurement, so
+that arms are compared pair by pair. On a GPU: --shape=gpuburnout_1b, from which `report` computes dollars.
 """
 
 import argparse
@@ -17,20 +17,20 @@ from jaxlm.config import Config, ConfigError, config_files, resolve
 
 
 def make_config(arm: str, shape: str, overrides: list[str]) -> Config:
-    """An arm's optimizer on a shape of ours or on a shipped config. Raises ConfigError if this checkout knows not all."""
+    """Returns an arm's optimizer on one of our shapes or a shipped config. Raises ConfigError if this checkout lacks a key."""
     if shape in arms_lib.SHAPES:
         run = runs_lib.Run(arm, shape, arms_lib.BUDGETS[0], 0)
         words = ["workdir=unused", "data.dir=unused", *arms_lib.settings(run), *overrides]
         return bench_step.settled(resolve(config_files.load("base", words)))
     keys = {key: value for key, value in arms_lib.ARMS[arm].keys.items() if key != "optim.b2"}  # costs no time
     if arms_lib.ARMS[arm].rate == "two":
-        keys["optim.matrix_lr_ratio"] = 0.5  # any but 1
+        keys["optim.matrix_lr_ratio"] = 0.5  # any value but 1
     words = ["workdir=unused", *arms_lib.words(keys), *overrides]
     return bench_step.settled(resolve(config_files.load(shape, words)))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Times the main arms, or those of --only, appends a line, prints the ratios."""
+    """Times the main arms, or the arms of --only, appends a line, prints the ratios."""
     arms, left_out = args.only or arms_lib.MAIN, arms_lib.unknown(args.only or arms_lib.MAIN)
     for arm, why in left_out.items():
         print(f"{arm} is left out: {why}")

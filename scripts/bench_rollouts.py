@@ -1,9 +1,9 @@
-"""Measures a policy's answers against batch generation: `python scripts/bench_rollouts.py`, in pairs in one process.
+"""Times a policy's rollouts against batch generation, in pairs in one process: `python scripts/bench_rollouts.py`.
 
 8 prompts of 32 tokens, 8 answers to each, up to 64 tokens, by a Llama of 4 layers, d 256 and a vocabulary of 2,048 with
-random weights (`--set=KEY=VALUE` for another). `models.answers` reads a prompt once, and says each token's log p;
-`Generator` gets all 64 prompts and says none. Also how long new weights take. A busy machine spoils it: its load is
-printed.
+random weights (`--set=KEY=VALUE` for another). `models.decode.draw` reads a prompt once, and returns each token's log p;
+`Generator` gets all 64 prompts and returns no log p. Also times loading new weights. A busy machine spoils the times, so
+its load is printed.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
 def measure(
     engine: Engine, generator: Generator, prompts: list[list[int]], settings: SampleConfig, repeats: int
 ) -> dict[str, list[float]]:
-    """Tokens per second of both, in turn, after one run of each to warm up."""
+    """Returns tokens per second of both, from alternating runs, after a warm-up run of each."""
     runs = {
         "answers": lambda seed: [
             new

@@ -1,9 +1,9 @@
 """Measures continuous batching against batch generation: `python scripts/bench_serve.py` (random weights, 35M, float32).
 
-Prints tokens a second, time to the first token, gaps between tokens and bandwidth by number of clients; then each figure
-beside what it is held to: 8 clients against `Generator` with 8 rows and against one client, the first token under load, gaps
-while another client sends 900 tokens, and many requests of random sizes, half of them cut off. A busy machine spoils them: its
-load is printed.
+Prints tokens per second, time to the first token, gaps between tokens and bandwidth by number of clients. Then each figure
+with its target: 8 clients against `Generator` with 8 rows and against one client, the first token under load, gaps while
+another client sends 900 tokens, and many requests of random sizes, half of them cancelled. A busy machine spoils the figures,
+so its load is printed.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from jaxlm.serve.batcher import Ask, Batcher, Busy, Ticket, Update
 
 
 class Answer:
-    """One request, waited for.
+    """One request, whose answer is waited for.
 
     Attributes:
-      times: when it was asked and when each update with tokens came, in seconds.
-      tokens: how many came.
-      ended, why: as `Update` has them.
+      times: when the request was sent and when each update with tokens came, in seconds.
+      tokens: the number of tokens received.
+      ended, why: as in `Update`.
     """
 
     def __init__(self, batcher: Batcher, ask: Ask, cut_after: int | None = None):
         self.times, self.tokens, self.ended, self.why = [time.perf_counter()], 0, "", ""
         self._cut_after, self._done = cut_after, threading.Event()
-        self.ticket: Ticket | None = None  # until `submit` returns, during which the first tokens may come
+        self.ticket: Ticket | None = None  # None until `submit` returns; tokens may come before
         while True:
             try:
                 self.ticket = batcher.submit(ask, self._hear)
@@ -57,7 +57,7 @@ class Answer:
             self.ticket.cancel()
 
     def wait(self) -> "Answer":
-        """Returns itself, once it ended."""
+        """Waits until the answer has ended; returns self."""
         self._done.wait()
         return self
 
@@ -67,7 +67,7 @@ class Answer:
         return self.times[1] - self.times[0]
 
     def gaps_s(self, begin: float = 0.0, end: float = float("inf")) -> list[float]:
-        """Returns the seconds between two updates, of those that came between two times."""
+        """Returns the seconds between successive updates that came between `begin` and `end`."""
         pairs = zip(self.times[1:], self.times[2:], strict=False)
         return [after - before for before, after in pairs if begin <= after <= end]
 
@@ -75,10 +75,10 @@ class Answer:
 def by_clients(
     batcher: Batcher, clients: tuple[int, ...] = (1, 2, 4, 8), prompt: int = 32, new: int = 128, requests: int = 2
 ) -> list[dict]:
-    """Returns a row of figures for each number of clients, with that of all rows added; `batcher` is warm and idle.
+    """Returns a row of figures for each number of clients, and for as many as there are rows; `batcher` is warm and idle.
 
-    Each client sends `requests` requests of `prompt` random ids, one after the other, and reads `new` tokens of each,
-    the likeliest.
+    Each client sends `requests` requests of `prompt` random ids, one after the other, and reads `new` greedy tokens of
+    each.
     """
     rng = np.random.default_rng(0)
     highest = batcher.engine.model.config.vocab_size
@@ -93,7 +93,7 @@ def by_clients(
 
 
 def _measure(batcher: Batcher, prompts: list[list[list[int]]], new: int) -> dict:
-    """The figures of one client for each list of prompts."""
+    """Returns the figures for one client per list of prompts."""
     before, answers = batcher.stats(), []
 
     def client(own: list[list[int]]) -> None:
@@ -122,12 +122,12 @@ def _measure(batcher: Batcher, prompts: list[list[list[int]]], new: int) -> dict
 
 
 def prompt(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
-    """Random ids."""
+    """Returns random ids."""
     return tuple(rng.integers(3, 20_000, tokens).tolist())
 
 
 def first_tokens(batcher: Batcher, load: int, new: int, number: int) -> list[float]:
-    """Seconds to the first token of requests sent one by one at random times while `load` clients keep others coming."""
+    """Returns seconds to the first token of requests sent one by one at random times, while `load` clients send others."""
     rng, stop = np.random.default_rng(2), threading.Event()
 
     def client(seed: int) -> None:
@@ -150,7 +150,7 @@ def first_tokens(batcher: Batcher, load: int, new: int, number: int) -> list[flo
 
 
 def gaps_beside(batcher: Batcher, tokens: int) -> list[float]:
-    """Seconds between the tokens of a few clients while another sends a long prompt, again and again."""
+    """Returns seconds between the tokens of a few clients while another repeatedly sends a long prompt."""
     rng = np.random.default_rng(3)
     others = [Answer(batcher, Ask(prompt(rng, 24), 400, temperature=0.0)) for _ in range(4)]
     while any(other.tokens < 10 for other in others):
@@ -166,12 +166,12 @@ def gaps_beside(batcher: Batcher, tokens: int) -> list[float]:
 
 
 def resident() -> float:
-    """MB that this process holds."""
+    """Returns this process's resident MB."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
 
 def storm(batcher: Batcher, number: int) -> tuple[int, float, float]:
-    """Many requests of random sizes, every second one cut off: (how many failed, MB after a fifth of them, MB at the end)."""
+    """Sends requests of random sizes, cancels every second; returns (failures, MB after a fifth of them, MB at the end)."""
     rng, answers, early = np.random.default_rng(4), [], 0.0
     for count in range(number):
         new = int(rng.integers(1, 48))

@@ -1,11 +1,11 @@
-"""How fast a training step is, alone or in pairs with Hugging Face: `python scripts/bench_step.py --peer=hf`.
+"""Measures how fast a training step is, alone or in pairs with Hugging Face: `python scripts/bench_step.py --peer=hf`.
 
 Times jaxlm's own compiled train step on random tokens; the defaults are the 32M Llama (8 layers, d 512, 8/4 heads,
 SwiGLU 1408, vocabulary 16,384, tied), float32, 8 rows of 512 tokens in three documents each. The peer is transformers'
-LlamaForCausalLM of the same shape in a process of its own, under torch.compile with AdamW and gradient clipping, its
-steps alternating with ours so that both meet the same noise. It attends over whole rows (no documents), which is less
-work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=512`. Two settings of our own, in pairs:
-`--peer=jaxlm --set=optim.name=muon --peer_set=optim.name=adamw`. `--smallest` runs all of it on a tiny model, in seconds.
+LlamaForCausalLM of the same shape in its own process, under torch.compile with AdamW and gradient clipping; its steps
+alternate with ours, so that both meet the same noise. It attends over whole rows (no documents), which is less work than
+ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=512`. Two settings of our own, in pairs:
+`--peer=jaxlm --set=optim.name=muon --peer_set=optim.name=adamw`. `--smallest` runs everything on a tiny model, in seconds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SMALLEST += ["model.vocab_size=256"]
 
 
 class Side(typing.NamedTuple):
-    """One of those that are timed: `run` queues a step, `wait` blocks until that is done; both return the loss."""
+    """A timed side: `run` queues a step, `wait` blocks until the step is done; both return the loss."""
 
     run: typing.Callable[[], typing.Any]
     wait: typing.Callable[[typing.Any], typing.Any]
@@ -43,7 +43,7 @@ class Side(typing.NamedTuple):
 
 
 def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
-    """The 32M Llama, with any key of configs/base.py set by KEY=VALUE."""
+    """Returns the config of the 32M Llama, with overrides KEY=VALUE of configs/base.py."""
     c = base.get_config()
     c.model.n_kv_heads, c.model.vocab_size = 4, 16384
     c.train.batch_size, c.train.seq_len = batch, seq_len
@@ -54,12 +54,12 @@ def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
 
 
 def settled(config: Config) -> Config:
-    """The config with what this machine decides of its model."""
+    """Returns the config with the model's settings chosen for this machine."""
     return dataclasses.replace(config, model=hardware.for_platform(config.model, jax.devices()[0].platform))
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:
-    """One packed batch of random tokens, three documents a row."""
+    """Returns a packed batch of random tokens, three documents per row."""
     shape = config.train.batch_size, config.train.seq_len
     tokens = np.random.default_rng(0).integers(3, config.model.vocab_size, (shape[0], shape[1] + 1), dtype=np.int32)
     index = np.arange(shape[1])
@@ -75,7 +75,7 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
 
 
 def jaxlm_step(config: Config, batches: Batches | None = None) -> Side:
-    """The product's own step, its state carried along, on successive batches (one random batch if None)."""
+    """Returns the product's own step, which carries its state along, on successive batches (one random batch if None)."""
     mesh = sharding.make_mesh(config.mesh)
     parts = parts_lib.make(config, mesh, lm.make)
 
@@ -96,7 +96,7 @@ def jaxlm_step(config: Config, batches: Batches | None = None) -> Side:
 
 
 def hugging_face_step(config: Config, optimizer: str, compile_model: bool, batches: Batches | None = None) -> Side:
-    """LlamaForCausalLM of the same shape and numbers: forward, backward, clipping, AdamW."""
+    """Returns a step of LlamaForCausalLM of the same shape and settings: forward, backward, clipping, AdamW."""
     import torch
     import transformers
 
@@ -140,7 +140,7 @@ def hugging_face_step(config: Config, optimizer: str, compile_model: bool, batch
 
 
 def torch_tokens(ids: np.ndarray, device: str) -> typing.Any:
-    """Ids on the peer's device, their copy not waited for."""
+    """Returns ids on the peer's device, without waiting for the copy."""
     import torch
 
     tokens = torch.from_numpy(np.ascontiguousarray(ids)).long()
@@ -148,7 +148,7 @@ def torch_tokens(ids: np.ndarray, device: str) -> typing.Any:
 
 
 def marked(loss: typing.Any) -> tuple:
-    """A queued loss with an event behind it, so that one step can be waited for while the next is queued."""
+    """Returns a queued loss and an event after it, so that one step can be waited for while the next is queued."""
     import torch
 
     if not loss.is_cuda:
@@ -159,7 +159,7 @@ def marked(loss: typing.Any) -> tuple:
 
 
 def wait_for(queued: tuple) -> typing.Any:
-    """Blocks until a marked step is done, and for nothing that was queued behind it; its loss."""
+    """Blocks until a marked step is done, but not for later steps; returns the loss."""
     loss, event = queued
     if event is not None:
         event.synchronize()
@@ -167,25 +167,25 @@ def wait_for(queued: tuple) -> typing.Any:
 
 
 def timed(side: Side) -> tuple[float, float]:
-    """Seconds of one step, alone, and its loss."""
+    """Returns (seconds of one step alone, its loss)."""
     start = time.perf_counter()
     loss = side.wait(side.run())
     return time.perf_counter() - start, float(loss)
 
 
 class Apart:
-    """A side in a process of its own, so that neither's threads and memory are the other's."""
+    """A side in its own process, so that the two sides share no threads and no memory."""
 
     def __init__(self, make: typing.Callable[..., Side], *args: typing.Any):
         spawn = multiprocessing.get_context("spawn")
         self._pool = futures.ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(make, args))
 
     def timed(self) -> tuple[float, float]:
-        """Seconds of one step, alone, and its loss."""
+        """Returns (seconds of one step alone, its loss)."""
         return self._pool.submit(_timed_here).result()
 
 
-_here: list[Side] = []  # the side of this process, where it is one of Apart's
+_here: list[Side] = []  # this process's side, in a process of Apart
 
 
 def _begin(make: typing.Callable[..., Side], args: tuple) -> None:
@@ -197,7 +197,7 @@ def _timed_here() -> tuple[float, float]:
 
 
 def versions(peer: bool) -> str:
-    """What ran, in one line."""
+    """Returns a line with the versions that ran."""
     names = f"jax {jax.__version__} on {jax.devices()[0].device_kind} x {jax.device_count()}"
     if peer:
         import torch
@@ -210,7 +210,7 @@ def versions(peer: bool) -> str:
 
 
 def main() -> None:
-    """Prints tokens a second (median), and with a peer the ratio of every pair."""
+    """Prints tokens per second (median), and with a peer the ratio of every pair."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", choices=("none", "hf", "jaxlm"), default="none")
     parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused", help="of the peer's AdamW")

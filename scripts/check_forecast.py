@@ -1,11 +1,11 @@
-"""Prints how far the forecasts of `jaxlm/plan/forecast.py` are from the ends of runs whose curves are known.
+"""Prints the errors of the forecasts of `jaxlm/plan/forecast.py` on runs whose whole curves are known.
 
-    python scripts/check_forecast.py --curves=DIR                      # a CSV a run, with the columns step, lr and loss
+    python scripts/check_forecast.py --curves=DIR                      # a CSV per run, with the columns step, lr and loss
     python scripts/check_forecast.py --curves=DIR --prior B/A=0.33     # other means of the priors; other widths by --drift
 
-Each run is forecast from its first 25, 40, 60 and 80% of the steps. Its end is the median of its last five losses. The rates of
-the future are known to the forecast, as they are to a run. The first row's steps before it are a linear warm-up.
-The curves of arXiv:2503.12811 are those that the priors come from: github.com/thu-yao-01-luo/MultiPowerLaw.
+Each run is forecast from its first 25, 40, 60 and 80% of the steps. Its end is the median of its last five losses. The forecast
+knows the future learning rates, as a run does. The steps before the first row are taken as a linear warm-up.
+The priors come from the curves of arXiv:2503.12811: github.com/thu-yao-01-luo/MultiPowerLaw.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, forecast.Rate]:
 
 
 def errors(path: pathlib.Path, share: float) -> tuple[float, float]:
-    """Returns a forecast's error at the end of the run, and half its 80% interval; NaN if it is too early for one."""
+    """Returns a forecast's error at the end of the run, and half its 80% interval; NaN if it is too early for a forecast."""
     steps, losses, rate = read(path)
     end = int(steps[-1])
     done = int(share * end)

@@ -1,12 +1,12 @@
-"""Compiles shipped configs' train steps for absent H100s, and compares `jaxlm plan`'s arithmetic with what XLA says.
+"""Compiles shipped configs' train steps for absent H100s, and compares `jaxlm plan`'s arithmetic with XLA's figures.
 
     pip install -e ".[cuda12]" && JAX_PLATFORMS=cpu python scripts/check_plan.py            # all, about a minute each
     JAX_PLATFORMS=cpu python scripts/check_plan.py gpuburnout_1b --config.model.remat=full
 
-No GPU is needed: JAX's CUDA plugin compiles for one that is described to it. Each config is compiled whole, in bfloat16, on
-its own mesh (eight devices where mesh.fsdp or mesh.data takes all that there are and the model needs them, else one).
-Without overrides the figures are written to tests/plan/h100_memory.json, which a test holds the arithmetic against.
-Fails where one is off by more than 10%.
+No GPU is needed: JAX's CUDA plugin compiles for a described GPU. Each config is compiled whole, in bfloat16, on its own mesh
+(eight devices if mesh.fsdp or mesh.data takes all devices and the model needs several, else one).
+Without overrides the figures are written to tests/plan/h100_memory.json, with which a test compares the arithmetic.
+Fails if a figure is off by more than 10%.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from jaxlm.plan import fit, lower, memory
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/plan/h100_memory.json"
 DEVICES = {"domain_7b": 8}
-# Beside the shipped ones: what they would take with other policies, optimizers and meshes.
+# Besides the shipped configs: variants with other policies, optimizers and meshes.
 VARIANTS = [
     ("gpuburnout_1b", 1, ["model.remat=names"]),
     ("gpuburnout_1b", 1, ["model.remat=dots"]),
@@ -59,7 +59,7 @@ VARIANTS += [
 
 
 def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, MeshConfig]:
-    """The config as a GPU would run it, and its mesh over these devices."""
+    """Returns the config as a GPU would run it, and its mesh over these devices."""
     config = resolve(config_files.load(name, ["workdir=w", *overrides]))
     config = dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu"))
     mesh = MeshConfig(**sharding.mesh_shape(config.mesh, devices))
@@ -67,8 +67,8 @@ def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, Mesh
 
 
 def check(name: str, devices: int, overrides: list[str]) -> dict:
-    """Compiles one and compares."""
-    where = lower.target(devices, 1)  # first: without the plugin JAX is only now given its CPU devices
+    """Compiles one config and compares the figures."""
+    where = lower.target(devices, 1)  # first: without the plugin this sets the number of CPU devices
     if where.platform != "gpu":
         sys.exit('JAX has no CUDA plugin: pip install -e ".[cuda12]"')
     config, mesh = planned(name, devices, overrides)
@@ -76,7 +76,7 @@ def check(name: str, devices: int, overrides: list[str]) -> dict:
     start = time.monotonic()
     real = sharding.make_mesh(mesh, where.devices)
     lowered, _ = lower.lower_step(dataclasses.replace(config, mesh=mesh), real)
-    # Memory is shared out before machine code is made, so that code may be made fast.
+    # Memory is assigned before code generation, so quick code generation does not change the figures.
     taken = lower.memory_of(lowered.compile(compiler_options=where.options | lower.QUICK))
     off = guess / taken - 1
     print(

@@ -1,6 +1,6 @@
-"""Counts what the sources hold, room by room: code (not blank, no comment, no docstring), docstrings, comments, blank lines.
+"""Counts the sources' lines by room: code (lines that also have a comment included), docstrings, comments, blank lines.
 
-python scripts/count_lines.py [--root=FOLDER]     # of another checkout, to compare with
+python scripts/count_lines.py [--root=FOLDER]     # of another checkout, to compare
 """
 
 import argparse
@@ -32,7 +32,7 @@ def count(text: str) -> collections.Counter[str]:
 
 
 def vague(text: str) -> collections.Counter[str]:
-    """Returns how many functions have a variable of each name that says nothing."""
+    """Returns name -> how many functions have a variable of this name, for vague names."""
     names: collections.Counter[str] = collections.Counter()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -42,7 +42,7 @@ def vague(text: str) -> collections.Counter[str]:
 
 
 def main() -> int:
-    """Prints a line a room of jaxlm/, and one for all of each folder."""
+    """Prints a line for each room of jaxlm/, and one for each folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
     root = parser.parse_args().root

@@ -1,9 +1,9 @@
-"""Checks in the text of a lowered or compiled train step that its attention is fused, with no silent fall-back."""
+"""Checks in the text of a lowered or compiled train step that its attention is fused, with no silent fallback."""
 
 import dataclasses
 import re
 
-# Custom calls by which a fused backend is known: (in the forward pass, in the backward pass).
+# The custom calls that show a fused backend: (in the forward pass, in the backward pass).
 _CALLS = {
     "cudnn": (r"__cudnn\$fmha\w*Softmax(?!\w*Backward)", r"__cudnn\$fmha\w*Backward"),
     "cudnn_packed": (r"__cudnn\$fmhaSoftmax(?!\w*Backward)", r"__cudnn\$fmhaSoftmaxBackward"),
@@ -15,7 +15,7 @@ _TARGET = r'(?:custom_call @|custom_call_target=")'
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Counts of a backend's kernel calls in a program, and of products whose result is [..., T, T] (scores in memory)."""
+    """How many calls of a backend's kernels a program has, and how many products with a result [..., T, T] (scores)."""
 
     forward: int
     backward: int
@@ -27,7 +27,7 @@ def attention_calls(text: str, backend: str, seq_len: int) -> Attention:
 
     Args:
       text: the program.
-      backend: the attention backend that was asked for.
+      backend: the attention backend asked for.
       seq_len: T. A product computes scores if its result has three or more dimensions, of which the last two are T x T.
     """
     forward, backward = (
@@ -46,7 +46,7 @@ def check_attention(text: str, backend: str, layers: int, seq_len: int) -> Atten
 
     Args:
       text, backend, seq_len: as in `attention_calls`.
-      layers: the number of kernels of each kind that must be there; 1 if the layers are scanned.
+      layers: the required number of kernels of each kind; 1 if the layers are scanned.
     """
     found = attention_calls(text, backend, seq_len)
     wanted = layers * (2 if backend in _CALLS and len(set(_CALLS[backend])) == 1 else 1)

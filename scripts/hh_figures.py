@@ -2,11 +2,11 @@
 
     python scripts/hh_figures.py hh.jsonl runs/hh
 
-hh.jsonl(.gz) has `chosen` and `rejected` transcripts. A base of 2.7M parameters on their text, SFT on the chosen answers, a
-reward model on the pairs, then PPO. Its score is told beside the SFT model's, and with what it cost: KL and length. Runs that
-have ended are kept: the same command goes on.
+hh.jsonl(.gz) has `chosen` and `rejected` transcripts. Trains a base of 2.7M parameters on their text, SFT on the chosen
+answers, a reward model on the pairs, then PPO. Prints the scores of PPO and SFT, and PPO's cost: KL and length. Finished runs
+are kept, so the same command continues after an interruption.
 
-Last, GRPO is paid for each "very" in an answer: the run should say, within 50 steps, that one word fills the answers.
+Last, GRPO gets a reward for each "very" in an answer: within 50 steps the run should warn that one word fills the answers.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 from rl_figures import MODEL, SILENT, lines, train, values
 
 LONGEST = 700  # characters of a transcript, so that prompts leave room
-HELD_OUT = 128  # prompts that are asked
+HELD_OUT = 128  # prompts for the measurement
 SHAPE = SILENT | {"train.batch_size": 8, "train.seq_len": 256, "data.val_fraction": 0.1}
 BASE = MODEL | SHAPE | {"model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 600}
 SFT = SHAPE | {"train.steps": 200, "optim.lr": 1e-3, "replay.share": 0.0}
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def count_very(prompts: list[str], answers: list[str], **columns: list) -> list[float]:
-    """A reward that can be had by saying nothing: how often an answer says "very"."""
+    """Returns a reward that is easily hacked: how often each answer says "very"."""
     return [float(answer.lower().split().count("very")) for answer in answers]
 
 

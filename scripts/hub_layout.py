@@ -1,10 +1,10 @@
-"""Lays local benchmark files out as the hub has them, so that `jaxlm eval` reads them offline (`eval.data_dir`).
+"""Lays out local benchmark files as on the hub, so that `jaxlm eval` reads them offline (`eval.data_dir`).
 
     python scripts/hub_layout.py BENCHMARKS arc_easy=arc_easy.jsonl gsm8k=gsm8k_test.jsonl humaneval=HumanEval.jsonl.gz
 
-A file is jsonl, also .gz, with the hub's own columns, or of arc_easy, arc_challenge and piqa with the rows of CORE (query,
-choices, gold). It becomes the split that the task asks; `TASK:train=FILE` lays out another one. Worked examples come from their
-own split: where there is no such file, `--examples=N` takes the last N rows out of the questions.
+A file is .jsonl or .jsonl.gz, with the hub's own columns, or for arc_easy, arc_challenge and piqa with CORE's rows (query,
+choices, gold). It becomes the split with the task's questions; `TASK:train=FILE` lays out another split. Few-shot examples come
+from their own split: if there is no file for it, `--examples=N` moves the last N questions there.
 """
 
 import argparse
@@ -18,14 +18,14 @@ Row = dict[str, typing.Any]
 
 
 class Layout(typing.NamedTuple):
-    """Where the hub has a task: dataset, config, the split asked, of examples, a column, how many choices a row has."""
+    """A task on the hub: dataset, config, splits of questions and of few-shot examples, a column, numbers of choices."""
 
     dataset: str
     config: str
     asked: str
     examples: str
     column: str
-    choices: range = range(0)  # empty: its rows have none
+    choices: range = range(0)  # empty: rows without choices
 
 
 LAYOUTS = {
@@ -44,7 +44,7 @@ MMLU = Layout("cais/mmlu", "", "test", "dev", "subject", range(4, 5))
 
 
 def layout(task: str) -> Layout | None:
-    """Returns where the hub has a task; None if this script does not know. MMLU's tasks are those of its subjects."""
+    """Returns a task's layout on the hub; None if this script does not know the task. MMLU has a task for each subject."""
     if task.startswith("mmlu_"):
         return MMLU._replace(config=task.removeprefix("mmlu_"))
     return LAYOUTS.get(task)
@@ -58,14 +58,14 @@ def read(path: pathlib.Path) -> list[Row]:
 
 
 def arc(row: Row, number: int) -> Row:
-    """Returns a row of CORE in ARC's columns."""
+    """Converts a row of CORE to ARC's columns."""
     labels = [chr(ord("A") + place) for place in range(len(row["choices"]))]
     choices = {"text": row["choices"], "label": labels}
     return {"id": str(number), "question": _question(row), "choices": choices, "answerKey": labels[row["gold"]]}
 
 
 def piqa(row: Row, number: int) -> Row:
-    """Returns a row of CORE in PIQA's columns."""
+    """Converts a row of CORE to PIQA's columns."""
     del number
     return {"goal": _question(row), "sol1": row["choices"][0], "sol2": row["choices"][1], "label": row["gold"]}
 
@@ -78,7 +78,7 @@ FROM_CORE = {"arc_easy": arc, "arc_challenge": arc, "piqa": piqa}
 
 
 def write(out: pathlib.Path, at: Layout, split: str, rows: list[Row]) -> None:
-    """Writes a split, and names it in the dataset's README, from which `datasets` knows the splits."""
+    """Writes a split, and lists it in the dataset's README, where `datasets` looks for splits."""
     folder = out / at.dataset
     (folder / at.config).mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -92,7 +92,7 @@ def write(out: pathlib.Path, at: Layout, split: str, rows: list[Row]) -> None:
 
 
 def check(rows: list[Row], at: Layout, wrong: str) -> None:
-    """Raises ValueError if a row has another number of choices than the benchmark's."""
+    """Raises ValueError if a row has a number of choices that the benchmark does not have."""
     for number, row in enumerate(rows, 1):
         choices = row.get("endings") or row.get("choices") or ()
         held = len(choices["text"] if isinstance(choices, dict) else choices)
@@ -102,7 +102,7 @@ def check(rows: list[Row], at: Layout, wrong: str) -> None:
 
 
 def lay(out: pathlib.Path, name: str, path: pathlib.Path, examples: int) -> str:
-    """Lays one file out, and returns a line that says so. Raises ValueError if it is of another layout."""
+    """Lays out one file, and returns a line that says so. Raises ValueError if the file has another layout."""
     task, _, split = name.partition(":")
     if not (at := layout(task)):
         raise ValueError(f"no task {task} here: {', '.join(LAYOUTS)} or mmlu_SUBJECT")

@@ -1,10 +1,10 @@
-"""Trains the base model from which the post-training figures of docs/finetuning.md begin.
+"""Trains the base model of the post-training figures in docs/finetuning.md.
 
     python scripts/make_base.py TEXT_FOLDER runs/base
 
 6 layers, d 256, 4 query / 2 key-value heads, SwiGLU 704, 8,192 ids of which the last five are ChatML's: 6.5M parameters, and
 6M tokens; 37 minutes on 2 cores. TEXT_FOLDER is any folder of text (.jsonl, .jsonl.gz with a field `text`, .txt). The same
-command goes on after an interruption. GSM8K's rows, which have no field `text`, are written as question and answer.
+command continues after an interruption. GSM8K's rows, which have no field `text`, become question and answer.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies a file of text; a row of questions and answers becomes one text."""
+    """Copies a text file; a row with question and answer becomes one text."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         if not path.name.removesuffix(".gz").endswith(".jsonl"):

@@ -1,17 +1,17 @@
-"""A real corpus of technical documentation, raw, from Debian packages: `python scripts/make_techdocs_corpus.py --out=DIR`.
+"""Makes a raw corpus of technical documentation from Debian packages: `python scripts/make_techdocs_corpus.py --out=DIR`.
 
-The HTML of the manuals of Python, PostgreSQL, the Linux kernel, clang, Apache, git, SQLite and Django, and of Debian's
-own books, with all its navigation: what `configs/data/techdocs.py` cleans. Nothing is installed and no root is needed
+The corpus is the HTML of the manuals of Python, PostgreSQL, the Linux kernel, clang, Apache, git, SQLite and Django, and of
+Debian's own books, with all navigation; `configs/data/techdocs.py` cleans it. Installs nothing and needs no root
 (`apt-get download`); `apt-get update` must have been run once.
 
     DIR/<source>/PACKAGE_VERSION/...   the newest version of each manual
-    DIR/older/PACKAGE_VERSION/...      older versions of the same, which nearly duplicate it
+    DIR/older/PACKAGE_VERSION/...      older versions of the same manuals, near-duplicates
     DIR/licences/PACKAGE_VERSION.txt   the copyright file of each package
-    DIR/packages.json                  what was chosen; a second run takes up the same list where the first stopped
+    DIR/packages.json                  the chosen packages; a second run continues with the same list
 
-The older versions are those that the distribution really has, and they are few: other majors (clang 14 to 22, the kernels
-6.1 and 6.12 in Debian 12), and where there is one package only (Python, PostgreSQL, Django, Apache, git) the point
-release before the security update, of which most pages are the same to the byte. Links within a package are left out.
+The older versions are the few that the distribution has: other major versions (clang 14 to 22, the kernels 6.1 and 6.12 in
+Debian 12), and for manuals with a single package (Python, PostgreSQL, Django, Apache, git) the point release before the
+security update, most of whose pages are identical. Links within a package are left out.
 
 Debian 12, 2 cores: 22 packages, 21,791 files, 753 MB (398 of them older versions) in 54 s, 250 MB downloaded.
 """
@@ -28,8 +28,8 @@ import tarfile
 import tempfile
 import zlib
 
-# Source -> its manuals, each a regular expression over the names of packages: of several the one with the highest
-# number is the newest.
+# Source -> its manuals, each a regular expression for package names; of several matches the one with the highest number
+# is the newest.
 SOURCES = {
     "python": (r"python3\.\d+-doc",),
     "postgresql": (r"postgresql-doc-\d+",),
@@ -48,7 +48,7 @@ INCOMPLETE = ".incomplete"
 
 
 class Failed(Exception):
-    """A command did not do its work; the message is its last line."""
+    """A command failed; the message is its last line."""
 
 
 def main() -> int:
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def read_plan(out: pathlib.Path, older: int) -> list[dict[str, str]]:
-    """The packages to get: as a run before this one chose them, else chosen now and written down."""
+    """Returns the packages to get: those that an earlier run chose, else chooses them and writes the list."""
     path = out / PLAN
     if path.exists():
         try:
@@ -102,7 +102,7 @@ def read_plan(out: pathlib.Path, older: int) -> list[dict[str, str]]:
 
 
 def choose(older: int) -> list[dict[str, str]]:
-    """Rows of folder, package, version: each manual's newest, and up to `older` others of it in the folder OLDER."""
+    """Returns rows of folder, package, version: each manual's newest version, and up to `older` others in the folder OLDER."""
     known = output("apt-cache", "pkgnames").split()
     plan = []
     for source, manuals in SOURCES.items():
@@ -110,7 +110,7 @@ def choose(older: int) -> list[dict[str, str]]:
             names = [name for name in known if re.fullmatch(manual, name)]
             numbered = [name for name in names if re.search(r"\d", name.removeprefix("python3"))]
             names = sorted(numbered or names, key=numbers, reverse=True)
-            # Other majors first, as they differ most; then what else there is of the newest, the oldest of them first.
+            # Other major versions first, as they differ most; then other versions of the newest package, the oldest first.
             versions = {name: available(name) for name in names}
             rows = [(name, versions[name][0]) for name in names if versions[name]]
             rows += [(name, version) for name, _ in rows[:1] for version in reversed(versions[name][1:])]
@@ -122,19 +122,19 @@ def choose(older: int) -> list[dict[str, str]]:
 
 
 def numbers(name: str) -> list[int]:
-    """The numbers in a name, to sort by."""
+    """Returns the numbers in a name, to sort by."""
     return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
 def available(package: str) -> list[str]:
-    """The versions that the package lists have, newest first."""
+    """Returns the versions in the package lists, newest first."""
     lines = output("apt-cache", "madison", package).splitlines()
     versions = [line.split("|")[1].strip() for line in lines if line.count("|") == 2 and "Packages" in line]
     return list(dict.fromkeys(versions))
 
 
 def get(out: pathlib.Path, folder: str, package: str, version: str) -> None:
-    """Downloads a package and writes its HTML to `out/folder`, whole or not at all. Raises Failed."""
+    """Downloads a package and writes its HTML to `out/folder`, all or nothing. Raises Failed."""
     name = f"{package}_{version.rpartition(':')[2]}"
     final, licence = out / folder / name, out / "licences" / f"{name}.txt"
     if not final.exists():
@@ -199,13 +199,13 @@ def report(out: pathlib.Path) -> None:
 
 
 def measure(folder: pathlib.Path) -> tuple[int, int]:
-    """Files below a folder and their bytes together."""
+    """Returns the number of files below a folder, and their bytes together."""
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return len(sizes), sum(sizes)
 
 
 def output(*command: str, cwd: str | None = None) -> str:
-    """What a command prints. Raises Failed with the last line of its errors."""
+    """Returns a command's output. Raises Failed with the last line of its errors."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.strip()]

@@ -1,9 +1,9 @@
-"""Measures `jaxlm export` on a model of random weights: seconds for writing and for checking, and the peak of memory.
+"""Measures `jaxlm export` on a model with random weights: seconds for writing and for checking, and peak memory.
 
     python scripts/measure_export.py FOLDER gpuburnout_1b hf:bf16 gguf:q8_0
 
-FOLDER gets a run of that shape (default gpuburnout_1b, 4.2 GB) and the exports; each export is deleted after it. A run that
-is there is used again. `cpu_s` are the seconds of all cores together, for a machine that others use too (`load`).
+FOLDER gets a run of that shape (default gpuburnout_1b, 4.2 GB) and the exports; each export is deleted when measured. An
+existing run is used again. `cpu_s` is the CPU time of all cores, for machines with other load (`load`).
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 
 
 def make(run: pathlib.Path, name: str) -> None:
-    """Makes a run with one checkpoint, of random parameters alone."""
+    """Makes a run with one checkpoint that has only random parameters."""
     import dataclasses
 
     import jax
@@ -33,7 +33,7 @@ def make(run: pathlib.Path, name: str) -> None:
     from jaxlm.run.workdir import TOKENIZER
 
     given = config_files.load(name, [f"workdir={run}", f"data.dir={run / 'data'}"])
-    if not given.model.vocab_size:  # left open, for the data to say
+    if not given.model.vocab_size:  # 0: set by the data
         given.model.vocab_size = 8192
     c = config.resolve(given)
     rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def make(run: pathlib.Path, name: str) -> None:
 
 
 def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
-    """Returns what one export, in a process of its own, took."""
+    """Runs one export in its own process; returns the time and memory that it took."""
     command = [
         sys.executable,
         "-m",
@@ -80,7 +80,7 @@ def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
 
 
 def export(word: str) -> tuple[str, str]:
-    """Returns (format, dtype) of a word such as gguf:q8_0."""
+    """Returns (format, dtype) of an argument such as gguf:q8_0."""
     to, colon, dtype = word.partition(":")
     if not (to in ("hf", "gguf") and colon and dtype):
         raise argparse.ArgumentTypeError(f"{word!r} is no export: hf:bf16, gguf:f16, gguf:q8_0, ...")

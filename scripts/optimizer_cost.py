@@ -1,11 +1,11 @@
-"""What a step by muon takes over one by AdamW, from shapes alone: no GPU and no memory.
+"""Estimates how much longer a step with Muon takes than with AdamW, from shapes alone: needs no GPU and no memory.
 
     python scripts/optimizer_cost.py gpuburnout_1b --tokens=262144 --accelerator=H100
 
-Each update is lowered, not compiled. Of it are counted: the operations of its matrix products and the bytes that they read
-and write; and the bytes of gradients, state and parameters, each read once and written once where it is written. What forward
-and backward pass take are `plan`'s operations, 6N + 12LdT a token. In seconds: operations at the accelerator's peak times
-the MFU of training, bytes at its bandwidth, one after the other.
+Each update is lowered, not compiled. Counts the operations of its matrix products and the bytes that these read and write, and
+the bytes of gradients, state and parameters, each read once, and written once if it changes. The forward and backward pass
+take `plan`'s operations, 6N + 12LdT per token. Seconds are operations / (the accelerator's peak x the MFU of training) plus
+bytes / bandwidth.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _DIMS = re.compile(r"contracting_dims = \[(\d+)\]")
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one update takes: operations of products, the bytes that these move, and the bytes of all else."""
+    """The cost of an update: operations of matrix products, the bytes that these move, and all other bytes."""
 
     flops: int
     products: int
@@ -37,14 +37,14 @@ class Cost:
 
 
 def tensor(text: str) -> tuple[tuple[int, ...], int]:
-    """(shape, bytes) of `tensor<3x4xf32>`."""
+    """Returns (shape, bytes) of a type such as `tensor<3x4xf32>`."""
     *dims, kind = re.search(r"<([^>]+)>", text)[1].split("x")
     shape = tuple(map(int, dims))
     return shape, math.prod(shape) * WIDTHS[kind]
 
 
 def products(text: str) -> tuple[int, int]:
-    """(operations, bytes read and written) of all matrix products in a lowered program."""
+    """Returns (operations, bytes read and written) of all matrix products in a lowered program."""
     operations = moved = 0
     for attributes, operands, result in _DOT.findall(text):
         (left, a), (_, b), (out, c) = (tensor(t) for t in (*operands.split(", "), result))
@@ -54,7 +54,7 @@ def products(text: str) -> tuple[int, int]:
 
 
 def cost(config: Config, name: str) -> Cost:
-    """Returns what an update of all parameters of a config by the optimizer `name` takes."""
+    """Returns the cost of an update of all of a config's parameters by the optimizer `name`."""
     params = models.abstract_params(models.build(config.model, "xla"))
     tx = optim.make(dataclasses.replace(config.optim, name=name), params, dtype=config.model.dtype)
     state = jax.eval_shape(tx.init, params)

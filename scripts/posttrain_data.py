@@ -1,12 +1,12 @@
-"""Makes chats, and pairs with a planted preference, from a file of prompts and responses: the data of docs/finetuning.md.
+"""Makes chats, and pairs with an artificial preference, from prompts and responses: the data of docs/finetuning.md.
 
     python scripts/posttrain_data.py dolly.jsonl data/posttrain
 
-Writes `chats.jsonl` and `chats_held_out.jsonl` (the last 100 rows), and three kinds of pairs, each with a held-out file whose
-labels are clean. A share of the training labels is swapped (`--flip`), as people's labels are.
+Writes `chats.jsonl` and `chats_held_out.jsonl` (the last 100 rows), and three kinds of pairs, each with a held-out file with
+correct labels. A share of the training labels is swapped (`--flip`), like errors of human labellers.
 
-    answer      chosen: the answer; rejected: its words in another order within each sentence
-    shuffled    the other way round: the base model's own likelihood can't pass here
+    answer      chosen: the answer; rejected: the answer with its words shuffled within each sentence
+    shuffled    the opposite of `answer`, which the base model's likelihood alone gets wrong
     other       chosen: the answer; rejected: another prompt's answer
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def without_wrapper(prompt: str) -> str:
-    """Returns the instruction alone."""
+    """Returns the instruction without the template around it."""
     found = INSTRUCTION.search(prompt)
     return (found.group(1) if found else prompt).strip()
 
@@ -55,7 +55,7 @@ def messages(prompt: str, answer: str) -> dict:
 
 
 def in_another_order(text: str, draw: random.Random) -> str:
-    """Returns the text with the words of each sentence in another order. Line breaks and the sentences' order stay."""
+    """Returns the text with the words of each sentence shuffled. Line breaks and the order of sentences stay."""
     lines = [re.split(r"(?<=[.!?]) +", line) for line in text.split("\n")]
     return "\n".join(" ".join(_shuffled(sentence, draw) for sentence in line) for line in lines)
 

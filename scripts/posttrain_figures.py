@@ -5,11 +5,11 @@
     python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=sft
     python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=pairs
 
-Each part trains its runs one after another (those that have ended are kept) and prints a table; `figures.json` has it too.
-Full fine-tuning and LoRA have three rates each, QLoRA and a LoRA on attention alone the best of LoRA's; `hh.jsonl.gz` beside
-the other pairs adds rows of Anthropic's. The loss of an answer's text leaves its end token out. `ended` is the share of 100
-held-out prompts whose answer, drawn at temperature 1, ends with <|im_end|> within 256 tokens; `answers` is that share of the
-held-out answers themselves.
+Each part trains its runs one after another (finished runs are kept) and prints a table, also written to `figures.json`.
+Full fine-tuning and LoRA have three learning rates each, QLoRA and a LoRA on attention alone the best of LoRA's. A file
+`hh.jsonl.gz` among the pairs adds rows for Anthropic's HH. The loss of an answer's text leaves out the end token. `ended` is
+the share of 100 held-out prompts whose answer, drawn at temperature 1, ends with <|im_end|> within 256 tokens; `answers` is the
+same share for the held-out answers.
 """
 
 import argparse
@@ -22,9 +22,9 @@ import sys
 SFT_STEPS, PAIR_STEPS = 100, 100
 RATES = {"full": (1e-4, 2e-4, 3e-4), "lora": (1e-3, 2e-3, 3e-3)}
 FORGOTTEN = (
-    0.02  # the best rate has the lowest loss of those that make the base's own text no costlier than by this share
+    0.02  # the best rate has the lowest loss among rates that raise the loss on the base's text by at most this share
 )
-BESIDE = {"full": (), "lora": ("attention", "qlora")}  # what is trained at the best rate of another
+BESIDE = {"full": (), "lora": ("attention", "qlora")}  # methods that take the best rate of another
 METHODS = {
     "full": ("sft", {}),
     "lora": ("sft_lora", {}),
@@ -37,12 +37,12 @@ PREFERENCES = {
     "dpo robust": ("dpo", {"optim.lr": 1e-4, "dpo.loss": "robust", "dpo.label_smoothing": 0.2}),
 }
 PLANTED = ("answer", "shuffled")
-HH = "hh.jsonl.gz"  # Anthropic's transcripts; without this file the table has no rows of them
+HH = "hh.jsonl.gz"  # Anthropic's transcripts; without this file the table lacks their rows
 LENGTH = 256  # tokens of an answer, at most
 
 
 def train(config: str, run: pathlib.Path, settings: dict) -> None:
-    """Trains to the end, unless the run has ended; stops the script where that fails."""
+    """Trains to the end, unless the run has ended; exits if that fails."""
     words = [f"--config.{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "jaxlm.main", f"--config={config}", f"--config.workdir={run}", *words]
     if not (run / "ended").exists():
@@ -58,7 +58,7 @@ def values(run: pathlib.Path, name: str) -> list[float]:
 
 
 def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
-    """Returns the share of answers that end, of the model's and of the held-out ones."""
+    """Returns the share of answers that end, for the model's answers and for the held-out ones."""
     from jaxlm import config as config_lib  # here, so that this process is small while runs train
     from jaxlm.config import config_files
     from jaxlm.data.chats import chat
@@ -86,7 +86,7 @@ def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
 
 
 def sft(base: pathlib.Path, data: pathlib.Path, out: pathlib.Path) -> list[dict]:
-    """SFT by each method at each of three rates, then the best ones without replay."""
+    """Runs SFT by each method at its rates, then the best again without replay."""
     rows = []
     shared = {
         "origin": base,
@@ -126,7 +126,7 @@ def _best(rows: list[dict]) -> dict:
 
 
 def pairs(base: pathlib.Path, data: pathlib.Path, out: pathlib.Path) -> list[dict]:
-    """Reward model and DPO on the planted preferences, from the best full SFT."""
+    """Trains reward models and DPO on the pairs, from the best full SFT."""
     figures = json.loads((out / "figures.json").read_text())["sft"]
     best = _best([row for row in figures if row["method"] == "full" and row["replay"]])
     start = out / f"full-{best['rate']:g}"
@@ -142,7 +142,7 @@ def pairs(base: pathlib.Path, data: pathlib.Path, out: pathlib.Path) -> list[dic
     for kind, paths in kinds.items():
         for name, (config, own) in PREFERENCES.items():
             if "robust" in name and kind not in PLANTED:
-                continue  # how many of their labels are wrong is not known
+                continue  # the share of wrong labels is unknown
             run = out / f"{name.replace(' ', '-')}-{kind}"
             train(config, run, shared | paths | own)
             row = {"pairs": kind, "method": name, "accuracy": values(run, "val/accuracy")[-1]}

@@ -1,15 +1,15 @@
-"""Records what TRL's PPO makes of random answers: advantages, losses and gradients, as the test of ours compares with them.
+"""Records the advantages, losses and gradients of TRL's PPO on random answers, with which a test compares ours.
 
     python -m venv ppo && ppo/bin/pip install "trl==1.12.*" torch && ppo/bin/python scripts/record_trl_ppo.py
 
-Writes tests/step/objectives/trl_ppo.npz, with the versions in it. TRL 1.12 has PPO, 1.16 has it no more. It has functions for
-means and whitening under a mask (`masked_mean`, `masked_whiten`), which are called here. All else stands in the middle of
-`PPOTrainer.train` (trl/experimental/ppo/ppo_trainer.py), in its steps 3 to 6 and its inner loop, and is written out here in
-PyTorch, formula by formula.
+Writes tests/step/objectives/trl_ppo.npz, with the versions in it. TRL 1.12 has PPO, 1.16 no longer. This script calls its
+functions for means and whitening under a mask (`masked_mean`, `masked_whiten`). All else is inside `PPOTrainer.train`
+(trl/experimental/ppo/ppo_trainer.py), in steps 3 to 6 and the inner loop, and is copied here in PyTorch, formula by
+formula.
 
-TRL pays the score of a padded answer one token behind its end, for whose state it asks the value too; an answer that fills its
-row is paid at its last token, as ours all are. So there are two recordings: `padded_` is of answers padded to one length; the
-other has each answer in a row of its length, and puts them together for whitening and for the losses.
+TRL gives the score of a padded answer one token after its end, at a state that has a value too. An answer that fills its row
+gets the score at its last token, like all of ours. So there are two recordings: `padded_` has answers padded to one length; the
+other has each answer in a row of its own length, and joins the answers for whitening and for the losses.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def drawn() -> dict[str, torch.Tensor]:
-    """Random inputs: log-probabilities in nats and values by token, [answers, longest + 2]; a score for each answer."""
+    """Returns random inputs: log-probabilities (nats) and values by token, [answers, longest + 2]; a score per answer."""
     torch.manual_seed(0)
     shape = (len(LENGTHS), max(LENGTHS) + 2)
     old = -3 * torch.rand(shape)
@@ -53,7 +53,7 @@ def drawn() -> dict[str, torch.Tensor]:
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns) of rows [answers, tokens], from the last token back; behind it the value is 0."""
+    """Returns (advantages, returns) of rows [answers, tokens], from the last token back; the value after it is 0."""
     columns, carried = [], torch.zeros(len(rewards))
     after = torch.cat([values[:, 1:], torch.zeros(len(rewards), 1)], dim=1)
     for t in range(rewards.shape[1] - 1, -1, -1):
@@ -65,12 +65,12 @@ def gae(rewards: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def penalty(given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The reward of each token but for the score: -beta times the estimator k1 of the KL divergence."""
+    """Returns each token's reward without the score: -beta times the estimator k1 of the KL divergence."""
     return -SETTINGS["beta"] * (given["old"] - given["reference"])
 
 
 def together(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Advantages of each answer in a row of its own length; whitened together, and the losses and gradients of all tokens."""
+    """Returns advantages of answers in rows of their own lengths, whitened together, and losses and gradients of all tokens."""
     found = {name: torch.zeros(given["old"].shape) for name in ("advantages", "returns")}
     inside = torch.arange(given["old"].shape[1])[None] < torch.tensor(LENGTHS)[:, None]
     for i, length in enumerate(LENGTHS):
@@ -85,7 +85,7 @@ def together(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def losses(
     given: dict[str, torch.Tensor], advantages: torch.Tensor, returns: torch.Tensor, inside: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The clipped losses of policy and value, how much is clipped, and the gradients of the loss of both."""
+    """Returns the clipped losses of policy and value, the clipped shares, and the gradients of the summed loss."""
     new, values = (given[name].clone().requires_grad_() for name in ("new", "new_values"))
     ratio = (new - given["old"]).exp()
     surrogates = [-advantages * r for r in (ratio, ratio.clamp(1 - SETTINGS["clip"], 1 + SETTINGS["clip"]))]
@@ -108,7 +108,7 @@ def losses(
 
 
 def padded(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rewards, advantages and returns where answers are padded: the score is paid one token behind the end."""
+    """Returns rewards, advantages and returns of padded answers, whose score comes one token after the end."""
     tokens, lengths = torch.arange(given["old"].shape[1])[None], torch.tensor(LENGTHS)[:, None]
     rewards = penalty(given).masked_fill(tokens >= lengths, 0) + given["scores"][:, None] * (tokens == lengths)
     values = given["values"].masked_fill(tokens > lengths, 0)

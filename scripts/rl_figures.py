@@ -3,11 +3,11 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3M parameters on docstrings and questions, and SFT on the form of an answer, not on what is right: the letters or
-words of a question in any order, which is right once in four or six. So both learn to copy. Then GRPO and PPO from there, which
-find out that the order is backward, and the same SFT for as long as GRPO took. All are asked the same 500 questions, which no
-training saw, one answer each at temperature 1. Runs that have ended are kept: the same command goes on. `--smallest` makes all
-of them with two steps each, on a tiny model.
+Trains a base of 3M parameters on docstrings and questions, then SFT on the form of an answer, not on right answers: the letters
+or words of a question in random order, which is right once in four or six. So both learn to copy. From there, GRPO and PPO
+learn that the order must be reversed, and the same SFT continues for as long as GRPO took. All models answer the same 500
+questions, unseen in training, once each at temperature 1. Finished runs are kept: the same command continues. `--smallest`
+trains all of them for two steps, on a tiny model.
 """
 
 import argparse
@@ -32,11 +32,11 @@ TASKS = ",".join(
     f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in ASKED.items()
 )
-QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
+QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # in the measurement; of each task for base and SFT; their seed
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
-MODEL = {  # its shape, how it is trained and measured
+MODEL = {  # shape, training and measurement
     "model.n_layers": 3,
     "model.d_model": 256,
     "model.n_heads": 4,
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def train(config: str, run: pathlib.Path, settings: dict) -> None:
-    """Trains to the end, unless the run has ended; stops the script where that fails."""
+    """Trains to the end, unless the run has ended; exits if that fails."""
     if (run / "ended").exists():
         return
     if int(settings["train.steps"]) < 10:
@@ -147,7 +147,7 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
 
 
 def write(runs: pathlib.Path, each: int) -> None:
-    """Writes what base and SFT learn from: docstrings and questions; `each` questions of a task with answers in form."""
+    """Writes the data of base and SFT: docstrings and questions; `each` questions per task with answers in the right form."""
     copied = chats(COPIED, each)
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
@@ -158,7 +158,7 @@ def write(runs: pathlib.Path, each: int) -> None:
 
 
 def chats(options: dict[str, dict], each: int) -> list[tuple[str, str]]:
-    """Returns questions of these tasks, none of which is held out, with the parts of their answers in any order."""
+    """Returns questions of these tasks, without held-out ones, with the parts of each answer in random order."""
     import reasoning_gym
 
     from jaxlm.train.rl import prompts
@@ -180,15 +180,15 @@ def lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def values(run: pathlib.Path, name: str) -> list[float]:
-    """Returns all values of a metric, in order, without those that a step could not tell."""
+    """Returns all values of a metric, in order, without undefined ones."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     return [row[name] for row in rows if row.get(name) is not None]
 
 
 def table(runs: pathlib.Path) -> None:
-    """Prints what has been measured: KL as a mean over the last 50 steps, the explained variance over all.
+    """Prints the results; KL is the mean over the last 50 steps, explained variance over all steps.
 
-    The best constant answer is in the first lines of a run, and in its log.txt.
+    The score of the best constant answer is in the first lines of a run, and in its log.txt.
     """
     print(f"{'model':24} {'reward':>8} {'KL':>8} {'explained':>10} {'minutes':>8}")
     for kind in KINDS:

@@ -1,16 +1,16 @@
-"""Says whether two commits train the same model, bit for bit: `python scripts/same_bits.py OLD [NEW]`.
+"""Checks whether two commits train the same model, bit for bit: `python scripts/same_bits.py OLD [NEW]`.
 
     python scripts/same_bits.py main~1                       # against HEAD
     python scripts/same_bits.py main~1 . --cases muon,zloss  # against the files in this folder, committed or not
     python scripts/same_bits.py main~1 . --keep /tmp/bits    # keeps the runs; OLD's are not run a second time
 
-Each side runs from a git worktree of its own (a folder runs where it stands), with nothing else of the other side but the
-Python that runs this script and its packages. Each makes its data from the quickstart's corpus, trains every case, and must
-then have the same manifest, the same numbers in metrics.jsonl at every step (the clocks apart), and the same bytes in every
-array of its last checkpoint. One line a case; exit code 1 if any differs or fails, 2 if already the first one fails.
+Each side runs from its own git worktree (a folder runs in place); the sides share only this script's Python and packages. Each
+side makes its data from the quickstart's corpus and trains every case. Both must have the same manifest, the same numbers in
+metrics.jsonl at every step (except clocks), and the same bytes in every array of the last checkpoint. Prints a line per case;
+exit code 1 if a case differs or fails, 2 if the first case fails.
 
-Bits hold on one machine only: another processor, or another JAX, adds in another order. So nothing is compared with numbers
-from elsewhere, and results are kept for one machine and one JAX.
+Bits are the same on one machine only: another processor, or another JAX, adds in another order. So nothing is compared with
+results from elsewhere, and results are kept for one machine and one JAX.
 """
 
 import argparse
@@ -79,7 +79,7 @@ CASES = {
 
 
 class CannotRunError(Exception):
-    """A side that does not train, or a commit that is not there."""
+    """A side does not train, or a commit does not exist."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Processes:
         with open(log, "wb") as out, self._lock:
             if self._stopped:
                 return -1
-            # A session of its own: ctrl-C reaches this script alone, which then ends the run.
+            # Its own session: Ctrl-C reaches only this script, which then ends the run.
             process = subprocess.Popen(
                 command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -117,15 +117,15 @@ class Processes:
                 self._running.discard(process)
 
     def stop(self) -> None:
-        """Kills what runs, and lets nothing more start."""
+        """Kills all running commands, and lets no more start."""
         with self._lock:
             self._stopped = True
             for process in self._running:
-                os.killpg(process.pid, signal.SIGKILL)  # the workers that make the data too
+                os.killpg(process.pid, signal.SIGKILL)  # also the workers that make the data
 
 
 def git(*args: str) -> str:
-    """What a git command in this repository prints. Raises CannotRunError."""
+    """Returns a git command's output in this repository. Raises CannotRunError."""
     done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise CannotRunError(f"git {' '.join(args)}: {done.stderr.strip()}")
@@ -134,11 +134,11 @@ def git(*args: str) -> str:
 
 @contextlib.contextmanager
 def open_side(name: str, what: str, scratch: pathlib.Path, keep: pathlib.Path | None):
-    """The side that `what` (a folder or a commit) means; a worktree made for it goes at the end."""
+    """Yields the side for `what`, a folder or a commit; removes a worktree made for it at the end."""
     folder = pathlib.Path(what)
     if (folder / "jaxlm").is_dir():
         place = scratch / name if keep is None else keep / name
-        shutil.rmtree(place, ignore_errors=True)  # files change: what was kept of a folder says nothing of it now
+        shutil.rmtree(place, ignore_errors=True)  # a folder's files change, so its kept results are outdated
         yield Side(name, folder.resolve(), place, "")
         return
     commit = git("rev-parse", "--verify", f"{what}^{{commit}}")
@@ -151,9 +151,9 @@ def open_side(name: str, what: str, scratch: pathlib.Path, keep: pathlib.Path | 
 
 
 def manifest_digest(path: pathlib.Path) -> str:
-    """One digest of the data: every shard's and the tokenizer's sha256, counts, mixture.
+    """Returns a digest of the data: sha256 of all shards and of the tokenizer, counts, mixture.
 
-    Left out is the sha256 of prepared.json, which digests the code of `jaxlm prepare` too: the shards tell what it made.
+    Leaves out the sha256 of prepared.json, which depends on the code of `jaxlm prepare` too; the shards show its output.
     """
     manifest = json.loads(path.read_bytes())
     manifest["recipe"].pop("prepared", None)
@@ -162,7 +162,7 @@ def manifest_digest(path: pathlib.Path) -> str:
 
 
 def train(side: Side, case: str, processes: Processes) -> dict:
-    """The result of a case on one side: run, or read where it is kept for this commit, this machine and these settings.
+    """Returns a case's result on one side, kept from before for the same commit, machine and settings, or by a new run.
 
     Returns {"manifest": sha256, "metrics": {step: {name: number}}, "arrays": {name: "dtype shape sha256"}, "step": of the
     checkpoint, "seconds"}.
@@ -179,7 +179,7 @@ def train(side: Side, case: str, processes: Processes) -> dict:
     keys = COMMON | overrides | {"workdir": workdir.resolve(), "data.dir": (side.place / "data").resolve()}
     command = [sys.executable, "-m", "jaxlm.main", "--config=configs/quickstart.py"]
     command += [f"--config.{key}={value}" for key, value in keys.items()]
-    # The shell's settings of JAX and XLA might hold for one side only in what they mean.
+    # The shell's settings of JAX and XLA might have another meaning on one side.
     env = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "PYTHON"))}
     env |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(side.tree)}
     start, log = time.monotonic(), side.place / f"{case}.log"
@@ -200,7 +200,7 @@ def train(side: Side, case: str, processes: Processes) -> dict:
 
 
 def metrics(path: pathlib.Path) -> dict[str, dict]:
-    """Step -> what all its lines say but for clocks, without lines that say nothing else; the order of lines is free."""
+    """Returns step -> the metrics of all its lines except clocks; lines may be in any order."""
     steps: dict[str, dict] = {}
     for record in map(json.loads, path.read_text().splitlines()):
         kept = {k: v for k, v in record.items() if k not in CLOCKS and not k.startswith("time/")}
@@ -210,7 +210,7 @@ def metrics(path: pathlib.Path) -> dict[str, dict]:
 
 
 def arrays(checkpoint: pathlib.Path) -> dict[str, str]:
-    """Name -> dtype, shape and SHA-256 of the bytes of every array in a checkpoint, read without the project's code."""
+    """Returns name -> dtype, shape and sha256 of every array in a checkpoint, read without the project's code."""
     found = {}
     for item in sorted(p.parent for p in checkpoint.glob("*/manifest.ocdbt")):
         store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{item.resolve()}/"}}
@@ -227,7 +227,7 @@ def arrays(checkpoint: pathlib.Path) -> dict[str, str]:
 
 
 def differences(old: dict, new: dict) -> list[str]:
-    """Where two results differ, the earliest step first."""
+    """Returns lines on where two results differ, the earliest step first."""
     pairs = [("manifest of the data", old["manifest"], new["manifest"])]
     for step in sorted(old["metrics"].keys() | new["metrics"].keys(), key=int):
         a, b = old["metrics"].get(step, {}), new["metrics"].get(step, {})
@@ -239,7 +239,7 @@ def differences(old: dict, new: dict) -> list[str]:
 
 
 def report(case: str, old: dict, new: dict) -> bool:
-    """Prints the line of a case; True if both sides are equal."""
+    """Prints the line of a case; returns True if both sides are equal."""
     found = differences(old, new)
     numbers, seconds = sum(map(len, old["metrics"].values())), f"{old['seconds']:.0f} + {new['seconds']:.0f} s"
     if not found:
@@ -253,7 +253,7 @@ def report(case: str, old: dict, new: dict) -> bool:
 
 
 def compare(sides: list[Side], cases: list[str], jobs: int, processes: Processes) -> bool:
-    """Runs the cases of both sides, `jobs` at a time, and prints a line for each; True if all are equal."""
+    """Runs the cases of both sides, `jobs` at a time, and prints a line for each; returns True if all are equal."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         try:
             # The first case of a side makes its data; the others share it.
@@ -263,7 +263,7 @@ def compare(sides: list[Side], cases: list[str], jobs: int, processes: Processes
             for case, futures in rest.items():
                 try:
                     equal &= report(case, *(future.result() for future in futures))
-                except CannotRunError as error:  # the other cases may still say something
+                except CannotRunError as error:  # the other cases still run
                     print(f"{case:<13} FAILED {error}", flush=True)
                     equal = False
         except BaseException:
@@ -274,7 +274,7 @@ def compare(sides: list[Side], cases: list[str], jobs: int, processes: Processes
 
 
 def interrupt(number: int, frame) -> None:
-    """SIGTERM ends the script as ctrl-C does: runs killed, worktrees removed."""
+    """Ends the script on SIGTERM as on Ctrl-C: kills runs, removes worktrees."""
     raise KeyboardInterrupt
 
 
@@ -298,7 +298,7 @@ def main() -> int:
                 stack.enter_context(open_side(name, what, scratch, args.keep))
                 for name, what in (("old", args.old), ("new", args.new))
             ]
-            if sides[0].place == sides[1].place:  # the same commit runs twice: does this machine repeat itself?
+            if sides[0].place == sides[1].place:  # the same commit runs twice, to test the machine
                 sides[1] = dataclasses.replace(sides[1], place=sides[1].place / "again")
             equal = compare(sides, cases, args.jobs, processes)
         except CannotRunError as error:

@@ -3,8 +3,8 @@
     jaxlm prepare DIR --out=data/mine
     jaxlm train scripts/story_base.py --config.workdir=runs/mine --config.data.dir=data/mine
 
-3 layers of d 256, a vocabulary by the amount of text, and the chat tokens that SFT needs. The first phase is a smoke test of 50
-steps: a run that has not begun to learn by then stops at its gate, and so costs next to nothing.
+3 layers of d 256, a vocabulary sized by the amount of text, and the chat tokens that SFT needs. The first phase is a smoke test
+of 50 steps: a run that has not begun to learn by then stops at its gate, and costs next to nothing.
 """
 
 from jaxlm.configs import base

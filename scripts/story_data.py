@@ -1,4 +1,4 @@
-"""Makes what scripts/story.sh needs and nobody gave it, from what Python and its packages bring: nothing is downloaded.
+"""Makes the data that scripts/story.sh was not given, from Python and its installed packages: downloads nothing.
 
     python scripts/story_data.py docs DIR --megabytes=6      # raw documents: HTML pages of a manual, READMEs, source files
     python scripts/story_data.py chats DIR                   # questions on functions: chats, pairs, both also held out
@@ -6,8 +6,8 @@
     python scripts/story_data.py price                       # dollars an hour of this machine's GPUs, by configs/prices.toml
     python scripts/story_data.py flags CONFIG                # are BASE_FLAGS, SFT_FLAGS, DPO_FLAGS, GRPO_FLAGS known keys?
 
-A chat asks what a function does, and is answered with the first sentence of its documentation. A pair prefers that to
-another function's sentence. One function of twenty is held out, with all that is asked about it.
+A chat asks what a function does; the answer is the first sentence of the function's documentation. A pair prefers this
+sentence to another function's. One function in twenty is held out, with all questions about it.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from jaxlm.config import ConfigError, config_files, resolve
 from jaxlm.corpus.sources import embedded
 from jaxlm.plan import accelerators
 
-# Written in C: their documentation is in no source file that `embedded` reads.
+# Modules in C, whose documentation is in no source file that `embedded` reads.
 IN_C = ("builtins", "math", "itertools", "time", "zlib", "select", "binascii", "array", "cmath", "errno")
 SHARES = {"html": 0.7, "readme": 0.1, "code": 0.2}  # of the raw documents
-OLDER = 8  # one page of so many has an older version
-HELD_OUT = 20  # one function of so many
+OLDER = 8  # one in 8 pages has an older version
+HELD_OUT = 20  # one in 20 functions
 QUESTIONS = ("What does {} do?", "What is {} for?", "Explain {}.")
-ASKED = "str.split"  # what story.sh asks in the end is never held out, and asked in all wordings
-FIRST_SUM = 3_000_000_000  # the number of the first worked example: training begins at small ones
+ASKED = "str.split"  # story.sh asks about it at the end, so it is never held out, and asked in all wordings
+FIRST_SUM = 3_000_000_000  # the number of the first example; training begins at small numbers
 MENU = ("Index", "Modules", "Search", "Previous topic", "Next topic", "Report a bug", "Show source")
 
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line; what it finds has `run`, which does the work."""
+    """Returns the parser of the command line; its result has `run`, the function of the verb."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = made.add_subparsers(required=True, metavar="WHAT")
     docs = verbs.add_parser("docs", help="raw documents")
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check_flags(base: str, environment: Mapping[str, str]) -> None:
-    """Raises ConfigError if a word of a stage's variable is no --config.KEY=VALUE, or its config can't have that."""
+    """Raises ConfigError if a stage's variable has a word that is not --config.KEY=VALUE or not valid for its config."""
     given = {
         "BASE": (base, ["data.dir=x"]),
         "SFT": ("sft", ["origin=x", "data.path=x"]),
@@ -108,7 +108,7 @@ def write_docs(out: pathlib.Path, size: int) -> None:
     for name, entries in pages.items():
         (out / "html" / f"{_file(name)}.html").write_text(page(name, entries), "utf-8", "replace")
         written["html"] += 1
-        if number_of(name) % OLDER == 0:  # a site keeps older versions of some pages, as real ones do
+        if number_of(name) % OLDER == 0:  # like real sites, keeps older versions of some pages
             (out / "html" / f"{_file(name)}.old.html").write_text(
                 page(name, entries[:-1] or entries), "utf-8", "replace"
             )
@@ -129,7 +129,7 @@ def documented(size: int) -> Iterator[tuple[str, str]]:
 
 
 def in_c() -> Iterator[tuple[str, str]]:
-    """Yields (dotted name, documentation) of what is written in C: `str.split`, `math.sqrt`, `itertools.chain`."""
+    """Yields (dotted name, documentation) of functions written in C: `str.split`, `math.sqrt`, `itertools.chain`."""
     for module_name in IN_C:
         module = importlib.import_module(module_name)
         prefix = "" if module_name == "builtins" else f"{module_name}."
@@ -146,7 +146,7 @@ def in_c() -> Iterator[tuple[str, str]]:
 
 
 def module_of(dotted: str) -> str:
-    """Returns the name of the page that tells of something: of its module, as far as a name shows that."""
+    """Returns the name of the page that documents `dotted`: its module's, as far as the name shows the module."""
     *owners, last = dotted.split(".")
     owners = list(itertools.takewhile(str.islower, owners))[:2]
     return ".".join(owners) or (last if last.islower() and not hasattr(builtins, last) else "builtins")
@@ -163,7 +163,7 @@ def readmes() -> Iterator[tuple[str, str]]:
 
 
 def within(texts: Iterator[tuple[str, str]], size: int) -> Iterator[tuple[str, str]]:
-    """Yields from the texts until about `size` bytes are reached."""
+    """Yields texts until they have about `size` bytes."""
     left = size
     for name, text in texts:
         left -= len(text.encode("utf-8", "replace"))
@@ -173,7 +173,7 @@ def within(texts: Iterator[tuple[str, str]], size: int) -> Iterator[tuple[str, s
 
 
 def page(name: str, entries: list[tuple[str, str]]) -> str:
-    """Returns a page of a manual, as a web site has it."""
+    """Returns the HTML of a manual's page, as on a web site."""
     menu = "".join(f'<li><a href="#">{word}</a></li>' for word in MENU)
     parts = []
     for dotted, doc in entries:
@@ -192,7 +192,7 @@ def page(name: str, entries: list[tuple[str, str]]) -> str:
 
 
 def write_chats(out: pathlib.Path, size: int) -> None:
-    """Writes chats.jsonl and pairs.jsonl, and held_out/ with the same of other functions."""
+    """Writes chats.jsonl and pairs.jsonl, and both also to held_out/ for other functions."""
     told = {name: said for name, doc in questioned(size) if (said := first_sentence(doc))}
     if ASKED not in told:
         raise ConfigError(f"this Python has no documentation of {ASKED}: it runs without docstrings (-OO)")
@@ -214,7 +214,7 @@ def write_chats(out: pathlib.Path, size: int) -> None:
 
 
 def questioned(size: int) -> Iterator[tuple[str, str]]:
-    """Yields (name as it is asked, documentation)."""
+    """Yields (name as it appears in the question, documentation)."""
     every = itertools.chain(in_c(), embedded.iterate_embedded("prose", size), embedded.iterate_embedded("math", size))
     for name, text in every:
         words = name.split(".")
@@ -223,8 +223,8 @@ def questioned(size: int) -> Iterator[tuple[str, str]]:
 
 
 def first_sentence(doc: str) -> str:
-    """Returns the first sentence of some documentation; "" if it has none that reads as an answer."""
-    for part in re.split(r"\n\s*\n", doc.strip())[:2]:  # many begin with how the function is called
+    """Returns the first sentence of some documentation; "" if no sentence can be an answer."""
+    for part in re.split(r"\n\s*\n", doc.strip())[:2]:  # many begin with the signature
         line = " ".join(part.split()).replace("`", "")
         said = re.match(r"[A-Z][a-z]+ .{12,150}?(?<!e\.g)(?<!i\.e)\.(?= |$)", line)
         if said and not re.search(r"::|>>>|[<>{}|\\]|\.\.\.", said[0]) and said[0].isascii():
@@ -233,13 +233,13 @@ def first_sentence(doc: str) -> str:
 
 
 def number_of(name: str) -> int:
-    """Returns a number that follows from a name alone."""
+    """Returns a number that depends only on the name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
 
 
 def write_sums(out: pathlib.Path, task: str, count: int) -> None:
     """Writes questions of a task with their answers, as chats."""
-    from jaxlm.train.rl import judges, prompts  # reasoning-gym, of the extra `rl`, is needed for nothing else
+    from jaxlm.train.rl import judges, prompts  # only this needs reasoning-gym, of the extra `rl`
 
     (spec,) = prompts.parse_tasks(task)
     try:
@@ -249,12 +249,12 @@ def write_sums(out: pathlib.Path, task: str, count: int) -> None:
     entries = [gym.entry(FIRST_SUM + number) for number in range(count)]
     asked = [
         entry for entry in entries if not prompts.for_evaluation(entry["question"])
-    ]  # GRPO is measured by the others
+    ]  # the other questions measure GRPO
     write(out, [{"prompt": entry["question"], "response": str(entry["answer"])} for entry in asked])
 
 
 def usd_per_hour() -> float:
-    """Returns the dollars an hour of this machine's NVIDIA GPUs together; 0 if it has none, or one without a price."""
+    """Returns the dollars per hour of all NVIDIA GPUs of this machine; 0 if it has none, or one without a price."""
     if not (program := shutil.which("nvidia-smi")):
         return 0.0
     ask = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
@@ -264,7 +264,7 @@ def usd_per_hour() -> float:
 
 
 def price_of(name: str, memory: float) -> float:
-    """Returns the dollars an hour of a GPU by its name and bytes of memory; 0 if it has no price."""
+    """Returns the dollars per hour of a GPU, by its name and bytes of memory; 0 if it has no price."""
     rows = [row for row in accelerators.load().accelerators if re.search(rf"\b{row.kind}\b", name, re.IGNORECASE)]
     longest = max((len(row.kind) for row in rows), default=0)
     rows = [row for row in rows if len(row.kind) == longest]

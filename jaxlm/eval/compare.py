@@ -1,8 +1,8 @@
-"""Compares two models on the same items: paired tests, corrected for their number, and what they say in words.
+"""Compares two models on the same items by paired tests, corrected for multiple comparisons, and words the results.
 
-Accuracies by McNemar's exact test (1947): only items that exactly one of the two answers right count. Other scores by a paired
-randomization test, with a bootstrap's interval (Efron and Tibshirani 1993, chapters 13 and 15). Votes by a sign test. The
-p-values are corrected by Holm (1979), those of bits per byte apart from the others.
+Accuracies: McNemar's exact test (1947), which counts only the items that exactly one of the two models answers right. Other
+scores: a paired randomization test, with a bootstrap interval (Efron and Tibshirani 1993, chapters 13 and 15). Votes: a sign
+test. The p-values are corrected by Holm (1979), those of bits per byte separately from the others.
 """
 
 import collections
@@ -17,29 +17,29 @@ from jaxlm.config import ConfigError
 from jaxlm.eval.results import TaskResult, has
 from jaxlm.report.benchmarks import BITS, accuracy, title
 
-LEVEL = 0.05  # below that p-value two models are told apart
-_DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
+LEVEL = 0.05  # below this p-value two models differ
+_DRAWS, _CHUNK = 4999, 2_000_000  # random draws of a test; numbers in memory at a time
 _SEED = 0
-_FEW = 6  # items whose signs can all be equal by chance in more than 1 of 20 cases are fewer
-# Of these less is better.
+_FEW = 6  # fewer items have equal signs by chance in more than 1 of 20 cases
+# Metrics of which lower is better.
 _LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity", "brier_score", "ter", "flagged"})
-_EVEN = {"stereotype": 0.5}  # of these the score nearest to this is best
+_EVEN = {"stereotype": 0.5}  # metric -> the best score
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What one paired test found.
+    """The result of one paired test.
 
     Attributes:
       task, metric: what was compared: `arc_easy` and `acc_norm`; `votes` and `wins`.
       test: "McNemar", "randomization" or "sign test".
-      n: the number of items that both have.
+      n: the number of items that both models have.
       a, b: the mean scores.
-      difference: b - a, with `low` and `high`, the ends of its 95% interval.
-      p: the p-value of "no difference", of this test alone; `adjusted` is corrected for the number of comparisons.
-      a_only, b_only: items that only A, only B has; they are left out.
+      difference: b - a; `low` and `high` are the ends of its 95% interval.
+      p: the p-value of this test alone, of "no difference"; `adjusted` is corrected for the number of comparisons.
+      a_only, b_only: the number of items that only A or only B has; they are not compared.
       better: "a" or "b", the side with the better mean; "" if neither is better.
-      direction: what `better` rests on, in words, where the metric's name does not say it: "if higher is better".
+      direction: what `better` assumes where the metric's name does not say it: "if higher is better".
     """
 
     task: str
@@ -64,7 +64,7 @@ class Comparison:
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """Returns (p-value, low, high) of right (1) and wrong (0) answers to the same items, as `paired`; p by McNemar's test."""
+    """Returns (p-value, low, high) as `paired`, for right (1) and wrong (0) answers; the p-value is of McNemar's test."""
     lost, won, n = int(np.sum(a > b)), int(np.sum(b > a)), len(a)
     if not lost + won:
         return 1.0, 0.0, 0.0
@@ -75,10 +75,10 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
 
 
 def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """Returns (p-value, low, high) of the mean of b - a; `low` to `high` is its 95% interval.
+    """Returns (p-value, low, high) of the mean of b - a; `low` to `high` is its 95% bootstrap interval.
 
-    p is how often a mean is as far from 0 if each item's difference has a random sign, as it has where A and B are equal
-    (Fisher's randomization test; unlike a bootstrap's p-value it holds for few items too). The interval is a bootstrap's.
+    p is how often the mean is as far from 0 if each difference gets a random sign, as it would if A and B were equal
+    (Fisher's randomization test; unlike a bootstrap's p-value it is valid for few items too).
     """
     differences = b - a
     mean, n = float(differences.mean()), len(differences)
@@ -97,10 +97,10 @@ def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
 def scores(
     task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float], lower: bool | None = None
 ) -> Comparison:
-    """Compares the scores of two models; both are item -> score. Raises ConfigError if they have no item in common.
+    """Compares the scores of two models; `a` and `b` map item -> score. Raises ConfigError if they have no item in common.
 
     Args:
-      lower: True if less is better, False if nobody said so of a metric that is not known; None if the metric's name says it.
+      lower: True if lower is better; False for an unknown metric, taken as higher is better; None if the metric is known.
     """
     common = [item for item in a if item in b]
     if not common:
@@ -121,9 +121,9 @@ def scores(
 
 
 def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list[Comparison]:
-    """Compares two models on all tasks that both have: the accuracy, and bits per byte of the right answer.
+    """Compares two models on all tasks that both have: by accuracy, and by bits per byte of the right answer.
 
-    Raises ConfigError if they have no task in common, or a task was not asked in the same way.
+    Raises ConfigError if they have no task in common, or a task was asked in different ways.
     """
     common = [task for task in a if task in b]
     if not common:
@@ -131,11 +131,11 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
     comparisons = []
     for task in common:
         sides = (a[task], b[task])
-        if not all(side.items for side in sides):  # `core` is a mean over tasks, and these are compared
+        if not all(side.items for side in sides):  # `core` is a mean over tasks, which are compared one by one
             continue
         ours, theirs = (side.fewshot for side in sides)
         if ours != theirs:
-            raise ConfigError(f"{task} has {ours} worked examples of A and {theirs} of B: ask both with one --fewshot")
+            raise ConfigError(f"{task} has {ours} worked examples of A and {theirs} of B: use one --fewshot for both")
         _check_questions(task, *sides)
         for metric in _metrics(*sides):
             of_items = [{i.id: i.metrics[metric] for i in side.items if has(i.metrics, metric)} for side in sides]
@@ -146,16 +146,16 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
 
 
 def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
-    """Raises ConfigError if an item with the same id is another question: another version of the task, or other data."""
+    """Raises ConfigError if an id is not the same question on both sides: the task's version or data differs."""
     questions = {item.id: item.detail.get("question") for item in a.items}
     for item in b.items:
         question = item.detail.get("question")
         if question is not None and questions.get(item.id) not in (None, question):
-            raise ConfigError(f"{task}: item {item.id} is not the same question of A and of B: ask both anew")
+            raise ConfigError(f"{task}: item {item.id} is not the same question in A and B: evaluate both again")
 
 
 def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
-    """The accuracy of a task and bits per byte, of what both sides have; else the first metric that they have."""
+    """Returns accuracy and bits per byte, as far as both sides have them; if neither, the first metric that both have."""
     names = [dict.fromkeys(name for item in side.items for name in item.metrics) for side in (a, b)]
     both = {name: 0.0 for name in names[0] if name in names[1]}
     chosen = [name for name in (accuracy(both), BITS) if name in both]
@@ -163,11 +163,11 @@ def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
 
 
 def votes(records: Sequence[typing.Any]) -> Comparison:
-    """Compares two models by votes: {"winner": "a", "b" or "tie", "item": ...}. Several votes on an item count as one.
+    """Compares two models by votes: {"winner": "a", "b" or "tie", "item": ...}.
 
-    An item goes to the side with more votes. Ties are counted, and say nothing.
+    All votes on an item count as one: the item goes to the side with more votes. Tied items count in `n`, not in p.
 
-    Raises ConfigError if a vote has no winner, or there is none.
+    Raises ConfigError if a vote has no winner, or there are no votes.
     """
     leads: dict[str, int] = collections.defaultdict(int)  # of B over A, by item
     for number, record in enumerate(records, start=1):
@@ -191,9 +191,9 @@ def votes(records: Sequence[typing.Any]) -> Comparison:
 
 
 def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Returns the comparisons with p-values corrected for their number (Holm 1979): scores and bits per byte each for theirs.
+    """Returns the comparisons with p-values corrected for their number (Holm 1979), bits per byte separately from scores.
 
-    A task's accuracy is not judged more strictly because its bits per byte are compared too.
+    So a task's accuracy is not judged more strictly because bits per byte are compared too.
     """
     adjusted = {}
     for family in _families(comparisons):
@@ -212,12 +212,12 @@ def _families(comparisons: Sequence[Comparison]) -> list[list[int]]:
 
 
 def words(comparisons: Sequence[Comparison], a: str, b: str) -> list[str]:
-    """Returns a sentence for each task, and for several comparisons one that says how many there were."""
+    """Returns a sentence for each task, and remarks: too few items, items left out, how p-values were corrected."""
     lines = []
     for task in dict.fromkeys(one.task for one in comparisons):
         lines.append("; ".join(_clause(one, a, b) for one in comparisons if one.task == task))
     if any(one.n < _FEW and one.task != "votes" for one in comparisons):
-        lines.append(f"fewer than {_FEW} items can't tell two models apart, whatever they score: ask more")
+        lines.append(f"fewer than {_FEW} items can't tell two models apart: ask more")
     for one in comparisons:
         if (one.a_only or one.b_only) and one.task not in [
             other.task for other in comparisons[: comparisons.index(one)]

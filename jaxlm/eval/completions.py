@@ -1,4 +1,4 @@
-"""Continues prompts up to strings at which a task stops, for benchmarks that judge what a model writes."""
+"""Continues prompts up to a task's stop strings, for benchmarks that judge what a model writes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jaxlm.data.chats import chat
 from jaxlm.devices import processes
 from jaxlm.eval.likelihood import Scorer
 
-_ROWS = 32  # prompts of a batch, at most
+_ROWS = 32  # prompts in a batch, at most
 
 
 def greedy(max_new_tokens: int) -> SampleConfig:
@@ -28,12 +28,12 @@ def complete(
     what: str,
     follows: bool = False,
 ) -> list[str]:
-    """Returns the text that follows each prompt, up to the first of `stops`, which may lie across tokens, or to EOS.
+    """Returns the text that follows each prompt, up to the first stop string, which may span tokens, or to EOS.
 
     A prompt that leaves no room for `max_new_tokens` is cut on the left, as lm-evaluation-harness does; new tokens take
-    half of the context at most. What was cut is said. `follows` is that of `Coder.decode`: True keeps a space at the
-    beginning of a text, which is indentation in a program. lm-evaluation-harness's `hf` takes it away from tokenizers such
-    as Llama 2's.
+    half of the context at most. A line says how many prompts were cut. `follows` is that of `Coder.decode`: True keeps a space
+    at the beginning of a text, which is indentation in a program. With tokenizers such as Llama 2's, lm-evaluation-harness's
+    `hf` drops that space.
     """
     stops = [stop for stop in stops if stop]
     rows = continue_ids(scorer, prompts, stops, settings, seed, what)
@@ -43,11 +43,11 @@ def complete(
 def continue_ids(
     scorer: Scorer, prompts: Sequence[Sequence[int]], stops: Sequence[str], settings: SampleConfig, seed: int, what: str
 ) -> list[list[int]]:
-    """Returns the ids behind the texts of `complete`, without those that end a text. A stop may have more behind it."""
+    """Returns the ids of the texts of `complete`, without end tokens. Text may follow a stop string: `complete` cuts it."""
     room = min(settings.max_new_tokens, scorer.context // 2)
     if room < settings.max_new_tokens:
         scorer.say_once(
-            f"{what}: {room:,} new tokens in place of {settings.max_new_tokens:,}, half of the model's context"
+            f"{what}: {room:,} new tokens, half of the model's context, instead of {settings.max_new_tokens:,}"
         )
     limit = scorer.context - room
     if cut := sum(len(prompt) > limit for prompt in prompts):
@@ -63,7 +63,7 @@ def continue_ids(
         for start in range(0, len(order), size):
             taken = order[start : start + size]
             batch = [list(prompts[number][-limit:]) for number in taken]
-            # The last batch as long as the others: one program.
+            # Fill the last batch up to the size of the others, so that one program serves all.
             batch += batch[-1:] * (min(size, len(order)) - len(batch))
             new = _continue(scorer, batch, stops, settings, seed + start)
             rows |= zip(taken, new[: len(taken)], strict=True)
@@ -74,7 +74,7 @@ def continue_ids(
 def _continue(
     scorer: Scorer, prompts: list[list[int]], stops: Sequence[str], settings: SampleConfig, seed: int
 ) -> list[list[int]]:
-    """Returns the new ids of one batch. Ends once each row has reached a stop."""
+    """Returns the new ids of one batch. Generation ends once each row has reached a stop string or an end token."""
     tokenizer = scorer.tokenizer
     ends = chat.ends(tokenizer)
     rows: list[list[int]] = [[] for _ in prompts]

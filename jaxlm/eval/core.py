@@ -1,7 +1,7 @@
 """CORE: the mean over tasks of accuracy centred on guessing (DCLM, arXiv:2406.11794), as nanochat computes it.
 
-A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/` (karpathy/nanochat names where it is fetched from).
-A folder with files of such rows alone is taken too: `multiple_choice`, `schema` and `language_modeling`.
+A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/`; karpathy/nanochat has its address. A folder that
+holds only .jsonl files of a bundle's row types works too: `multiple_choice`, `schema`, `language_modeling`.
 """
 
 import csv
@@ -26,7 +26,7 @@ _NAMES = {kind: name for name, kind in layout.TYPES.items()}
 
 
 class Task(typing.NamedTuple):
-    """One task of a bundle; `chance` is what guessing scores, None if that follows from the number of choices."""
+    """One task of a bundle; `chance` is the accuracy of guessing, None to compute it from the number of choices."""
 
     name: str
     path: pathlib.Path
@@ -41,12 +41,12 @@ def check(part: str, settings: EvalConfig) -> None:
 
 
 def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
-    """Returns the results of a bundle's tasks with `acc` and `centred`, then of `core`, their mean.
+    """Returns the results of a bundle's tasks (`acc`, `centred`), then of several tasks `core`, the mean of `centred`.
 
     Args:
       part: the name of one task; "" for all.
-      settings: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
-      items: of each task, the first in nanochat's order; 0 for all.
+      settings: `data_dir` is the bundle; `fewshot`, if not -1, replaces the tasks' own numbers of few-shot examples.
+      items: how many questions of each task, the first in nanochat's order; 0 for all.
     """
     results = []
     for task in _tasks(part, settings.data_dir):
@@ -71,7 +71,7 @@ def _tasks(part: str, data_dir: str) -> list[Task]:
 
 
 def read(data_dir: str) -> list[Task]:
-    """Returns the tasks of a bundle, or of a folder with files of its rows. Raises ConfigError if it is neither."""
+    """Returns the tasks of a bundle, or of a folder with .jsonl files of CORE's rows. Raises ConfigError if it is neither."""
     root = pathlib.Path(data_dir).expanduser()
     if not data_dir:
         raise ConfigError("core reads a bundle: set eval.data_dir to the folder that has core.yaml")
@@ -99,7 +99,7 @@ def _bundle(root: pathlib.Path) -> list[Task]:
             tasks.append(Task(name, path, entry["icl_task_type"], entry["num_fewshot"][0], delimiter, chances[name]))
         return tasks
     except (OSError, yaml.YAMLError, csv.Error, *files.MANGLED) as error:
-        raise ConfigError(f"{root} is no bundle of CORE, or it is damaged ({error!r}): fetch it again") from error
+        raise ConfigError(f"{root} is not a bundle of CORE, or is damaged ({error!r}): fetch it again") from error
 
 
 def _single(path: pathlib.Path) -> Task | None:
@@ -112,13 +112,13 @@ def _single(path: pathlib.Path) -> Task | None:
         return None
     if not kind:
         return None
-    is_question = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
+    is_question = str(row.get("query", "")).startswith("Question:")  # such rows have this delimiter in the bundle
     delimiter = "\nAnswer: " if is_question else " "
     return Task(path.stem, path, kind, 0, delimiter, 0.0 if kind == "language_modeling" else None)
 
 
 def load(task: Task) -> list[dict]:
-    """Returns the rows of a task. Raises ConfigError if the file is missing or a row is not of the task's type."""
+    """Returns the rows of a task, all of one type. Raises ConfigError if the file is missing, or has rows of another type."""
     rows = layout.rows(str(task.path))
     if type(rows[0]) is not layout.TYPES.get(task.kind):
         raise ConfigError(f"{task.path} can't be read as rows of {task.kind}: they are {_NAMES[type(rows[0])]}")
@@ -127,7 +127,7 @@ def load(task: Task) -> list[dict]:
 
 def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskResult:
     order = list(range(len(rows)))
-    random.Random(1337).shuffle(order)  # nanochat's order, of which it takes the first questions too
+    random.Random(1337).shuffle(order)  # nanochat's order; with a limit nanochat takes its first questions
     rows = [rows[number] for number in order]
     taken = range(min(items or len(rows), len(rows)))
     requests = [questions(scorer, task, rows, number) for number in taken]
@@ -150,7 +150,7 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
 
 
 def _item(task: Task, row: dict, number: int, scores: Sequence[Score], sizes: Sequence[int]) -> Item:
-    """One question with its scores. `scores` and `sizes`, in bytes, are those of its requests."""
+    """Returns one question with its scores; `scores` and `sizes` (bytes) are those of the question's requests."""
     choices = _choices(task, row)
     own, shared = scores[: len(choices)], scores[len(choices) :]
     if task.kind == "language_modeling":
@@ -174,10 +174,10 @@ def _choices(task: Task, row: dict) -> list[str]:
 
 
 def questions(scorer: Scorer, task: Task, rows: Sequence[dict], number: int) -> list[Request]:
-    """Returns one request for each choice of a row, behind its worked examples, cut where nanochat cuts.
+    """Returns one request for each choice of a row, after the few-shot examples; scores the tokens that nanochat scores.
 
-    nanochat judges choices from the first token on in which they differ. If answers begin alike, one request more has what
-    they share, so that bits per byte are those of the whole answer, as lm-evaluation-harness's tasks have them.
+    nanochat scores choices from the first token in which they differ. If all answers begin with the same tokens, one more
+    request scores these, so that bits per byte are those of the whole answer, as in lm-evaluation-harness.
     """
     others = [other for other in range(len(rows)) if other != number]
     examples = [rows[other] for other in random.Random(1234 + number).sample(others, task.fewshot)]

@@ -1,6 +1,6 @@
-"""Benchmarks: tasks of lm-evaluation-harness, HumanEval, DCLM's CORE, the red team, on one scorer.
+"""Benchmarks: runs tasks of lm-evaluation-harness, HumanEval, DCLM's CORE and the red team with one scorer.
 
-`jaxlm eval` asks them. So does a hook while a model trains: the same questions at each step.
+`jaxlm eval` runs them, and a hook in training, which asks the same questions at each step.
 """
 
 import importlib.util
@@ -28,15 +28,15 @@ _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENI
 
 
 class Benchmarks:
-    """Tasks, found and read when this is made, so that a typo is told before any weights are read.
+    """Benchmark tasks. The constructor finds and reads them, so that a typo is reported before any weights are read.
 
     Args:
       tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
-        `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as its results are named) for a part.
+        `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as in results) for a part.
 
     Raises:
-      ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra is missing, or no code may run.
-      RunError: its data could not be fetched.
+      ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra `eval` is missing, or code may not run.
+      RunError: a task's data could not be fetched.
     """
 
     def __init__(self, tasks: Sequence[str], settings: EvalConfig):
@@ -48,9 +48,9 @@ class Benchmarks:
                 if settings.chat_template:
                     say(f"{name} gives plain text: eval.chat_template is for the tasks of lm-evaluation-harness")
                 if settings.fewshot > 0 and own != "core":
-                    say(f"{name} takes no worked examples: not the {settings.fewshot} of eval.fewshot")
+                    say(f"{name} is always zero-shot: eval.fewshot={settings.fewshot} is ignored")
         theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
-        self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # lives as long as the tasks do
+        self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # must exist as long as the tasks
         self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}
 
     @property
@@ -58,12 +58,12 @@ class Benchmarks:
         return self._settings.chat_template and bool(self._loaded)
 
     def __call__(self, scorer: Scorer, items: int) -> Iterator[TaskResult]:
-        """Yields the results of the tasks, in their order, each as soon as its questions are answered.
+        """Yields the results of the tasks, in order, each as soon as the task's questions are answered.
 
-        A multiple-choice item's `detail` has `question`, `choices`, `logp` (nats) and `bytes` of each choice as it was
-        scored, and `gold`, the index of the right one (a list if several are right). Another's has `question` and `answer`,
-        what the model wrote. Of several ways to read one answer (gsm8k) the first gives a metric its plain name, the others
-        `name,way`. `items` of each task are asked, spread over all its questions, always the same ones; 0 for all.
+        A multiple-choice item's `detail` has `question`, `choices`, the `logp` (nats) and `bytes` of each choice as scored,
+        and `gold`, the index of the right choice (a list if several are right). Other items have `question` and `answer`, the
+        text that the model wrote. If a task extracts answers in several ways (gsm8k), metrics of the first way have plain
+        names, others `name,way`. Asks `items` questions of each task, in every call the same; 0 asks all.
         """
         for name in self.names:
             own, _, part = name.partition(":")
@@ -93,25 +93,25 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
 
 
 def find(settings: EvalConfig) -> Benchmarks | None:
-    """Returns the benchmarks of `eval.tasks`; None if there are none. Called on all processes. Raises as `Benchmarks`."""
+    """Returns the benchmarks of `eval.tasks`; None if there are none. Call it on all processes. Raises as `Benchmarks`."""
     return together(lambda: Benchmarks(settings.tasks, settings)) if settings.tasks else None
 
 
 def make(
     ask: Benchmarks | None, config: Config, model: Transformer, data: Encoded, mesh: Mesh, folder: pathlib.Path
 ) -> Callable[[Variables, int], dict[str, float]] | None:
-    """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task; None if `ask` is.
+    """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task.
 
-    The metrics are called `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. A model whose log p is not finite
-    has none, and a line says so: whether a diverged run ends is for its watches to say.
+    The metrics are named `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. If a log p is not finite, the
+    function says so and returns no metrics; the run's watches decide whether it ends. Returns None if `ask` is None.
 
-    Raises ConfigError if `eval.chat_template` is asked for, and the model has none.
+    Raises ConfigError if `eval.chat_template` is True and the model has no chat template.
     """
     if ask is None:
         return None
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
-    searched = data if isinstance(data, DataDir) else None  # for what the model has from it word for word
+    searched = data if isinstance(data, DataDir) else None  # where the red team searches for memorised text
     if settings.chat_template:
         chat.template(data.tokenizer())
     moment = from_first(lambda: results.moment(folder))
@@ -141,5 +141,5 @@ def make(
 
 
 def training_flops(variables: Variables, tokens: float) -> float:
-    """Returns the FLOPs of a training on so many tokens: 6 x parameters x tokens (Kaplan et al. 2020, arXiv:2001.08361)."""
+    """Returns the FLOPs of training on `tokens`: 6 x parameters x tokens (Kaplan et al. 2020, arXiv:2001.08361)."""
     return 6.0 * sum(leaf.size for leaf in jax.tree.leaves(variables.get("params", {}))) * tokens

@@ -1,7 +1,7 @@
-"""Held-out loss: of text by source, with bits per byte; of answers; of preference pairs. And what a reference says of pairs.
+"""Held-out loss of text by source (with bits per byte), of answers and of preference pairs; a reference's log p of pairs.
 
-Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets: it can compare models with different tokenizers.
-Legend: B rows, T tokens, P pairs of a row, N pairs of all.
+Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets: it compares models with different tokenizers.
+Legend: B rows, T tokens, P pairs in a row, N pairs in all.
 """
 
 import itertools
@@ -27,16 +27,16 @@ from jaxlm.step.step import cast
 
 BASE = "val/base/bits_per_byte"  # of the text that the base of a fine-tuned model was trained on
 _AHEAD = 2  # batches that the host is ahead of the device
-_FIGURES = ("accuracy", "predicted", "margin")  # of pairs, beside the loss
-_WEIGHTS = ("weights", "text_weights")  # of answers: with the token that ends each of them, and without
+_FIGURES = ("accuracy", "predicted", "margin")  # of pairs, besides the loss
+_WEIGHTS = ("weights", "text_weights")  # of an answer's tokens: with its end token, and without
 
 Evaluator = Callable[[Variables], dict[str, float]]
 
 
 def sum_axis(config: EvalConfig) -> int | None:
-    """Returns the axis of [B, T] that the device sums over, in float32: a row's tokens, so that B changes no result.
+    """Returns the axis of [B, T] that the device sums over in float32: 1, within rows, so that results don't depend on B.
 
-    Older versions summed the whole batch. A run that keeps `eval.older_batches` does so still, to have the same bits.
+    Older versions summed the whole batch (None); runs with `eval.older_batches` still do, to get the same bits.
     """
     return None if config.older_batches else 1
 
@@ -65,8 +65,8 @@ def make(
     """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
 
     `val/loss` is the mean of the sources' losses, weighted as in the mixture, so that it can be compared with the
-    training loss. Every call uses the same text: the first `eval.max_mb` of each source's held-out text. `eval.batch_size`,
-    rounded up to the mesh, is how many rows are in memory at a time.
+    training loss. Every call uses the same text: the first `eval.max_mb` of each source's held-out text. A batch has
+    `eval.batch_size` rows, rounded up to the mesh.
     """
     nll_of = jax.jit(summed_nll(model, tile, sum_axis(config)), out_shardings=sharding.replicated(mesh))
     size = sharding.padded_rows(mesh, config.batch_size)
@@ -104,7 +104,7 @@ def make(
 
 
 def joined(evaluators: Sequence[Evaluator | None]) -> Evaluator | None:
-    """Returns the function that gives the metrics of all; None if all are None."""
+    """Returns a function that returns the metrics of all evaluators; None if all are None."""
     there = [evaluate for evaluate in evaluators if evaluate]
     if not there:
         return None
@@ -114,9 +114,9 @@ def joined(evaluators: Sequence[Evaluator | None]) -> Evaluator | None:
 def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator | None:
     """Returns a function `variables -> metrics`: `val/loss` and `val/text_loss`, nats a token; None if nothing is held out.
 
-    `val/loss` falls by itself as soon as a model learns that answers end: `val/text_loss` leaves the tokens that end them out,
-    and can be compared with that of a base, which never saw them. Every call uses the same examples: the first
-    `eval.max_examples`.
+    `val/loss` falls as soon as a model learns where answers end. `val/text_loss` leaves out the tokens that end answers, so it
+    can be compared with the `val/text_loss` of a base model, which never saw these tokens. Every call uses the same examples:
+    the first `eval.max_examples`.
     """
     if not len(data.val):
         return None
@@ -148,7 +148,7 @@ def of_base(
 ) -> Evaluator | None:
     """Returns a function `variables -> metrics`: BASE, the mean of the sources' bits per byte, weighted as in the mixture.
 
-    None if there is no text of the base here, or none of it is held out.
+    Returns None if the base's text is missing, or no part of the text is held out.
     """
     if not text or not any(text.token_counts("val").values()):
         return None
@@ -164,9 +164,9 @@ def of_base(
 
 
 def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dtype: str) -> Evaluator | None:
-    """Returns a function `variables -> metrics`, of the objective of `dpo` or `reward`; None if no pair is held out.
+    """Returns a function `variables -> metrics` for the objective of `dpo` or `reward`; None if no pair is held out.
 
-    The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: the objective's, means over pairs. Every call
+    The metrics are the objective's means over pairs: `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`. Every call
     uses the same pairs: the first `eval.max_examples`.
     """
     if not len(data.val):
@@ -193,10 +193,10 @@ def of_pairs(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig,
 def judge(
     model: Transformer, variables: Variables, data: Packed, mesh: Mesh, batch_size: int, tile: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns log p of the (chosen, rejected) answers of each pair to train on, and of each held out; nats, float32 [N, 2].
+    """Returns log p of the (chosen, rejected) answers, of the training pairs and of the held-out pairs; nats, float32 [N, 2].
 
-    `variables` are those of the reference, in the types in which the step computes. `batch_size` rows are judged at one
-    time, rounded up to the mesh.
+    `variables` are the reference's, in the dtypes in which the step computes. A batch has `batch_size` rows, rounded up to
+    the mesh.
     """
     size = sharding.padded_rows(mesh, batch_size)
     logp_of = jax.jit(lambda v, b: dpo.answer_logp(model, v, b, tile), out_shardings=sharding.replicated(mesh))
@@ -218,7 +218,7 @@ def judge(
 
 
 def _placed(batch: Mapping[str, np.ndarray], mesh: Mesh) -> Batch:
-    """A batch on the mesh, given all its rows."""
+    """Puts a batch on the mesh. `batch` has all rows, also those of other processes."""
     size, length = batch["tokens"].shape
     local = sharding.local_rows(mesh, size)
     kinds = {True: sharding.batch_sharding(mesh), False: sharding.row_sharding(mesh)}

@@ -1,9 +1,9 @@
 """HumanEval (arXiv:2107.03374): the model completes Python functions, and their tests run in a sandbox.
 
-Every program gets an interpreter of its own with a clean environment, an empty temporary folder and closed standard input.
-On Linux host/sandbox_child.py shuts it in (seccomp, Landlock); on macOS `sandbox-exec` refuses the same. A program passes if
-its process, after the program's last line, writes a token that was drawn for it; so one that ends early doesn't. One that
-searches its own frames for the token could: this guards against accidents and mischief, not against an attack on the score.
+Every program runs in its own interpreter with a clean environment, an empty temporary folder and closed standard input.
+On Linux host/sandbox_child.py confines it (seccomp, Landlock), on macOS `sandbox-exec`. A program passes if its process
+writes a random token after the program's last line, so that a program that ends early fails. A program could still find the
+token in its own frames: the sandbox guards against accidents and mischief, not against an attack on the score.
 """
 
 import concurrent.futures
@@ -32,13 +32,13 @@ from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult, means, spread
 from jaxlm.host import console, files, sandbox_child
 
-# lm-evaluation-harness's own task fetches its judge from the hub when it is imported.
+# lm-evaluation-harness's own task is not used: on import it downloads its scorer from the hub.
 DATASET = "openai/openai_humaneval"
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # those of lm-evaluation-harness
 _NEW_TOKENS = 1024
-_MOST = 300  # bytes kept of what a program failed with
+_MOST = 300  # bytes kept of a program's error
 _START_S = 60.0  # for an interpreter to start: this machine may be busy
-_PATIENCE = 4  # a program may take so many times its seconds by the clock: it is its time on the cores that is judged
+_PATIENCE = 4  # wall-clock limit, in multiples of the limit on CPU time
 _MAC = "(version 1)(allow default)(deny network*)(deny process-fork)(deny file-write*)"
 _PROBE = """
 import socket
@@ -60,7 +60,7 @@ def check(part: str, settings: EvalConfig) -> None:
 
 
 def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
-    """Returns the share of problems whose tests pass with what the model writes first, greedily (pass@1)."""
+    """Returns pass@1: the share of problems whose tests pass with the model's greedy completion."""
     problems = read(settings.data_dir)
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
@@ -70,7 +70,7 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
 
 
 def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) -> TaskResult:
-    """Returns which problems' tests pass with these completions. Raises ConfigError if no code may run (`eval.run_code`)."""
+    """Returns which problems' tests pass with these completions. Raises ConfigError if `eval.run_code` is False."""
     programs = [program_of(problem, text) for problem, text in zip(problems, texts, strict=True)]
     items = []
     for problem, text, outcome in zip(problems, texts, run_all(programs, settings), strict=True):
@@ -81,7 +81,7 @@ def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) 
 
 
 def read(data_dir: str) -> list[dict]:
-    """Returns the problems, of a folder laid out as the hub is, or "" from the hub. Raises ConfigError if it has none."""
+    """Returns the problems in a folder laid out as the hub is, or on the hub if "". Raises ConfigError if there are none."""
     if not data_dir:
         return _from_hub()
     root = pathlib.Path(data_dir).expanduser()
@@ -110,7 +110,7 @@ def _from_hub() -> list[dict]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Whether a program ran to its end; if not, why: its exception, "took over 10 s", ... `started`: False if it never ran."""
+    """Whether a program ran to its end; if not, `why`: its exception, "took over 10 s"... `started`: False if it never ran."""
 
     passed: bool
     why: str
@@ -119,7 +119,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Way:
-    """How the network is cut off: its name, a command to put in front, a seccomp filter."""
+    """A way to cut off the network: its name, a command that runs the program without network, a seccomp filter."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class _Way:
 
 
 def run(program: str, config: EvalConfig) -> Outcome:
-    """Returns whether a Python program ran to its end within its limits. See `run_all`. Raises RunError if it did not start."""
+    """Returns the outcome of one Python program, as `run_all`. Raises RunError if the program did not start."""
     (outcome,) = run_all([program], config)
     if not outcome.started:
         raise RunError(f"a program {outcome.why}")
@@ -135,20 +135,20 @@ def run(program: str, config: EvalConfig) -> Outcome:
 
 
 def run_all(programs: Sequence[str], config: EvalConfig) -> list[Outcome]:
-    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`files.cores`).
+    """Returns the outcome of each program, in order. `files.cores` programs run at a time, one on each core.
 
-    A program whose process does not start is tried once more. Then it counts as failed, and a line says so.
+    A program whose process does not start is tried once more. If that fails too, it counts as failed, and a line says so.
 
     Raises ConfigError if `eval.run_code` is False, or the network can't be cut off here and `eval.run_code_with_network` is
     False.
     """
     if not config.run_code:
-        raise ConfigError("this runs programs that a model wrote: --config.eval.run_code=True consents")
+        raise ConfigError("this runs programs that a model wrote: --config.eval.run_code=True allows it")
     chosen = way()
     if chosen is None and not config.run_code_with_network:
         raise ConfigError(
             f"eval.run_code: the network can't be cut off from programs here ({platform.system()} {platform.machine()}); "
-            "eval.run_code_with_network=True runs them nevertheless: do so in a virtual machine only"
+            "eval.run_code_with_network=True runs them with network: use it in a virtual machine only"
         )
     limits = (config.code_seconds, config.code_memory_mb)
     _announce(chosen, *limits)
@@ -172,7 +172,7 @@ def program_of(problem: dict[str, str], completion: str) -> str:
 
 @functools.cache
 def way() -> _Way | None:
-    """Returns how the network is cut off from programs here, shown by trying; None if it can't be."""
+    """Returns a way to cut programs off from the network here, checked by a trial; None if there is none."""
     tried = _Way("seccomp", rules=sandbox_child.rules())
     if platform.system() == "Darwin":
         tried = _Way("sandbox-exec", ("sandbox-exec", "-p", _MAC))
@@ -190,7 +190,7 @@ def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
     if way and way.rules and not sandbox_child.has_landlock():
         network += " but WITH all files to read (this kernel has no Landlock)"
     console.say(
-        f"what the model writes runs {network}, each program for {seconds:g} s of a core and {memory_mb:,.0f} MB at most"
+        f"the model's programs run {network}, each with at most {seconds:g} s of CPU time and {memory_mb:,.0f} MB"
     )
 
 
@@ -206,7 +206,7 @@ def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
 
 
 def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
-    """Runs one program in a process of its own, and ends that process's whole group."""
+    """Runs one program in its own process, and then kills the process's whole group."""
     token, (read, write) = secrets.token_hex(16), os.pipe()
     order = {
         "program": program, "token": token, "fd": write, "most": _MOST, "seconds": seconds,
@@ -214,7 +214,7 @@ def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
         "readable": [".", *sandbox_child.readable()],
     }  # fmt: skip
     script = str(pathlib.Path(sandbox_child.__file__).resolve())
-    # -X utf8 and no locale: the same text everywhere. -S: the standard library alone.
+    # -X utf8 and no locale: the same text encoding everywhere. -S: the standard library alone.
     command = [*way.command, sys.executable, "-I", "-S", "-B", "-X", "utf8", script]
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, read)

@@ -1,10 +1,10 @@
-"""Scores texts: log p of a continuation after a context, the one way for benchmarks, perplexity and the red team.
+"""Scores texts: computes log p of a continuation after a context, for benchmarks, text files and the red team.
 
-Texts that begin alike share that beginning: the choices of a question stand behind one context, and questions behind the
-same worked examples. They are sorted, so that those which begin alike are neighbours, and laid into a row as one walks a
-tree: each text adds only what it does not share with the one before it. A token is seen by the tokens that follow it in the
-row up to the last one of its branch; `until` says where that ends (`until_BxT` of `ops.attention.attention`). So the
-result is that of each text alone, and the work is that of the tree.
+Texts share their common prefixes: the choices of a question share its context, and questions the same few-shot examples.
+The texts are sorted, so that texts with a common prefix are neighbours, and packed into a row like a trie in depth-first
+order: each text adds only the tokens after its common prefix with the text before it. A token is attended to by the later
+tokens of its branch; `until` says where the branch ends (`until_BxT` of `ops.attention.attention`). So the scores are those
+of each text alone, and shared prefixes are computed once.
 
 Legend: B rows, T tokens of a row, M scored tokens of a row, D model.
 """
@@ -34,7 +34,7 @@ from jaxlm.step.objectives.base import Batch, Variables
 from jaxlm.step.step import cast
 
 Request = tuple[Sequence[int], Sequence[int]]  # (ids of the context, at least one; ids to score)
-_SHORT, _LONG = 256, 4096  # tokens of a row: at least, and at most where no text is longer
+_SHORT, _LONG = 256, 4096  # tokens of a row: at least, and at most unless a text is longer
 _AHEAD = 2  # batches that the host is ahead of the device
 
 
@@ -44,9 +44,9 @@ class Row:
 
     Attributes:
       tokens, positions, until: of each token; see the module.
-      sources: of each scored token, the index in the row of the token before it.
+      sources: for each scored token, the index in the row of the token that predicts it.
       targets: the scored tokens.
-      spans: (number of the request, its first scored token among `targets`, one past its last).
+      spans: (request number, start in `targets`, end in `targets`).
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -55,10 +55,10 @@ class Row:
     sources: list[int] = dataclasses.field(default_factory=list)
     targets: list[int] = dataclasses.field(default_factory=list)
     spans: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-    _path: list[int] = dataclasses.field(default_factory=list)  # index in the row of each token of the newest text
+    _path: list[int] = dataclasses.field(default_factory=list)  # the indices in the row of the newest text's tokens
 
     def add(self, number: int, ids: Sequence[int], shared: int, targets: Sequence[int]) -> None:
-        """Adds a text, of which the first `shared` tokens are those of the text before it."""
+        """Adds a text, whose first `shared` tokens it shares with the text added before."""
         for index in self._path[shared:]:
             self.until[index] = len(self.tokens)
         del self._path[shared:]
@@ -80,8 +80,8 @@ class Row:
 def pack(requests: Sequence[Request], length: int) -> list[Row]:
     """Returns rows of at most `length` tokens that hold all requests.
 
-    A request's inputs are its ids but the last, at most `length` of them. Requests with one context stay in one row where
-    they fit.
+    A request's inputs are all its ids but the last, and must be at most `length`. Requests with the same context go into one
+    row if they fit.
     """
     inputs = [(*context, *scored[:-1]) for context, scored in requests]
     order = sorted(range(len(requests)), key=inputs.__getitem__)
@@ -101,7 +101,7 @@ def pack(requests: Sequence[Request], length: int) -> list[Row]:
 
 
 def _size(requests: Sequence[Request], inputs: list[tuple], order: list[int], place: int, length: int) -> int:
-    """The tokens of the tree of the requests from `place` on that have its context; past `length`, some above it."""
+    """Returns how many tokens the requests from `place` on with its context take; stops counting above `length`."""
     context, before, size = requests[order[place]][0], (), 0
     for number in order[place:]:
         if requests[number][0] != context or size > length:
@@ -112,7 +112,7 @@ def _size(requests: Sequence[Request], inputs: list[tuple], order: list[int], pl
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Returns with how many equal tokens two texts begin."""
+    """Returns the length of the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -123,7 +123,7 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 def batch(rows: Sequence[Row], count: int, length: int, scored: int) -> dict[str, np.ndarray]:
     """Returns rows as arrays: `tokens`, `positions` and `until` [B, T], `sources` and `targets` [B, M].
 
-    B = `count`, T = `length`, M = `scored`. What fills them up sees itself alone.
+    B = `count`, T = `length`, M = `scored`. Padding tokens attend to themselves alone.
     """
     arrays = {name: np.zeros((count, length), np.int32) for name in ("tokens", "positions")}
     arrays["until"] = np.tile(np.arange(1, length + 1, dtype=np.int32), (count, 1))
@@ -136,11 +136,11 @@ def batch(rows: Sequence[Row], count: int, length: int, scored: int) -> dict[str
 
 
 class NotFinite(RunError):
-    """The model gives a text no probability: its weights are damaged, or its training diverged."""
+    """A log p is not finite: the model's weights are damaged, or its training diverged."""
 
 
 class Score(typing.NamedTuple):
-    """What a model says of a continuation: log p after its context, in nats; True if each token is the likeliest; how many."""
+    """The score of a continuation: its log p in nats; whether each token is the likeliest (`greedy`); the number of tokens."""
 
     logp: float
     greedy: bool
@@ -153,10 +153,10 @@ class Scorer:
 
     Attributes:
       variables: on the mesh.
-      mesh: rows are split over data x fsdp.
+      mesh: rows are sharded over data x fsdp.
       tokens: about how many tokens are in one batch.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
-      data: what the model was trained on; None if that is not known.
+      data: the data that the model was trained on; None if unknown.
       chats: True if the model answers in a chat (`sample.chat_template` of its run).
     """
 
@@ -175,11 +175,11 @@ class Scorer:
 
     @property
     def opening(self) -> int:
-        """Returns the id that stands before a text without context: what documents begin with, or EOS."""
+        """Returns the id that is the context of a text without one: the last opening token of documents, or EOS."""
         return self.tokenizer.opening[-1] if self.tokenizer.opening else self.tokenizer.eos_id
 
     def of(self, variables: Variables) -> "Scorer":
-        """Returns the scorer of other weights of the same model. It shares the compiled programs, and what was said."""
+        """Returns a scorer of the same model with other weights. It shares the compiled programs, and the messages printed."""
         other = dataclasses.replace(self, variables=variables)
         for name in ("_program", "_told"):
             other.__dict__[name] = getattr(self, name)  # where cached_property keeps it
@@ -193,8 +193,8 @@ class Scorer:
     def score(self, requests: Sequence[Request], what: str = "scoring") -> list[Score]:
         """Returns the score of each request: (ids of the context, at least one; ids to score after it).
 
-        A text longer than the model's context is cut on the left, as lm-evaluation-harness does. If even the ids to score
-        are longer, they are scored in windows, each after as much as the context holds. How many were cut is said.
+        A text longer than the model's context is cut on the left, as lm-evaluation-harness does; a line says how many. If
+        the ids to score are longer than the context, they are scored in windows, each after the ids that still fit.
 
         Raises NotFinite at the first log p that is not finite.
         """
@@ -219,7 +219,7 @@ class Scorer:
         return [Score(float(logp[n]), bool(greedy[n]), len(scored)) for n, (_, scored) in enumerate(requests)]
 
     def say_once(self, line: str) -> None:
-        """Prints a line, unless this scorer, or one of the same model, printed it before."""
+        """Prints a line, unless this scorer, or one that shares its messages (`of`), printed it before."""
         if line not in self._told:
             self._told.add(line)
             processes.say(line)
@@ -238,7 +238,7 @@ class Scorer:
             )
 
     def _scored(self, parts: list[tuple[int, Request]], longest: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields (number, log p of each token, whether it is the likeliest) of parts with at most `longest` inputs."""
+        """Yields (request number, log p of each token, whether each is the likeliest) of parts of at most `longest` inputs."""
         requests = [request for _, request in parts]
         length, rows = self._layout(requests, longest)
         ways = sharding.batch_ways(self.mesh)
@@ -259,12 +259,12 @@ class Scorer:
             yield from _results(parts, *waiting.popleft())
 
     def _layout(self, requests: list[Request], longest: int) -> tuple[int, list[Row]]:
-        """(tokens of a row, rows), for the length that costs least."""
-        # In long rows more questions share their worked examples, but each query meets more keys.
+        """Returns (tokens of a row, rows) for the row length that costs least."""
+        # In long rows more questions share their few-shot examples, but each query attends to more keys.
         width, length, best = self.model.config.d_model, max(_SHORT, longest), None
         while best is None or length <= _LONG:
             rows = pack(requests, length)
-            # Multiplications of a token in one layer: with the weights, about 12 D^2, and with half of the row's keys, T D.
+            # Multiplications per token in one layer: about 12 D^2 with the weights, and T D with half of the row's keys.
             cost = len(rows) * length * (12 * width + length)
             if best and cost > best[0]:
                 break
@@ -281,14 +281,14 @@ class Scorer:
 
 
 def of_restored(restored: Restored, config: Config) -> Scorer:
-    """Returns the scorer of a restored model; `eval.batch_size` rows of `train.seq_len` tokens are a batch."""
+    """Returns the scorer of a restored model. A batch has about `eval.batch_size` x `train.seq_len` tokens."""
     of_model = (restored.model, restored.variables, restored.tokenizer, restored.mesh)
     sizes = (config.eval.batch_size * config.train.seq_len, config.loss.tile_tokens)
     return Scorer(*of_model, *sizes, restored.data, config.sample.chat_template)
 
 
 def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
-    """Returns a function `(variables, batch) -> (log p of each scored token, whether it is the likeliest one)`, [B, M] each.
+    """Returns a function `(variables, batch) -> (log p of each scored token, whether it is the likeliest)`, both [B, M].
 
     The model must have an attention backend of `ops.attention.TREES`.
     """
@@ -316,7 +316,7 @@ def _results(
 
 
 def _windows(number: int, context: Sequence[int], scored: Sequence[int], limit: int) -> Iterator[tuple[int, Request]]:
-    """Yields (number, request) of at most `limit` inputs, which together score all of `scored`."""
+    """Yields (number, request), each request of at most `limit` inputs; together the requests score all of `scored`."""
     whole, first = [*context, *scored], len(context)
     for start in range(first, len(whole), limit):
         end = min(start + limit, len(whole))
@@ -324,5 +324,5 @@ def _windows(number: int, context: Sequence[int], scored: Sequence[int], limit: 
 
 
 def _bucket(n: int) -> int:
-    """n rounded up to a power of two, at least the shortest row."""
+    """Returns n rounded up to a power of two, at least `_SHORT`."""
     return max(_SHORT, 1 << max(n - 1, 0).bit_length())

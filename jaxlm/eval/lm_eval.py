@@ -1,4 +1,4 @@
-"""Tasks of EleutherAI's lm-evaluation-harness: found, loaded and asked. Imports lm_eval: import it where it is needed."""
+"""Finds, loads and runs tasks of EleutherAI's lm-evaluation-harness. Imports lm_eval, which is optional: import this late."""
 
 import contextlib
 import difflib
@@ -32,29 +32,29 @@ _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
 _NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
 _SPLITS = ("training_split", "validation_split", "fewshot_split")
 _OFFLINE = "; without network: scripts/hub_layout.py lays files out for --config.eval.data_dir=BENCHMARKS"
-# What is in a scorer that runs what a model wrote; sympy's parsers evaluate.
+# Signs that a scorer runs what a model wrote; sympy's parsers call `eval`.
 _RUNS = re.compile(r"(?<![\w.])(?:eval|exec)\(|\b(?:sympy|math_verify|code_eval)\b|\bsubprocess\.")
-_SEED = 1234  # of the worked examples, as lm-evaluation-harness has it
-_NEW_TOKENS = 256  # of a text whose task names no limit, as lm-evaluation-harness has it
+_SEED = 1234  # of the few-shot examples, as in lm-evaluation-harness
+_NEW_TOKENS = 256  # for tasks that set no limit, as in lm-evaluation-harness
 
 
 def load(
     names: Sequence[str], data_dir: str, fewshot: int, cache: str, run_code: bool = False
 ) -> dict[str, dict[str, Task]]:
-    """Returns name -> the tasks that it stands for, by their names: itself, or the members of a group.
+    """Returns name -> {task name: task}: the task of that name, or the members of a group or tag.
 
     Args:
       names: of tasks, groups or tags of the harness.
       data_dir: a folder laid out as the hub is; "" for the hub.
-      fewshot: the worked examples before each question; -1 as each task says. Tasks that fix none stay without.
-      cache: an empty folder for what `datasets` makes of `data_dir`. In its own cache it would find another folder's files.
+      fewshot: how many few-shot examples each question gets; -1 as each task says. Tasks that fix 0 stay zero-shot.
+      cache: an empty cache folder for `datasets`. Its default cache could return files of another `data_dir`.
       run_code: True to load tasks whose scorers run what a model wrote.
 
     Raises:
-      ConfigError: there is no such task, `data_dir` lacks its files, or it runs code.
-      RunError: its files could not be fetched.
+      ConfigError: there is no such task, `data_dir` lacks a task's files, or a scorer runs code and `run_code` is False.
+      RunError: a task's files could not be fetched.
     """
-    for library in ("lm_eval", "datasets", "huggingface_hub"):  # what they raise is told in one line
+    for library in ("lm_eval", "datasets", "huggingface_hub"):  # their errors are reported below, in one line
         logging.getLogger(library).setLevel(logging.ERROR)
     with working("looking for tasks"):
         manager = _manager(names)
@@ -63,19 +63,19 @@ def load(
         leaves = list(dict.fromkeys(_leaves(manager, name)))
         if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(_fields(manager, leaf))), "")):
             raise ConfigError(
-                f"{runs} is scored by code that runs what the model wrote, in this process, with your files and environment: "
-                "--config.eval.run_code=True consents"
+                f"{runs}'s scorer runs what the model wrote, in this process, with your files and environment: "
+                "--config.eval.run_code=True allows it"
             )
         by_name[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
     return by_name
 
 
 class Examples(ContextSampler):
-    """Draws for each question the worked examples that a run of all questions draws for it, whichever are asked.
+    """Draws the few-shot examples that a question gets in a run of all questions, whichever are asked.
 
-    The harness draws them one question after another from one sequence of random numbers. So those of a question would change
-    with which others are asked, and from one evaluation in training to the next. Here `ask` says which are asked. Only where
-    the drawn examples hold the question itself twice the harness draws again, and its later ones differ from ours.
+    The harness draws for one question after another from one random generator. So a question's examples would depend on which
+    questions are asked before it, and change between evaluations in training. Here `ask` names the questions. The examples
+    differ from the harness's only after a draw that holds the question itself twice: then the harness draws again.
     """
 
     def __init__(self, drawn: ContextSampler):
@@ -96,16 +96,16 @@ class Examples(ContextSampler):
 
 
 def ask(task: Task, numbers: Sequence[int]) -> None:
-    """Prepares a task for these questions, in order: the worked examples of each are the same whenever it is asked."""
+    """Prepares a task to ask these questions, in this order; each question gets the same few-shot examples in every call."""
     task.set_fewshot_seed(seed=_SEED)
     if isinstance(getattr(task, "sampler", None), Examples):
         task.sampler.ask(numbers)
 
 
 def _manager(names: Sequence[str]) -> TaskManager:
-    """A manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
-    # To index all 14,000 of its files takes the harness 15 s: only the folders that hold the tasks are read.
-    # Most tasks lie in a folder of their name, or of its first words.
+    """Returns a manager that knows the tasks. Raises ConfigError with the nearest names if a task does not exist."""
+    # The harness takes 15 s to index all its 14,000 files, so only the folders that hold the tasks are indexed.
+    # Most tasks are in a folder that has the task's name, or the first words of it.
     begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}
     manager = TaskManager(
         include_path=[_ROOT / part for part in begins if (_ROOT / part).is_dir()], include_defaults=False
@@ -126,7 +126,7 @@ def _manager(names: Sequence[str]) -> TaskManager:
 
 
 def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
-    """Yields the tasks of a task, a group or a tag."""
+    """Yields the names of the tasks in a group or a tag; for a task its own name."""
     entry = manager.task_index[name]
     members = entry.cfg and entry.cfg["task"]
     if entry.yaml_path is None:  # a tag
@@ -143,7 +143,7 @@ def _fields(manager: TaskManager, name: str) -> dict:
 
 
 def _runs_code(fields: dict) -> bool:
-    """True if a task says so, or the folder of a function that it names has a scorer that evaluates."""
+    """True if a task declares unsafe code, or a file beside one of its functions calls `eval`, `exec` or the like."""
     functions = re.findall(re.escape(str(_ROOT)) + "[^']*", repr(fields))
     files = {file for function in functions for file in pathlib.Path(function).parent.glob("*.py")}
     return bool(fields.get("unsafe_code")) or any(_RUNS.search(file.read_text(encoding="utf-8")) for file in files)
@@ -155,7 +155,7 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot
     if shots < fewshot:
-        say(f"{name} takes no worked examples: not the {fewshot} of eval.fewshot")
+        say(f"{name} is always zero-shot: eval.fewshot={fewshot} is ignored")
     if "ifeval" in name:
         _check_sentences(name)
     override = {"num_fewshot": shots}
@@ -165,10 +165,10 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
     where = f"{data_dir} (see scripts/hub_layout.py)" if data_dir else "https://huggingface.co"
     while True:
         try:
-            # The only way to a task whose dataset lies elsewhere: as a member of a group.
+            # The harness can override a task's dataset only for a member of a group.
             with working(f"reading {name}", end=False):
                 (task,) = manager.load([{"group": "here", "task": [{"task": name, **override}]}])["tasks"].values()
-        except KeyError as error:  # no such split; the harness reads the worked examples even if none are shown
+        except KeyError as error:  # no such split; the harness reads the few-shot split even for 0 examples
             lacking = [key for key in _SPLITS if fields.get(key) == error.args[0] and key not in override]
             if shots or not lacking:
                 raise ConfigError(
@@ -195,7 +195,7 @@ def _lacks(name: str, error: ImportError) -> ConfigError:
 
 
 def _check_sentences(name: str) -> None:
-    """Raises ConfigError without the data by which IFEval cuts sentences: the harness would fetch them."""
+    """Raises ConfigError if NLTK's sentence data, which IFEval needs, is missing: the harness would download it."""
     try:
         import nltk
     except ImportError as error:
@@ -203,20 +203,20 @@ def _check_sentences(name: str) -> None:
     try:
         nltk.data.find("tokenizers/punkt_tab")
     except LookupError:
-        raise ConfigError(f"{name} cuts sentences by data of NLTK: python -m nltk.downloader punkt_tab") from None
+        raise ConfigError(f"{name} needs NLTK's sentence data: python -m nltk.downloader punkt_tab") from None
 
 
 def _check_examples(name: str, task: Task, shots: int, where: str) -> None:
-    """Raises ConfigError if there are too few worked examples. The harness draws one more than it shows."""
+    """Raises ConfigError if there are too few few-shot examples. The harness draws one more than it shows."""
     held = len(task.sampler.df) if shots else 0
     if held < shots + (shots > 0 and type(task.sampler) is ContextSampler):
-        raise ConfigError(f"{name}: {held} worked examples in {where}, too few to draw {shots} from")
+        raise ConfigError(f"{name}: {where} has {held} worked examples, too few to draw {shots}")
 
 
 def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
     root = pathlib.Path(data_dir).expanduser().resolve()
     if not root.is_dir():
-        raise ConfigError(f"eval.data_dir={data_dir} is no folder")
+        raise ConfigError(f"eval.data_dir={data_dir} is not a folder")
     if path and (root / path).is_dir():
         return root / path
     raise ConfigError(
@@ -234,7 +234,7 @@ def _line(error: BaseException) -> str:
 
 
 def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, settings: EvalConfig) -> TaskResult:
-    """Returns the result of one task, or of the members of a group, whose questions then count alike; `items` 0 asks all."""
+    """Returns the result of one task, or of a group, in which each question counts the same; `items` 0 asks all questions."""
     sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
     chosen = {leaf: spread(sizes[leaf], count) for leaf, count in shares(sizes, items).items() if count}
     tasks = {leaf: tasks[leaf] for leaf in chosen}
@@ -243,7 +243,7 @@ def evaluate(scorer: Scorer, name: str, tasks: dict[str, Task], items: int, sett
     chats = settings.chat_template
     model, named = ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
     how = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
-    # Bootstraps fork, which JAX's threads do not survive. What it and its tasks print is not for us.
+    # No bootstraps: they fork, which JAX's threads do not survive. The output of the harness and its tasks is discarded.
     with _seeded(), contextlib.redirect_stdout(io.StringIO()):
         output = lm_eval.evaluate(model, named, **how, bootstrap_iters=0, confirm_run_unsafe_code=settings.run_code)
     answered = []
@@ -273,8 +273,8 @@ def _named(task: Task, metric: str, way: str) -> str:
 
 
 def _items(task: Task, samples: list[dict], prefix: str) -> list[Item]:
-    """The questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores."""
-    # A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
+    """Returns a task's questions with the scores that the task averages; `detail["chance"]` is the score of guessing."""
+    # A perplexity is not a mean of scores: for each question the harness keeps a log p, which `detail` has.
     aggregation, items = task.aggregation(), {}
     for sample in samples:
         number = sample["doc_id"]
@@ -320,7 +320,7 @@ def _choices(task: Task, sample: dict) -> dict:
 
 @contextlib.contextmanager
 def _seeded() -> Iterator[None]:
-    """Seeds Python's and NumPy's own random numbers as lm-evaluation-harness does; afterwards they are as before."""
+    """Seeds Python's and NumPy's global generators as lm-evaluation-harness does, and restores their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(0)
     np.random.seed(1234)
@@ -334,10 +334,10 @@ def _seeded() -> Iterator[None]:
 class ScorerLM(TemplateLM):
     """Answers the harness's requests with a `Scorer`.
 
-    A text gets the ids that lm_eval's `hf` model gives it with the exported tokenizer: what documents begin with, once, then
-    the text. Unlike there a rolling likelihood has it once too: `hf` puts it in front of a text that already begins with it.
+    A text gets the ids that lm_eval's `hf` model gives it with the exported tokenizer: the opening token (BOS or EOS) once,
+    then the text. A rolling likelihood has the opening token once too, where `hf` puts it there twice.
 
-    `chats` is True if contexts are conversations, as `apply_chat_template` writes them.
+    `chats` is True if contexts are conversations that `apply_chat_template` wrote.
     """
 
     def __init__(self, scorer: Scorer, what: str, chats: bool = False):
@@ -351,7 +351,7 @@ class ScorerLM(TemplateLM):
         return self.scorer.tokenizer.sha256
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns a conversation in the model's own template; without its system message if the template refuses it."""
+        """Returns a conversation in the model's own template, without the system message if the template refuses that."""
         tokenizer = self.scorer.tokenizer
         try:
             return chat.render(tokenizer, chat_history, add_generation_prompt)
@@ -372,7 +372,7 @@ class ScorerLM(TemplateLM):
         return self.scorer.opening
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
-        """Returns the ids of a text, as a document's beginning unless `add_special_tokens` is False."""
+        """Returns the ids of a text, with the opening token unless `add_special_tokens` is False."""
         tokenizer = self.scorer.tokenizer
         if add_special_tokens is False:
             return tokenizer.encode(string)
@@ -408,7 +408,7 @@ class ScorerLM(TemplateLM):
 
 
 def _settings(spec: dict) -> tuple[tuple[str, ...], SampleConfig]:
-    """Returns (stop strings, settings) of a task's `generation_spec`."""
+    """Returns (stop strings, sampling settings) for the generation arguments of a request."""
     until: str | Iterable[str] = spec.get("until") or ()
     sampled = spec.get("do_sample", spec.get("temperature", 0) > 0) and spec.get("temperature", 1) > 0
     limit = next((spec[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in spec), _NEW_TOKENS)

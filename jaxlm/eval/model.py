@@ -1,4 +1,4 @@
-"""Restores the model of a run on this machine's devices, to sample from it or to score texts."""
+"""Restores a run's model on this machine's devices, to sample from it or to score texts."""
 
 import dataclasses
 import pathlib
@@ -25,11 +25,11 @@ class Restored:
     """A run's model, restored from a checkpoint onto this machine's devices.
 
     Attributes:
-      mesh: with all devices on the axis fsdp.
-      variables: the parameters with an adapter added to them, and the vectors of a prompt, which can't be.
+      mesh: has all devices on the axis fsdp.
+      variables: the parameters, and what was trained beside them: an adapter, or the virtual tokens of prompt tuning.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
-      name: what it is called in a line: "checkpoint 100 of RUN", "the model of FOLDER".
+      name: the model in a message: "checkpoint 100 of RUN", "the model of FOLDER".
     """
 
     mesh: Mesh
@@ -46,7 +46,7 @@ def is_there(workdir: str) -> bool:
 
 
 def check_run(config: Config, word: str) -> None:
-    """Raises ConfigError if `config.workdir`, which `word` of the command line stands for, holds nothing to restore."""
+    """Raises ConfigError if `config.workdir` holds nothing to restore. `word` names that folder on the command line."""
     if not is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {word} makes one there")
 
@@ -54,16 +54,16 @@ def check_run(config: Config, word: str) -> None:
 def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = ()) -> Restored:
     """Restores the model in `config.workdir` from a checkpoint ("latest", "best" or a step), or from a format of a reader.
 
-    What is "auto" in the config of the model is replaced by what suits this machine. `readers` are those of `origin.open`.
+    Model settings that are "auto" get the values that suit this machine. `readers` are those of `origin.open`.
 
     Raises:
       ConfigError: there is no such checkpoint.
-      RunError: the checkpoint is damaged, or a number of a model from elsewhere is not finite.
+      RunError: the checkpoint is damaged, or a model from elsewhere has a weight that is not finite.
     """
     workdir = config.workdir
     source = origin.open(workdir, checkpoint, readers)
     check_same_model(pathlib.Path(workdir), config.model)
-    # A new mesh, since the run's own may need more devices than there are here.
+    # A new mesh, since the run's own may need more devices than this machine has.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
     settled = settle.to_read(config.model, jax.devices()[0].platform)
@@ -75,9 +75,9 @@ def restore(config: Config, checkpoint: str, readers: Sequence[origin.Reader] = 
     variables = {"params": params} | jax.device_put(source.trained(), sharding.replicated(mesh))
     if source.adapter:
         model = source.adapter.attach(model)
-    if data is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
+    if data is None and (bad := digest.look(variables)[1]):  # a run never saves such weights
         name = bad[0].removeprefix("params/")
-        raise RunError(f"the model of {workdir}: {name} has a number that is not finite; copy its files again")
+        raise RunError(f"the model of {workdir}: {name} has a number that is not finite; copy the model's files again")
     step = source.provenance.get("step")
     name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
     return Restored(mesh, model, variables, source.tokenizer(), data, int(step or 0), name)

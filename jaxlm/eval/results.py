@@ -1,4 +1,4 @@
-"""What a model scored on benchmarks, item by item: which questions are asked, their means, and RUN/eval/STEP.
+"""Benchmark results: which questions are asked, scores by item and by task, and the files in RUN/eval/STEP.
 
 `jaxlm eval` and the hook in training write RUN/eval/STEP/TASK.jsonl and results.json; `compare` and the report read them.
 """
@@ -22,7 +22,7 @@ from jaxlm.report import benchmarks
 from jaxlm.report.benchmarks import BITS, MARGIN
 
 FOLDER, SUMMARY = "eval", "results.json"
-_ROOM = 2**20  # bytes of a trial: about what a thousand questions take
+_ROOM = 2**20  # bytes that a trial writes: about as many as a thousand questions take
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -32,9 +32,9 @@ class Item:
 
     Attributes:
       id: identifies the question; the same in every run that asks it.
-      metrics: name -> score, such as `acc` (0 or 1), `acc_norm`, `exact_match`; of a multiple-choice question also
-        `bits_per_byte` of the right answer and its `margin` over the best wrong one, in bits a byte.
-      detail: what a reader may want to see: the question, log p of each choice in nats, the text that was generated.
+      metrics: name -> score, such as `acc` (0 or 1), `acc_norm`, `exact_match`; for a multiple-choice question also
+        `bits_per_byte` of the right answer, and its `margin` over the best wrong answer in bits per byte.
+      detail: for a reader: the question, log p of each choice in nats, the text that was generated.
     """
 
     id: str
@@ -47,10 +47,10 @@ class TaskResult:
     """What a model scored on one task.
 
     Attributes:
-      metrics: name -> the task's score, as the harness computes it; those of the items are means over them.
-      stderr: name -> the standard error of that score, where there is one.
+      metrics: name -> the task's score, as the harness computes it; if items have the metric, their mean.
+      stderr: name -> the standard error of the score, if known.
       chance: the accuracy of guessing; None if the task has no choices.
-      fewshot: how many worked examples stood before each question; None for a mean over tasks that differ in it.
+      fewshot: how many few-shot examples each question had; None for a mean over tasks with different numbers.
     """
 
     task: str
@@ -65,19 +65,19 @@ class TaskResult:
 
 
 def spread(size: int, items: int) -> list[int]:
-    """Returns which of `size` questions to ask: `items` of them, drawn from all; all if `items` is 0.
+    """Returns the numbers of the questions to ask: `items` drawn from `size`; all if `items` is 0.
 
-    They are always the same, and those of fewer are among those of more.
+    The draw is always the same, and a larger one holds every smaller one.
     """
     if not 0 < items < size:
         return list(range(size))
-    from jaxlm.data.batches.rows import permute  # here, because its libraries take a second, and `compare` asks nothing
+    from jaxlm.data.batches.rows import permute  # here, because `compare` needs no draw and the import takes a second
 
     return sorted(permute(np.arange(items), size, "items").tolist())
 
 
 def shares(sizes: dict[str, int], items: int) -> dict[str, int]:
-    """Returns name -> how many questions of each task to ask: of a group `items` in all, in proportion; all if 0."""
+    """Returns task -> how many questions to ask: `items` in all, in proportion to the tasks' sizes; all if `items` is 0."""
     total, counts, before = sum(sizes.values()), {}, 0
     for name, size in sizes.items():
         after = before + size
@@ -89,8 +89,8 @@ def shares(sizes: dict[str, int], items: int) -> dict[str, int]:
 def means(items: Sequence[Item]) -> tuple[dict[str, float], dict[str, float]]:
     """Returns (metric -> its mean, metric -> the mean's standard error), of the metrics that all items have.
 
-    Ten wrong answers do not show that all are: a share of 0 or 1 has the standard error of one with two right and two wrong
-    answers more (Agresti and Coull 1998).
+    If all scores are 0 or all are 1, the standard error is computed with two right and two wrong answers added (Agresti and
+    Coull 1998): ten wrong answers do not prove that all answers are wrong.
     """
     metrics, stderr = {}, {}
     for name in items[0].metrics if items else ():
@@ -104,15 +104,15 @@ def means(items: Sequence[Item]) -> tuple[dict[str, float], dict[str, float]]:
     return metrics, stderr
 
 
-# Two measures see differences where accuracy does not. At 10^20 FLOPs it hardly leaves chance, while what the model gives the
-# right answer improves all the time (Heineman et al. 2025, "Signal and Noise", arXiv:2508.13144). Bits per byte is
-# -log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
+# Two measures show differences that accuracy hides. At 10^20 FLOPs accuracy is hardly above chance, while the probability of
+# the right answer improves steadily (Heineman et al. 2025, "Signal and Noise", arXiv:2508.13144). Bits per byte is
+# -log2 p(answer | question) over the UTF-8 bytes of the answer as scored.
 def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence[int]) -> dict[str, float]:
-    """Returns `bits_per_byte` of the right answer, and its `margin`: by how much that is below the best wrong one's.
+    """Returns the right answer's `bits_per_byte`, and its `margin`: the best wrong answer's bits per byte minus these.
 
-    Of several right answers `bits_per_byte` is the mean, and the margin that of the best. Without wrong answers there is
-    no margin; without a right one, or one of no length, there is nothing. `logp` is of each choice, in nats, `sizes` its
-    UTF-8 bytes.
+    If several answers are right, `bits_per_byte` is their mean, and the margin is the best one's. If none is wrong, there is
+    no margin; if none is right, or a choice is empty, the result is {}. `logp` (nats) and `sizes` (UTF-8 bytes) are of each
+    choice.
     """
     right = [gold] if isinstance(gold, int) else list(gold)
     if not right or not all(0 <= choice < len(logp) for choice in right) or min(sizes, default=0) < 1:
@@ -125,7 +125,7 @@ def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence
 
 
 def measured(result: TaskResult) -> TaskResult:
-    """Returns a task's result in which the items that have choices have these measures, and the task their means."""
+    """Returns a task's result with the measures of `of_choices` added: to items with choices, and as means to the task."""
     items = []
     for item in result.items:
         if {"logp", "bytes", "gold"} <= item.detail.keys():
@@ -155,9 +155,9 @@ def alarm(result: TaskResult, flops: float) -> str:
 
 
 def unwritable(folder: pathlib.Path, step: int) -> str:
-    """Returns why no results can be written for a step, such as "Read-only file system"; "" if they can. It tries it.
+    """Returns why results of a step can't be written ("Read-only file system"), by a trial; "" if they can.
 
-    Raises ConfigError if what is there is damaged, RunError if the disk is full.
+    Raises ConfigError if the step's earlier results are damaged, RunError if the disk is full.
     """
     place = folder / FOLDER / str(step)
     try:
@@ -177,9 +177,9 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
 
 
 def write(folder: pathlib.Path, results: Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
-    """Writes results below `folder`/eval/STEP, beside those of other tasks there; returns that folder.
+    """Writes results to `folder`/eval/STEP, keeps the other tasks' results there, and returns that folder.
 
-    `about` has `step`, and what else says how the results came about (fewshot, limit, packages, `moment`).
+    `about` has `step`, and how the results were made (fewshot, limit, packages, `moment`).
     """
     place = folder / FOLDER / str(about["step"])
     place.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def write(folder: pathlib.Path, results: Sequence[TaskResult], about: dict[str, 
 
 
 def _write(path: pathlib.Path, content: str) -> None:
-    """Writes JSON whole, half a character of a question as `\\ud800`. If that fails, no half of it stays on a full disk."""
+    """Writes JSON atomically, a lone surrogate as `\\ud800`. If the write fails, deletes the partial file."""
     try:
         files.write_atomically(path, files.printable(content).encode())
     except OSError:
@@ -206,9 +206,9 @@ def _write(path: pathlib.Path, content: str) -> None:
 
 
 def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:
-    """Writes one result as `write` does, unless there are more questions of that task, asked alike; says which stay in a line.
+    """Writes one result as `write` does, unless an earlier result has more questions, asked alike. Returns a line on that.
 
-    With fewer, a score would be less sure, and that step would no longer compare with the others of the run.
+    With fewer questions the score would be less certain, and no longer comparable with the run's other steps.
     """
     place = folder / FOLDER / str(about["step"])
     old = _tasks_there(place).get(result.task)
@@ -218,9 +218,7 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
         alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
         whose = " that the training asked" if then.get("training") else ""
         if alike and had > new:
-            return (
-                f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}; delete it to ask anew"
-            )
+            return f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}; to replace them, delete it"
         line = f"{place}: these {new:,} questions of {result.task} replace the {had:,}{whose}"
         line += "" if alike else ", with other worked examples or another template"
     write(folder, [result], about)
@@ -233,13 +231,13 @@ def steps(folder: pathlib.Path) -> list[int]:
 
 
 def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
-    """Returns what a run's benchmarks take for now in a chat template: what earlier results of the run did, else now.
+    """Returns the present moment that chat templates see in a run's benchmarks: that of earlier results, else now.
 
-    So they ask the same questions on every day.
+    So the questions are the same every day.
     """
     earlier = []
     for step in steps(folder):
-        with contextlib.suppress(ConfigError, *files.MANGLED):  # damaged: whoever reads them says so
+        with contextlib.suppress(ConfigError, *files.MANGLED):  # damaged results: their reader reports them
             tasks = _tasks(folder / FOLDER / str(step)).values()
             earlier += [task["about"]["moment"] for task in tasks if files.is_moment(task["about"].get("moment"))]
     return min(earlier, default=files.moment(clock))

@@ -1,4 +1,4 @@
-"""Continues fixed prompts: the quickest way to see what a model has learned. And how their texts fall apart."""
+"""Continues fixed prompts, the quickest way to see what a model has learned, and measures how the texts degenerate."""
 
 import dataclasses
 import json
@@ -16,10 +16,10 @@ from jaxlm.host import files
 from jaxlm.models.decode import engine, generate
 from jaxlm.models.transformer import Transformer
 
-_N = 4  # words of an n-gram whose repetition counts
-_LOOP, _TIMES = 16, 3  # words of the longest loop; rounds of it that count as one
-_FEWEST = 8  # words that such rounds have together, at least: "no no no" is speech
-_SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
+_N = 4  # words in an n-gram whose repetition is counted
+_LOOP, _TIMES = 16, 3  # the most words that a loop repeats; how often a loop repeats them, at least
+_FEWEST = 8  # words in all repetitions of a loop, at least: "no no no" is speech
+_SURE = 0.8  # patterns of `GROUPS` with at least this severity are junk in any text
 
 
 def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[int]:
@@ -31,9 +31,9 @@ def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[in
 def continue_prompts(
     model: Transformer, variables: dict, tokenizer: Coder, prompts: Sequence[str], settings: SampleConfig, seed: int
 ) -> list[str]:
-    """Returns the text that follows each prompt, up to its end (`ends`) or `settings.max_new_tokens`.
+    """Returns the text that follows each prompt, up to an end token (`chat.ends`) or `settings.max_new_tokens`.
 
-    Continues `prompts`; those of `settings` are ignored.
+    Continues `prompts`; `settings.prompts` is ignored.
     """
     return [text for text, _ in _continued(model, variables, tokenizer, prompts, settings, seed)]
 
@@ -41,7 +41,7 @@ def continue_prompts(
 def _continued(
     model: Transformer, variables: dict, tokenizer: Coder, prompts: Sequence[str], settings: SampleConfig, seed: int
 ) -> list[tuple[str, bool]]:
-    """The text that follows each prompt, and whether it ended by itself."""
+    """Returns (the text that follows the prompt, whether an end token ended it) for each prompt."""
     ids, stop_ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts], chat.ends(tokenizer)
     new = generate.generate(model, variables, ids, settings, stop_ids=stop_ids, seed=seed)
     texts = (tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new)
@@ -49,15 +49,15 @@ def _continued(
 
 
 class Stream:
-    """The texts that follow some prompts, as they come. When it is made, all is compiled and the prompts are read.
+    """Streams the texts that follow some prompts. The constructor compiles the model and reads the prompts.
 
-    Iterating yields (number of the prompt, a piece of its text). The first prompt's text comes first, token by token, then
-    the second's, of which most is there by then, and so on; together these are the texts of `continue_prompts`. A piece holds
-    whole characters only.
+    Iterating yields (prompt number, next piece of its text). The first prompt's text comes first, token by token; then the
+    second's, most of which was generated meanwhile, and so on. Together the pieces are the texts of `continue_prompts`. A
+    piece holds whole characters only.
 
     Attributes:
-      tokens: how many tokens have come after the first of each row.
-      seconds: how long they took, without what the caller does between two pieces.
+      tokens: how many tokens were generated after the first of each row.
+      seconds: how long generating them took, without the caller's time between two pieces.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Stream:
                 first, began = False, time.perf_counter()
 
     def _take(self, chunk: list[list[int]] | None) -> None:
-        """Takes the new ids of each row; None: there are no more."""
+        """Adds the new ids to each row; None if generation has ended."""
         for row, ids in zip(self._rows, chunk or [[]] * len(self._rows), strict=True):
             if not row.ended:
                 row.ended = chunk is None or bool(self._stops & {*ids[-1:]})
@@ -102,7 +102,7 @@ class Stream:
 
 @dataclasses.dataclass
 class _Row:
-    """What comes of one prompt: its text, of which `new` is not given out yet."""
+    """The text that follows one prompt; `new` is the part that was not yielded yet."""
 
     text: Text
     new: str = ""
@@ -112,16 +112,16 @@ class _Row:
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: Encoded, workdir: pathlib.Path
 ) -> Callable[[dict, int], tuple[list[str], dict[str, float]]]:
-    """Returns a function `(variables, step) -> (lines to show, figures)` that lets the model continue the prompts.
+    """Returns a function `(variables, step) -> (lines to show, metrics)` that lets the model continue the prompts.
 
-    On the first process that function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on
-    the others it returns no lines. If it can't be written, the function raises on all processes. With `chat_template` the
-    figure `samples/ended` is the share of the answers that end within `max_new_tokens`.
+    On the first process the function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on
+    the others it returns no lines. If that file can't be written, the function raises on all processes. With `chat_template`
+    the metric `samples/ended` is the share of the answers that end within `max_new_tokens`.
 
     Raises ConfigError if a prompt is too long for the model, before training starts.
     """
     tokenizer, prompts = data.tokenizer(), settings.prompts
-    ways = [settings]  # how each prompt is continued
+    ways = [settings]  # each prompt is continued once with each
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
     engine.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
@@ -143,24 +143,24 @@ def make(
 
 
 def _write(folder: pathlib.Path, step: int, written: list[dict]) -> list[str]:
-    """Writes the samples of a step, with how each degenerates; returns the lines to show."""
+    """Writes the samples of a step, each with its `degeneration`; returns the lines to show."""
     folder.mkdir(exist_ok=True)
     lines = [{"step": step} | entry | degeneration(entry["text"]) for entry in written]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    files.write_atomically(folder / f"{step}.jsonl", content.encode())  # a whole file: this step has its samples
+    files.write_atomically(folder / f"{step}.jsonl", content.encode())  # the file exists only if it is complete
     return [f"step {step}  [{entry['prompt']}]{entry['text']}" for entry in written]
 
 
 def degeneration(text: str) -> dict[str, float | int | None]:
-    """Returns how a generated text falls apart.
+    """Returns measures of how a generated text degenerates.
 
-    rep-n and distinct-n are those of Welleck et al. 2020 (arXiv:1908.04319, "seq-rep-n") and Li et al. 2016 (arXiv:1510.03055).
-    Words are what stands between white space; n-grams are of words, so that models with different tokenizers compare.
+    repetition is seq-rep-n of Welleck et al. 2020 (arXiv:1908.04319), distinct_2 distinct-n of Li et al. 2016
+    (arXiv:1510.03055). N-grams are of words split at white space, so that models with different tokenizers compare.
 
-    repetition: the share of its 4-grams of words that stood in it before; 0 for a text of fewer words.
-    distinct_2: the share of its 2-grams of words that are different; 1 for a text of fewer words.
-    degenerates_at: the number of words before it only repeats itself up to its end; None if it does not.
-    junk: the share of its characters that known junk has (the groups of `corpus.audit_patterns` that are sure).
+    repetition: the share of 4-grams that occurred before in the text; 0 for a text of fewer words.
+    distinct_2: the number of different 2-grams, over the number of all; 1 for a text of fewer words.
+    degenerates_at: the number of words before the loop in which the text ends; None if it does not end in a loop.
+    junk: the share of characters that are surely junk (see `junk`).
     """
     words = text.split()
     return {
@@ -177,9 +177,9 @@ def _different(words: list[str], n: int) -> float:
 
 
 def degenerates_at(words: list[str]) -> int | None:
-    """Returns how many words stand before a loop that lasts to the end of a text; None if it does not end in one.
+    """Returns how many words come before the loop in which a text ends; None if it does not end in a loop.
 
-    A loop is at most 16 words, three times or more, the last time perhaps cut short.
+    A loop is 1 to 16 words, at least three times in a row and at least 8 words in all; the last time may be cut short.
     """
     starts = []
     for period in range(1, _LOOP + 1):

@@ -1,4 +1,4 @@
-"""Bits per byte of any text, document by document: `jaxlm eval RUN --text=FOLDER`. Two runs are compared on one text so."""
+"""Bits per byte of any text, by document: `jaxlm eval RUN --text=FOLDER`. On the same text, two runs can be compared."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ Documents = Sequence[tuple[str, str]]  # (id, text)
 
 
 def read(path: str, text_key: str) -> Documents:
-    """Returns the documents of a file, folder or glob (.txt, .md, .jsonl, .parquet) that are not empty, at least one."""
+    """Returns the non-empty documents of a file, folder or glob (.txt, .md, .jsonl, .parquet). Raises ConfigError if none."""
     documents = [(name, text) for name, text in iterate_documents(path, text_key=text_key) if text]
     if not documents:
         raise ConfigError(f"--text={path}: all its documents are empty")
@@ -26,7 +26,7 @@ def read(path: str, text_key: str) -> Documents:
 
 
 def task(documents: Documents) -> str:
-    """Returns the name under which results are kept: it follows from the texts, so that equal names are of equal texts."""
+    """Returns the task name of results on these texts. It has a hash of the texts, so that equal names mean equal texts."""
     digest = hashlib.sha256()
     for _, text in documents:
         manifest.add_text(digest, text.encode())
@@ -34,9 +34,9 @@ def task(documents: Documents) -> str:
 
 
 def results(scorer: Scorer, documents: Documents, seq_len: int) -> Iterator[TaskResult]:
-    """Yields the bits per byte of each document, and of all: bits over bytes of the raw UTF-8. Nothing without documents.
+    """Yields one result: the bits per raw UTF-8 byte of all documents and, as items, of each. Nothing without documents.
 
-    A document stands behind what opens one in training (EOS), in windows of `seq_len` tokens without overlap, as rows are cut.
+    As in training, a document begins with the opening token (EOS), and is cut into windows of `seq_len` tokens, no overlap.
     """
     if not documents:
         return

@@ -12,7 +12,7 @@ from jaxlm.report.benchmarks import BITS, MARGIN
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What the model scored on one task. `stderr`, and `chance`, the score of guessing, are None if unknown."""
+    """The model's score on one task. `stderr`, and `chance` (the score of guessing), are None if unknown."""
 
     task: str
     metric: str
@@ -25,12 +25,12 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """The model that an adapter changes.
+    """The base model of an adapter.
 
     Attributes:
       step: of its checkpoint; None for a model from elsewhere.
-      ids: to how many ids its embedding must grow before it takes the adapter; 0 if it need not.
-      codes: how its layers were kept in training: nf4, int8, or none.
+      ids: the vocabulary size to which its embedding must be resized before the adapter is loaded; 0 to keep its size.
+      codes: how its layers were quantised in training: nf4, int8, or none.
     """
 
     name: str
@@ -41,20 +41,20 @@ class Base:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a card says.
+    """What a model card says.
 
     Attributes:
-      to, file: "hf", "peft", or "gguf" and the name of its file.
-      step, parameters: of the checkpoint; how many parameters the model has.
+      to, file: "hf", "peft" or "gguf"; the name of the GGUF file.
+      step, parameters: the checkpoint's step; the model's number of parameters.
       run: the key `run` of a report's summary (see `report.run`).
       phases: rows of the bill, as `train.phases` writes them.
-      sources: name -> {"origin": where it comes from, "share": of the mixture, "tokens": of its training split}.
-      mixture: both mixtures in words, of which the shares above are the first; "" if the run has one.
-      licences: source -> the licences that its preparation allowed; none if it did not choose by licence.
+      sources: name -> {"origin": where the source comes from, "share": of the mixture, "tokens": of the training split}.
+      mixture: the mixtures in words, if the run has two (`sources` has the shares of the first); else "".
+      licences: source -> the licences that its preparation allowed; empty if it did not filter by licence.
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.
-      tokenizer_class: the class of transformers that loads the tokenizer: AutoTokenizer, if that does.
-      base: of an adapter; None for a model.
+      tokenizer_class: the class of transformers that loads the tokenizer, AutoTokenizer if possible.
+      base: the adapter's base; None if the export is a whole model.
     """
 
     name: str
@@ -81,7 +81,7 @@ def text(facts: Facts) -> str:
 
 
 def _front(facts: Facts) -> str:
-    """The hub's metadata. A value in JSON is YAML too, whatever characters a name has."""
+    """Returns the hub's metadata as YAML. Values are written as JSON, which is YAML too, whatever characters they hold."""
     fields = {
         "library_name": {"hf": "transformers"}.get(facts.to, facts.to),
         "pipeline_tag": "text-classification" if facts.rewards else "text-generation",
@@ -130,7 +130,7 @@ def _use_model(facts: Facts) -> tuple[list[str], str]:
     ]
     note = "Each text must begin with one end-of-text token; the tokenizer puts it there."
     if facts.chats:
-        note += " The chat template spells control tokens, so a text that spells one is read as one; to read it as text, pass "
+        note += " The chat template spells control tokens, so a text that spells one gets its id; to avoid that, pass "
         note += "`split_special_tokens=True`."
     return code, note
 
@@ -145,7 +145,7 @@ def _use_scores(facts: Facts) -> tuple[list[str], str]:
         'print(model(**tokenizer(text, add_special_tokens=False, return_tensors="pt")).logits)',
     ]
     note = "The score is that of a text's last token, so a chat ends with the token that ends an answer, without the newline "
-    return code, note + "behind it. Scores of answers to one prompt compare; of different prompts they do not."
+    return code, note + "after it. Compare scores only of answers to the same prompt."
 
 
 def _use_adapter(facts: Facts, base: Base) -> tuple[list[str], str]:

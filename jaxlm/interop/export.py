@@ -1,4 +1,4 @@
-"""Writes a run's model for other programs: into a temporary folder, checked, and only then renamed."""
+"""Exports a run's model for other programs: writes a temporary folder, checks it, and only then renames it."""
 
 import contextlib
 import dataclasses
@@ -32,11 +32,11 @@ class Source:
 
     Attributes:
       read: leaf -> its value.
-      about: what MARK says of the source: the run, the step.
+      about: what the file MARK says of the source: the run, the step.
       card: the text of README.md.
-      scores: True for a reward model; `read` gives its head too.
-      adapted: the adapter, for "peft"; `read`, `config` are its base's then.
-      base: which model the adapter's base is.
+      scores: True for a reward model; `read` returns its scalar head too.
+      adapted: the adapter, for "peft"; then `read` and `config` are those of its base.
+      base: the folder and checkpoint of the adapter's base.
     """
 
     read: Callable[[str], np.ndarray]
@@ -51,7 +51,7 @@ class Source:
 
 
 class Done(typing.NamedTuple):
-    """What an export came to: the folder or the file, how many tensors it holds, how long writing and checking took."""
+    """The result of an export: its folder or file, its number of tensors, how long writing and checking took."""
 
     place: pathlib.Path
     tensors: int
@@ -67,7 +67,7 @@ def dtype_of(to: str, dtype: str | None) -> str:
 
 
 def refuse(out: pathlib.Path, to: str) -> None:
-    """Raises ConfigError if `out` may not be replaced: it holds more than an earlier export of this kind."""
+    """Raises ConfigError if `out` may not be replaced: it holds anything but an earlier export to the same format."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out={out} is a file: give a folder")
     if not out.is_dir() or not any(out.iterdir()):
@@ -76,7 +76,7 @@ def refuse(out: pathlib.Path, to: str) -> None:
         mark = files.json_of((out / MARK).read_bytes())
         earlier, wrote = mark["to"], {MARK, *mark["files"]}
     except (OSError, *files.MANGLED):
-        raise ConfigError(f"--out={out} is not empty and no earlier export: give a new folder") from None
+        raise ConfigError(f"--out={out} is not empty, and not an earlier export: give a new folder") from None
     if earlier != to:
         raise ConfigError(f"--out={out} holds an export to {earlier}: give another folder for {to}")
     others = sorted(path.name + "/" * path.is_dir() for path in out.iterdir() if path.name not in wrote)
@@ -90,15 +90,15 @@ def refuse(out: pathlib.Path, to: str) -> None:
 
 
 def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
-    """Writes the model to `out`, reads every tensor back and compares it, to the bit, with the source.
+    """Writes the model to `out`, reads every tensor back and compares it bit by bit with the source.
 
     Raises:
-      ConfigError: the format has no place for this model, or `out` holds something else.
-      RunError: the disk is full, or what was written is not the source.
+      ConfigError: the format can't hold this model, or `out` holds something else.
+      RunError: the disk is full, or a written tensor differs from the source.
     """
     refuse(out, to)
     if source.scores and to != "hf":
-        raise ConfigError("a reward model gives a score, for which GGUF has no place: export with --to=hf")
+        raise ConfigError("only --to=hf can export a reward model's score head")
     if (to == "peft") != (source.adapted is not None):
         raise ValueError(f"--to={to} of a source with{'' if source.adapted else 'out'} an adapter")
     file = f"{source.name}-{dtype}.gguf"
@@ -121,7 +121,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
             count = check(written, source.read, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
-        sums = {name: hf_weights.sha256(folder / name) for name in names if name != "README.md"}  # people rewrite cards
+        sums = {name: hf_weights.sha256(folder / name) for name in names if name != "README.md"}  # users edit the card
         about = {
             "to": to,
             "dtype": dtype,
@@ -139,7 +139,7 @@ Written = hf_folder.HfFolder | gguf.GgufFile | peft.PeftFolder
 
 
 def check(written: Written, read: Callable[[str], np.ndarray], tell: Tell) -> int:
-    """Returns how many tensors the files hold. Raises RunError if one is not, to the bit, what the run's leaves become."""
+    """Returns how many tensors the files hold. Raises RunError if a tensor differs, in any bit, from the run's leaves."""
     count = 0
     for name, leaves, value in told(written.contents(read), tell):
         if not _same_bits(value, written.held(name)):
@@ -150,12 +150,12 @@ def check(written: Written, read: Callable[[str], np.ndarray], tell: Tell) -> in
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    kind = f"u{a.dtype.itemsize}"  # nan is no nan's equal, and 0 is -0's
+    kind = f"u{a.dtype.itemsize}"  # as bits, since nan != nan and 0 == -0
     return (a.dtype, a.shape) == (b.dtype, b.shape) and np.array_equal(a.view(kind), b.view(kind))
 
 
 def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
-    """Raises RunError if the written tokenizer.json has other ids for some texts. Needs `tokenizers`; without it, nothing."""
+    """Raises RunError if the written tokenizer.json gives a test text other ids. Does nothing if `tokenizers` is missing."""
     try:
         import tokenizers
     except ImportError:
@@ -166,12 +166,12 @@ def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
     written.encode_special_tokens = True
     for text in _PROBES:
         if written.encode(text).ids != ids.document(tokenizer, text):
-            raise RunError(f"the written tokenizer.json has other ids than the run's tokenizer for {text!r}")
+            raise RunError(f"the written tokenizer.json gives {text!r} other ids than the run's tokenizer")
 
 
 @contextlib.contextmanager
 def _replacing(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder beside `out`, which takes its name if the `with` block ends well, and else goes."""
+    """Yields a new folder beside `out`. It replaces `out` if the `with` block ends without an error, and is deleted if not."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(folder, ignore_errors=True)

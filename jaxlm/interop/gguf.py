@@ -1,7 +1,7 @@
 """Writes a model as one GGUF file, with the `gguf` package and numpy alone, and reads its tensors back.
 
 Names, metadata and layout are those of llama.cpp's convert_hf_to_gguf.py: the rows of llama's q and k are permuted (its RoPE
-turns neighbours), GPT-2's matrices are transposed, vectors are float32.
+rotates adjacent pairs), GPT-2's matrices are transposed, vectors are float32.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def package() -> typing.Any:
 
 
 def architecture(config: ModelConfig) -> str:
-    """Returns GGUF's name of a model's architecture. Raises ConfigError if it has none, or if readers would ignore a part."""
+    """Returns GGUF's name of a model's architecture. Raises ConfigError if GGUF has none, or its readers ignore a part."""
     name = str(hf_config.content(config)["model_type"])
     if name == "llama" and config.bias:
         raise ConfigError("GGUF's readers ignore the biases of a llama model (model.bias=True): export with --to=hf")
@@ -46,7 +46,7 @@ def architecture(config: ModelConfig) -> str:
 
 
 class GgufFile:
-    """A GGUF file: how the tensors of a model are named and stored in it. `dtype`: "f32", "f16" or "q8_0", of matrices."""
+    """A GGUF file: how a model's tensors are named and stored in it. `dtype` of the matrices: "f32", "f16" or "q8_0"."""
 
     def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
         self._path, self._config, self._dtype, self._name = path, config, dtype, name
@@ -73,7 +73,7 @@ class GgufFile:
             writer.close()
 
     def contents(self, read: Callable[[str], np.ndarray]) -> Iterator[Content]:
-        """Yields the tensors that the file must hold: numbers, or the bytes of blocks.
+        """Yields the tensors that the file must hold: as numbers, or for q8_0 as bytes.
 
         Raises ConfigError if a number is too large for float16.
         """
@@ -89,7 +89,7 @@ class GgufFile:
 
     @functools.cached_property
     def _stored(self) -> dict[str, tuple[tuple[int, ...], np.dtype, int]]:
-        """Name of a tensor -> (shape, type, the byte where it begins), by the file's own header."""
+        """Tensor name -> (shape, dtype, offset in bytes), from the file's own header."""
         stored = package().GGUFReader(self._path).tensors
         return {tensor.name: (tensor.data.shape, tensor.data.dtype, int(tensor.data_offset)) for tensor in stored}
 
@@ -106,7 +106,7 @@ class GgufFile:
         return name
 
     def _kind(self, tensor: Tensor) -> typing.Any:
-        """Returns GGUF's type of a tensor. Vectors and positions are f32; rows that are no multiple of 32 can't be q8_0."""
+        """Returns GGUF's type of a tensor: f32 for vectors and positions; f16, not q8_0, for rows that 32 does not divide."""
         types = package().GGMLQuantizationType
         if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
             return types.F32
@@ -128,7 +128,7 @@ class GgufFile:
         return coded
 
     def _heads(self, tensor: Tensor) -> int:
-        """The number of heads by which a tensor's rows are permuted; 0 if they are not."""
+        """Returns the number of heads whose rows are permuted in a tensor; 0 if none are."""
         if architecture(self._config) != "llama":
             return 0
         heads = {"q_proj.weight": self._config.n_heads, "k_proj.weight": self._config.n_kv_heads}
@@ -140,7 +140,7 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _rope_factors(config: ModelConfig) -> np.ndarray | None:
-    """By what each rotary frequency is divided (llama 3's scaling); None without it."""
+    """Returns the factor that divides each rotary frequency in llama 3's scaling; None without this scaling."""
     if config.family == "gpt2" or config.rope.scaling != "llama3":
         return None
     plain = dataclasses.replace(config, rope=dataclasses.replace(config.rope, scaling="none"))
@@ -176,7 +176,7 @@ def _add_model(writer: typing.Any, c: ModelConfig, dtype: str, name: str) -> Non
 def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError(
-            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
+            "--to=gguf works only with tokenizers that jaxlm made: export this model with --to=hf, and convert that folder "
             "with llama.cpp's convert_hf_to_gguf.py"
         )
     pieces = tokenizer_json.pieces(tokenizer)
@@ -189,7 +189,7 @@ def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
     writer.add_remove_extra_whitespaces(pieces.strips)
     if pieces.charsmap:
         writer.add_precompiled_charsmap(pieces.charsmap)
-    # What a text is opened by is called BOS there; of ours it is EOS, once.
+    # GGUF calls the token that opens a text BOS; our tokenizers open a text with one EOS.
     writer.add_bos_token_id(tokenizer.opening[0])
     writer.add_eos_token_id(tokenizer.eos_id)
     writer.add_unk_token_id(pieces.types.index(tokenizer_json.UNKNOWN))
@@ -197,5 +197,5 @@ def _add_tokenizer(writer: typing.Any, tokenizer: Coder) -> None:
     writer.add_add_eos_token(False)
     if chat.speaks(tokenizer):
         writer.add_eot_token_id(chat.end_id(tokenizer))
-        # The tag that marks answers is of transformers. llama-cpp-python compiles templates as it loads, and may not know it.
+        # Only transformers knows the tag that marks answers; llama-cpp-python may fail on the tag when it loads the model.
         writer.add_chat_template(re.sub(r"{% (end)?generation %}", "", chat.TEMPLATE))

@@ -1,6 +1,6 @@
-"""The config.json of a Hugging Face model (Llama, Mistral, Qwen2, Qwen3, GPT-2): of our section `model`, and back to its keys.
+"""Translates our section `model` to the config.json of Hugging Face (Llama, Mistral, Qwen2, Qwen3, GPT-2), and back.
 
-It is read as transformers 4 and 5 write it. What it says and our models can't do is refused by name. Needs no JAX.
+Reads config.json as transformers 4 and 5 write it; names in an error what our models don't support. Needs no JAX.
 """
 
 import contextlib
@@ -46,21 +46,21 @@ _LINEAR = {"factor": "factor"}
 _LLAMA3 = _LINEAR | {name: name for name in ("low_freq_factor", "high_freq_factor")}
 _LLAMA3 |= {"original_max_len": "original_max_position_embeddings"}
 _ROPE = {"default": ("none", {}), "linear": ("linear", _LINEAR), "llama3": ("llama3", _LLAMA3)}
-# Our keys that hold text, switches, numbers; all others hold whole numbers.
+# Our keys that hold texts, booleans, floats; all others hold integers.
 _TEXTS, _SWITCHES = ("family", "rope.scaling"), ("tie_embeddings", "bias", "qkv_bias", "qk_norm")
 _NUMBERS = ("norm_eps", *(f"rope.{name}" for name in ("theta", "factor", "low_freq_factor", "high_freq_factor")))
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
-_TABLES = ("lm_head.weight", "embed_tokens.weight", "wte.weight")  # the ends of the names of the head and the embedding
-_PIECE = 4096  # rows of two tables that are compared at a time
+_TABLES = ("lm_head.weight", "embed_tokens.weight", "wte.weight")  # how the names of the head and the embedding end
+_PIECE = 4096  # rows of two tables compared at a time
 _GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
 
 
 def content(config: ModelConfig) -> dict[str, object]:
     """Returns the content of Hugging Face's config.json for a model, without the ids of special tokens.
 
-    It has the rotary settings twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
-    version that does not find its settings silently takes theta 10000.
+    It has the rotary settings twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): each
+    version silently uses theta 10000 if its own keys are missing.
 
     Raises ConfigError if Hugging Face has no architecture for this model.
     """
@@ -84,7 +84,7 @@ def content(config: ModelConfig) -> dict[str, object]:
 
 
 def scoring(language_model: Mapping[str, object]) -> dict[str, object]:
-    """Returns what the config.json of a reward model has in place of a language model's, without the id of padding."""
+    """Returns the keys in which a reward model's config.json differs from a language model's, except the padding id."""
     family = language_model["architectures"][0].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     label = "LABEL_0"
     return {"architectures": [f"{family}ForSequenceClassification"], "id2label": {"0": label}, "label2id": {label: 0}}
@@ -96,9 +96,9 @@ def is_model(folder: pathlib.Path) -> bool:
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files with a model's weights: model.safetensors, as transformers, else those that an index names.
+    """Returns the files with a model's weights: model.safetensors if it exists, as transformers does, else the index's files.
 
-    Raises ConfigError if there are none, or one is missing.
+    Raises ConfigError if there are no weights, or a file of the index is missing.
     """
     index = folder / INDEX
     if (folder / SINGLE).is_file():
@@ -117,23 +117,23 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         place = repr(str(folder))
         convert = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({place}).save_pretrained({place})"
         raise ConfigError(
-            f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
+            f'{folder} has {other} and no safetensors: convert it where PyTorch is installed: python -c "{convert}"'
         )
     raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
 def _has_own_head(folder: pathlib.Path) -> bool:
-    """True if the weights hold a head that differs from the embedding: then transformers 5 ties them not."""
+    """True if the weights hold a head that differs from the embedding: then transformers 5 does not tie the two."""
     with contextlib.suppress(ConfigError, OSError, safetensors.SafetensorError):
         return _tables_differ(
             tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in weight_files(folder))
         )
-    return False  # who reads the weights says what is wrong
+    return False  # damaged files: reading the weights raises
 
 
 @functools.lru_cache(maxsize=16)  # a large table takes seconds
 def _tables_differ(stamps: tuple[tuple[str, int, int], ...]) -> bool:
-    """True if the two tables in files, given with times and sizes, are not the same."""
+    """True if files hold a head and an embedding that differ. `stamps`: (path, time, size), so that the cache sees changes."""
     opened = [safetensors.safe_open(path, framework="numpy") for path, _, _ in stamps]
     tables = [file.get_slice(name) for file in opened for name in file.keys() if name.endswith(_TABLES)]  # noqa: SIM118
     shapes = [table.get_shape() for table in tables]
@@ -143,11 +143,10 @@ def _tables_differ(stamps: tuple[tuple[str, int, int], ...]) -> bool:
 
 
 def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str], list[str]]:
-    """Returns (key of our section `model` -> value, lines to say, remarks) for a model's folder; `rope.theta` is such a key.
+    """Returns (key of our section `model` -> value, messages, remarks) for a model's folder; a key may be `rope.theta`.
 
-    A remark is a line for what contradicts itself there: what is read of it, as transformers does. `scores` is True for a
-    reward model, whose head gives one number. Raises ConfigError if config.json is damaged, or names something that our
-    models do not have.
+    A remark is a message on a contradiction in the folder: it says which side is used, as in transformers. `scores` is True for
+    a reward model. Raises ConfigError if config.json is damaged, or needs something that our models do not support.
     """
     saved = files.json_there(folder / "config.json")
     if not saved:
@@ -177,7 +176,7 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
 
 
 class _Unsupported(Exception):
-    """What a model has and ours have not."""
+    """A feature of a model that our models do not support."""
 
 
 def _read(saved: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str], list[str]]:
@@ -188,7 +187,7 @@ def _read(saved: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[s
     if other:
         raise _Unsupported(f"the architecture {other[0]} is not supported, only models that {_KINDS[ends]}")
     if saved.get("quantization_config"):
-        raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
+        raise _Unsupported("its weights are quantised (quantization_config): use the model that is not quantised")
     return (_gpt2(saved), [], []) if kind == "gpt2" else _llama(saved, kind)
 
 
@@ -224,7 +223,7 @@ def _llama(saved: dict, kind: str) -> tuple[dict[str, object], list[str], list[s
     left_out = {"num_key_value_heads": heads, "head_dim": 0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     keys, window, lines = _named(_LLAMA, left_out | saved), _window(saved, kind), []
     if window and window < keys["max_seq_len"]:
-        lines = [f"sliding window of {window:,} tokens: within it attention is the same, so the context is {window:,}"]
+        lines = [f"sliding window of {window:,} tokens: attention is full within it, so the context is {window:,}"]
         keys["max_seq_len"] = window
     keys["n_kv_heads"] = keys["n_kv_heads"] or keys["n_heads"]
     keys["head_dim"] = keys["head_dim"] or (128 if kind == "qwen3" else keys["d_model"] // keys["n_heads"])
@@ -241,7 +240,7 @@ def _bias(saved: dict, kind: str) -> bool:
 
 
 def _window(saved: dict, kind: str) -> int:
-    """The tokens that a layer's sliding window spans; 0 if no layer has one."""
+    """Returns the size in tokens of the layers' sliding window; 0 if no layer has one."""
     if kind == "mistral":
         return saved.get("sliding_window", 4096) or 0
     if kind == "llama":
@@ -254,8 +253,8 @@ def _window(saved: dict, kind: str) -> int:
 
 
 def _rope(saved: dict) -> tuple[dict[str, object], list[str]]:
-    """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does."""
-    # `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
+    """Returns (the keys of `model.rope`, a remark if config.json contradicts itself), read as transformers 5 does."""
+    # `rope_scaling`, unless empty, replaces all of `rope_parameters`; `rope_theta` is used if the section has none.
     sections = {name: saved[name] for name in ("rope_scaling", "rope_parameters") if saved.get(name)}
     for name, value in sections.items():
         if not isinstance(value, dict):
@@ -267,12 +266,12 @@ def _rope(saved: dict) -> tuple[dict[str, object], list[str]]:
     if kind not in _ROPE:
         raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
+        raise _Unsupported("partial_rotary_factor is not supported: RoPE must rotate the whole head")
     scaling, needed = _ROPE[kind]
     numbers = {ours: rope[theirs] for ours, theirs in needed.items()}
     floats = {ours: float(value) for ours, value in numbers.items() if ours != "original_max_len"}
     keys = {"theta": float(rope["rope_theta"]), "scaling": scaling} | numbers | floats
     parts = (*sections.values(), outer)
     unread = [f"{key}={value}" for part in parts for key, value in part.items() if rope.get(key, value) != value]
-    line = f"its rotary settings disagree: {', '.join(unread)} is not read, {keys} is, as transformers does"
+    line = f"its rotary settings disagree: {', '.join(unread)} is ignored, {keys} is used, as in transformers"
     return keys, [line] if unread else []

@@ -22,14 +22,14 @@ from jaxlm.interop import hf_config, hf_weights, tokenizer_json
 from jaxlm.interop.leaves import Content, Tensor, read_ahead, tensors
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
-_SHARD_BYTES = 5_000_000_000  # as transformers cuts them
-_ALIGN = 8  # bytes, at which the first tensor of a file begins
+_SHARD_BYTES = 5_000_000_000  # the size of transformers' shards
+_ALIGN = 8  # the first tensor of a file begins at a multiple of this many bytes
 
 
 def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
-    """Returns the class of transformers that loads the tokenizer as it is.
+    """Returns the class of transformers that loads the tokenizer unchanged.
 
-    AutoTokenizer of transformers 5 takes every qwen2 model for one with Qwen's own tokenizer, whatever the folder says.
+    AutoTokenizer of transformers 5 assumes Qwen's own tokenizer for every qwen2 model, whatever the folder says.
     """
     other = isinstance(tokenizer, Tokenizer) and hf_config.content(config)["model_type"] == "qwen2"
     return "PreTrainedTokenizerFast" if other else "AutoTokenizer"
@@ -41,7 +41,7 @@ class HfFolder:
     Args:
       dtype: "bf16", "f16" or "f32".
       scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
-      shard_bytes: the most bytes of weights in a file; a tensor may be larger.
+      shard_bytes: the most bytes of weights in a file; a larger tensor gets a file of its own.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HfFolder:
         self.count, self.bytes = len(self._tensors), sum(map(self._nbytes, self._tensors))
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tell: Tell) -> None:
-        """Writes weights, config and tokenizer, one tensor at a time; `tell` is told how many were written so far."""
+        """Writes config, tokenizer and weights, one tensor at a time; `tell` gets the number of tensors written so far."""
         write_json(self._folder / "config.json", self._config_json(tokenizer))
         write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
         files, contents = self._files(), told(self.contents(read), tell)
@@ -106,7 +106,7 @@ class HfFolder:
         return dict(zip((self._folder / name for name in names), groups, strict=True))
 
     # A safetensors file is 8 bytes with the length of a JSON header, the header, and the tensors one after the other. The
-    # library's `save_file` wants all of them in memory at once.
+    # library's `save_file` needs all tensors in memory at once.
     def _header(self, inside: Sequence[Tensor]) -> bytes:
         ends = list(itertools.accumulate(map(self._nbytes, inside), initial=0))
         table: dict[str, dict] = {"__metadata__": {"format": "pt"}}
@@ -130,10 +130,10 @@ class HfFolder:
 
 
 def write_tokenizer(folder: pathlib.Path, tokenizer: Coder, max_length: int) -> None:
-    """Writes a tokenizer as transformers reads it, and generation_config.json with what ends an answer.
+    """Writes a tokenizer as transformers reads it, and generation_config.json with the ids that end an answer.
 
-    Ours becomes tokenizer.json; that of another model is written as it came, but for BPE dropout, by which a text would have
-    other ids each time.
+    Our own tokenizer becomes tokenizer.json. An imported tokenizer is written unchanged, but without BPE dropout, which would
+    give a text different ids each time.
     """
     write_json(folder / "generation_config.json", generation(tokenizer))
     if isinstance(tokenizer, Tokenizer):
@@ -155,7 +155,7 @@ def write_json(path: pathlib.Path, content: dict[str, typing.Any]) -> None:
 
 
 def _pad_id(tokenizer: Coder) -> int | None:
-    """The id of padding, which a reward model looks past for a text's last token; None if there is none."""
+    """Returns the padding id, which a reward model skips to find a text's last token; None if there is none."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.id_of(tokenizer_json.pad_token(tokenizer))
     name = chat.settings(tokenizer).get("pad_token")

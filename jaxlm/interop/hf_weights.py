@@ -21,14 +21,14 @@ from jaxlm.host import files
 from jaxlm.interop import hf_config, leaves
 from jaxlm.train.origin import Origin
 
-MARK = "jaxlm_export.json"  # in an export: what it holds, and of what
+MARK = "jaxlm_export.json"  # in an export: its files, and what was exported
 _TYPES = ("BF16", "F16", "F32", "F64")
-# What a state dict may hold besides: buffers that old checkpoints carry.
+# Buffers of old checkpoints, which a state dict may hold besides the parameters.
 _HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def read(folder: pathlib.Path) -> Origin | None:
-    """Returns the origin in a folder of a Hugging Face model; None if it holds none. A reader for `train.origin.open`.
+    """Returns the origin in a Hugging Face folder; None if the folder holds no such model. A reader for `train.origin.open`.
 
     Raises ConfigError if the model is of a kind that is not supported, or its weights are not there.
     """
@@ -39,9 +39,9 @@ def read(folder: pathlib.Path) -> Origin | None:
 
 
 def read_scores(folder: pathlib.Path) -> Origin | None:
-    """Returns the origin in a folder of a Hugging Face reward model; None if it holds no Hugging Face model.
+    """Returns the origin in a folder of a Hugging Face reward model; None if the folder holds no Hugging Face model.
 
-    Its `trained` is the scalar head `score`. It has no head over the vocabulary: the embedding stands for it.
+    The origin's `trained` returns the scalar head `score`. The model has no language-model head, so embeddings are tied.
     """
     if not hf_config.is_model(folder):
         return None
@@ -58,10 +58,10 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
 
 def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False) -> Origin:
     overrides = [f"model.{key}={value}" for key, value in keys.items()]
-    rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
+    rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no more positions
     config = config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
     held = Files(folder)
-    reader = functools.cache(functools.partial(held.reader, config.model, scores))  # what it checks takes a moment
+    reader = functools.cache(functools.partial(held.reader, config.model, scores))  # its checks take a moment
     return Origin(
         config=config,
         tokenizer=lambda: coder.load(folder),
@@ -73,7 +73,7 @@ def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False)
 
 
 def sha256(path: pathlib.Path) -> str:
-    """Returns the sha256 of a file; "" if there is none."""
+    """Returns the sha256 of a file; "" if the file is missing."""
     if not path.is_file():
         return ""
     with open(path, "rb") as file:
@@ -81,9 +81,9 @@ def sha256(path: pathlib.Path) -> str:
 
 
 def check_export(folder: pathlib.Path) -> None:
-    """Raises ConfigError if a folder that `jaxlm export` wrote holds a file that is no more what was written.
+    """Raises ConfigError if a file that `jaxlm export` wrote has changed since.
 
-    Compares nothing in other folders, nor in exports from before there were these sums.
+    Checks nothing in other folders, nor in older exports, which have no checksums.
     """
     if not (folder / MARK).is_file():
         return
@@ -103,10 +103,10 @@ def size(folder: pathlib.Path) -> int:
 
 
 class Files:
-    """The safetensors files of a folder, single or by an index.
+    """The safetensors files of a folder: a single file, or those of an index.
 
     Raises:
-      ConfigError: there are none, one is missing, or a tensor is of a type that is no float.
+      ConfigError: there are no files, one is missing, or a tensor has a type that is not a float.
       RunError: a file is damaged.
     """
 
@@ -123,9 +123,9 @@ class Files:
                         raise ConfigError(f"{path}: {name} is of type {part.get_dtype()}, not {', '.join(_TYPES)}")
 
     def params(self, config: ModelConfig, abstract: dict, shardings: dict, scores: bool = False) -> dict:
-        """Returns the model's parameters in the types of `abstract`, laid out as `shardings` says.
+        """Returns the model's parameters with the dtypes of `abstract`, sharded as in `shardings`.
 
-        Raises ConfigError if a tensor is missing, of another shape, or has no place in the model; RunError if it can't be read.
+        Raises ConfigError if a tensor is missing, has another shape, or is not in the model; RunError if it can't be read.
         """
         read, done = self.reader(config, scores), itertools.count(1)
         with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
@@ -138,7 +138,7 @@ class Files:
             return tree.map_named(make, abstract, shardings)
 
     def reader(self, config: ModelConfig, scores: bool = False) -> Callable[[str], np.ndarray]:
-        """Returns a function that reads a parameter by its name, in the type that the file has. Raises as `params`."""
+        """Returns a function that reads a parameter by its name, with the file's dtype. Raises as `params`."""
         theirs = self._names(config)
         check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
         of_leaf = leaves.by_leaf(config, scores)
@@ -151,7 +151,7 @@ class Files:
         return read
 
     def digest(self) -> str:
-        """Returns a hash over all tensors, by name. How they are spread over files does not matter."""
+        """Returns a hash of all tensors, which does not depend on how they are split into files."""
         hasher = hashlib.sha256()
         with working(f"looking at {self._folder}", len(self.shapes), "tensors") as tell:
             for number, name in enumerate(sorted(self.shapes), 1):
@@ -161,9 +161,9 @@ class Files:
                 tell(number)
         return hasher.hexdigest()
 
-    # A tensor is mapped into memory while its leaves are made, and no longer: the pages of a whole file would count as memory.
+    # A tensor is mapped into memory only while its leaves are made: the pages of a whole mapped file would count as memory.
     def tensor(self, name: str) -> np.ndarray:
-        """Returns one tensor, in the type that the file has. Raises RunError if it can't be read."""
+        """Returns one tensor, with the file's dtype. Raises RunError if it can't be read."""
         path = self._file_of[name]
         with _opened(path) as file:
             try:
@@ -172,7 +172,7 @@ class Files:
                 raise RunError(f"{path} can't be read ({_line(error)}): copy it again") from error
 
     def _names(self, config: ModelConfig) -> dict[str, str]:
-        """The name in `interop.leaves` -> that in the files. GPT-2 of the hub leaves "transformer." out."""
+        """Name in `interop.leaves` -> name in the files. The hub's GPT-2 has names without "transformer."."""
         wanted = [tensor.name for tensor in leaves.tensors(config)]
         prefix = wanted[0].partition(".")[0] + "."
         if any(name.startswith(prefix) for name in self.shapes):
@@ -181,14 +181,14 @@ class Files:
 
 
 def check_tensors(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, scores: bool = False) -> None:
-    """Raises ConfigError if tensors of these names and shapes are not those of a model (a reward model: `scores`)."""
+    """Raises ConfigError if these tensor names and shapes are not the model's; `scores` is True for a reward model."""
     wanted = {tensor.name: tensor.shape for tensor in leaves.tensors(config, scores)}
     for name, shape in wanted.items():
         if name not in shapes:
             raise ConfigError(f"Hugging Face checkpoint: tensor {name} is missing")
         if shapes[name] != shape:
             raise ConfigError(f"Hugging Face checkpoint: {name} has shape {shapes[name]}, the config says {shape}")
-    # Tied models are saved with a copy of the embedding by some.
+    # Some programs save tied models with a copy of the embedding.
     tied = ("lm_head.weight",) if config.tie_embeddings else ()
     left = [n for n in shapes if n not in wanted and not n.endswith(_HARMLESS) and n not in tied]
     if left:

@@ -1,4 +1,4 @@
-"""Gives a config what can't change of its origin: shapes, what the weights mean, the ids. Needs no JAX."""
+"""Sets in a config what must be as in its origin: the shapes, the meaning of the weights, the ids. Needs no JAX."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -14,29 +14,29 @@ from jaxlm.interop import hf_config, peft_config
 
 _SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size")
 _FIXED = ("family", *_SIZES, "tie_embeddings", "bias", "qkv_bias", "qk_norm", "norm_eps")
-# Taken too, unless the command line sets them: to stretch the context.
+# Taken over too, unless the command line sets them to extend the context.
 _ROPE = ("theta", "scaling", "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
-_FREE_ADAPTER_KEYS = ("dropout", "without_rows", "prompt_text")  # which the arrays do not depend on
-_DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
+_FREE_ADAPTER_KEYS = ("dropout", "without_rows", "prompt_text")  # the arrays do not depend on these keys
+_DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 means: derived from other keys
 
 
 def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable[[str], None]) -> None:
-    """Takes the model and the tokenizer over from `config.origin`, if it names one; says so in a line.
+    """Takes the model and the tokenizer over from `config.origin`, if it is set; says so in a line.
 
-    `config` has the overrides, those of the command line, `KEY=VALUE`; it is changed in place.
+    `config` is changed in place, and has the `overrides` (KEY=VALUE of the command line) already.
 
-    Raises ConfigError if the origin can't be used, or an override or the data does not go with it.
+    Raises ConfigError if the origin can't be used, or an override or the data does not fit the origin.
     """
     if not config.origin or config.origin_state:
         return
     typed = _typed(overrides)
     if config.phases.shrink:
-        raise ConfigError(f"phases.shrink makes a model of its own, config.origin={config.origin} has one: give one")
+        raise ConfigError(f"phases.shrink creates a model, config.origin={config.origin} has one: set only one")
     folder = _folder(config)
     home = peft_config.model_folder(folder)
     keys, lines, remarks = _keys(home)
     tokenizer = home if hf_config.is_model(home) else _tokenizer_of_run(home)
-    if remarks and _begun(config):  # perhaps before a head of its own in a tied model was read
+    if remarks and _begun(config):  # perhaps by a version that ignored a tied model's own head
         saved = config_files.from_run(pathlib.Path(config.workdir) / "config.json")
         keys["tie_embeddings"], remarks = saved.model.tie_embeddings, []
     for line in (*lines, *remarks):
@@ -56,18 +56,18 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if warmup >= steps and "optim.warmup_steps" not in typed:
         config.optim.warmup_steps = steps // 10
-        say(f"optim.warmup_steps={steps // 10}, a tenth of train.steps={steps}: the config's {warmup} are no fewer")
+        say(f"optim.warmup_steps={steps // 10}, a tenth of train.steps={steps}: the config's {warmup} are too many")
     m = config.model
     say(
-        f"model and tokenizer of {config.origin}: {m.family}, {m.n_layers} layers of d {m.d_model}, {m.vocab_size:,} ids; what "
-        "the config says of these is not used"
+        f"model and tokenizer of {config.origin}: {m.family}, {m.n_layers} layers of d {m.d_model}, {m.vocab_size:,} ids; the "
+        "config's own are ignored"
     )
 
 
 def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Returns the config for a verb that works on a Hugging Face folder itself, as on that of a run; says its remarks.
+    """Returns the config for a verb that takes a Hugging Face folder like a run's folder; prints the folder's remarks.
 
-    Raises ConfigError if `word` names no such folder, or its model is not supported.
+    Raises ConfigError if `word` is not such a folder, or its model is not supported.
     """
     folder = files.expanded(word)
     home = peft_config.model_folder(folder)
@@ -86,7 +86,7 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
 
 
 def of_folder(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Returns the config of the run, or for the Hugging Face model, in a folder. Raises ConfigError if it holds neither."""
+    """Returns the config of the run or Hugging Face model in a folder. Raises ConfigError if the folder holds neither."""
     place = config_files.find(word)
     if place.kind == "model":
         return of_model(word, overrides)
@@ -104,10 +104,10 @@ def _typed(overrides: Sequence[str]) -> set[str]:
 
 
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
-    """The origin; if it is gone since, the run that began with it."""
+    """Returns the origin's folder; if that is gone, the folder of the run that began with it."""
     folder = files.expanded(config.origin)
     if folder.is_dir():
-        config.origin = str(folder.resolve())  # the run is resumed from any folder
+        config.origin = str(folder.resolve())  # absolute, so that the run resumes from any folder
         return folder
     begun = pathlib.Path(config.workdir) / "config.json"
     if config.workdir and begun.is_file():
@@ -115,15 +115,15 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
         if pathlib.Path(saved.origin).name == folder.name:
             if saved.adapter.kind != "none":
                 raise ConfigError(
-                    f"no folder {config.origin}: {config.workdir} holds an adapter alone, which needs its base; where is it "
-                    "now? --config.origin=FOLDER"
+                    f"no folder {config.origin}: {config.workdir} holds an adapter alone, which needs its base; say where the "
+                    "base is now: --config.origin=FOLDER"
                 )
             return begun.parent
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
 
 
 def _keys(folder: pathlib.Path) -> tuple[dict[str, object], list[str], list[str]]:
-    """(the model's keys, lines to say, remarks) of a run, or of a Hugging Face model; see `hf_config`."""
+    """Returns (the model's keys, messages, remarks) of a run or a Hugging Face model, as `hf_config.read`."""
     if hf_config.is_model(folder):
         return hf_config.read(folder)
     if not (folder / "config.json").is_file():
@@ -143,7 +143,7 @@ def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], typed: set[str], *, ends: bool) -> None:
-    """Sets the keys of the model. `ends`: no longer context than the model's is possible, or asked for."""
+    """Sets the keys of the model. `ends` forbids a context longer than the model's."""
     for key in _FIXED:
         own, theirs = config.model[key], keys[key]
         if f"model.{key}" in typed and own != theirs and not (key in _DERIVED and not own):
@@ -166,7 +166,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
     tokenizer = coder.load(place)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
-            f"{place}: {tokenizer.vocab_size:,} ids for {config.model.vocab_size:,} rows do not belong together"
+            f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model only {config.model.vocab_size:,} rows"
         )
     if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
         raise ConfigError(
@@ -179,13 +179,13 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
     made_with = _sha256_of(data)
     if made_with not in ("", tokenizer.sha256):
         raise ConfigError(
-            f"the data in {data} was made with another tokenizer than that of {config.origin}, whose ids mean other tokens: "
+            f"the data in {data} was made with another tokenizer than that of {config.origin}, so its ids mean other tokens: "
             "give another --config.data.dir and --config.data.path=TEXTS"
         )
 
 
 def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: set[str]) -> None:
-    """Takes over the adapter that is trained on, where `origin_merge` is off. Raises ConfigError if it can't be so."""
+    """Takes over the origin's adapter, to train it on, if `origin_merge` is off. Raises ConfigError if that is impossible."""
     theirs, base = _adapter_of(config, folder)
     if not theirs or theirs["kind"] == "none":
         return
@@ -204,10 +204,10 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, typed: se
 
 
 def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[dict[str, object], str]:
-    """(the keys of the adapter in an origin, its base); no keys if it has none."""
+    """Returns (the keys of an origin's adapter, the adapter's base); no keys if the origin has no adapter."""
     if peft_config.is_adapter(folder):
         if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
-            return {}, ""  # nothing of it is taken over
+            return {}, ""  # merged, so no key is taken over
         controls = coder.load(config.data.tokenizer).controls
         return peft_config.settings(folder, controls), str(peft_config.base_of(folder))
     if hf_config.is_model(folder):
@@ -221,12 +221,12 @@ def _begun(config: config_dict.ConfigDict) -> bool:
 
 
 def _chat_tokens(config: config_dict.ConfigDict) -> int:
-    """How many tokens of its chat template a model lacks."""
+    """Returns how many tokens of the chat template the model lacks."""
     tokenizer = coder.load(config.data.tokenizer)
     if coder.ours(tokenizer):
         return 0 if _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
     own = pathlib.Path(config.workdir) / config_files.TOKENIZER
-    begun = _begun(config) and own.is_dir()  # then its template is what it was, whatever is asked for
+    begun = _begun(config) and own.is_dir()  # a resumed run keeps its template, whatever is asked for
     grown = coder.load(own) if begun else chat.grown(tokenizer, config.examples.template)
     return max(0, grown.vocab_size - config.model.vocab_size)
 
@@ -243,4 +243,4 @@ def _sha256_of(data: pathlib.Path) -> str:
     try:
         return files.json_of(files.read_soon(data / MANIFEST))["tokenizer"]["sha256"]
     except (OSError, files.NoAnswer, *files.MANGLED):
-        return ""  # who opens it says what is wrong
+        return ""  # opening the data raises

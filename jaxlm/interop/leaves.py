@@ -1,4 +1,4 @@
-"""The one table between jaxlm's leaves and Hugging Face's tensors (Llama, Qwen2, Qwen3, GPT-2), leaf by leaf, both ways.
+"""Maps jaxlm's leaves to Hugging Face's tensors (Llama, Qwen2, Qwen3, GPT-2), and back.
 
 RoPE is half-split in both, so nothing is permuted. Legend: V vocabulary, Vp vocabulary padded to a multiple of 128.
 """
@@ -15,20 +15,20 @@ from jaxlm.devices.tree import layer_name
 from jaxlm.models.params import input_axes
 
 Shape = tuple[int, ...]
-Content = tuple[str, tuple[str, ...], np.ndarray]  # a tensor's name in files, the run's leaves that it holds, its value
+Content = tuple[str, tuple[str, ...], np.ndarray]  # a tensor's name in files, its leaves in the run, its value
 SCORE = "score_head/kernel"  # the leaf of a reward model's head, as objectives.base.init_head names it
-_ROWS = 32  # transposed at a time, so that what is read and written stays in the cache
+_ROWS = 32  # rows transposed at a time, few enough for the CPU's cache
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor of a Hugging Face model and the leaves of ours that it holds.
+    """A tensor of a Hugging Face model, and which of our leaves it holds.
 
     Attributes:
-      name: its name in a state dict.
-      leaves: the names of our leaves, in its order; GPT-2's `c_attn` holds q, k and v side by side.
-      transposed: True if it holds (out, in), as torch's Linear does, where a leaf holds (in, out).
-      vocab_size: V, to which the padded axis of the leaf is cut; 0 if it has none.
+      name: the tensor's name in a state dict.
+      leaves: the names of our leaves, in the tensor's order; GPT-2's `c_attn` holds q, k and v side by side.
+      transposed: True if the tensor is (out, in), as in torch's Linear, and the leaf (in, out).
+      vocab_size: V, to which the leaf's padded axis is cut; 0 if no axis is padded.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tensor:
         return joined[::-1] if self.transposed else joined
 
     def from_leaves(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the tensor, contiguous (`safetensors.numpy` scrambles others in silence) and of the leaves' type."""
+        """Returns the tensor, with the leaves' dtype; contiguous, since `safetensors.numpy` silently scrambles other arrays."""
         parts = []
         for leaf, shape, value in zip(self.leaves, self.shapes, values, strict=True):
             if value.shape != shape:
@@ -55,7 +55,7 @@ class Tensor:
         return contiguous(joined.T if self.transposed else joined)
 
     def to_leaf(self, value: np.ndarray, place: int) -> np.ndarray:
-        """Returns one of the leaves, contiguous and of the tensor's type. Padded rows become zero."""
+        """Returns leaf number `place`, contiguous, with the tensor's dtype and zeros in the padding."""
         flats = [_flat(leaf, shape) for leaf, shape in zip(self.leaves, self.shapes, strict=True)]
         cuts = [self._cut_shape(flat) for flat in flats]
         start = sum(cut[-1] for cut in cuts[:place])
@@ -65,7 +65,7 @@ class Tensor:
         return contiguous(part).reshape(self.shapes[place])
 
     def _cut_shape(self, flat: Shape) -> Shape:
-        """The shape without the vocabulary's padding: rows of an embedding, columns of the head."""
+        """Returns the shape without the vocabulary's padding, which is in an embedding's rows or the head's columns."""
         if not self.vocab_size:
             return flat
         return (flat[0], self.vocab_size) if self.leaves[0].startswith("head/") else (self.vocab_size, *flat[1:])
@@ -74,7 +74,7 @@ class Tensor:
 def tensors(config: ModelConfig, scores: bool = False) -> Iterator[Tensor]:
     """Yields every tensor of the Hugging Face model for a config: embedding, layers in order, final norm, head.
 
-    There is no `lm_head` if embeddings are tied. `scores` is True for a reward model (`ForSequenceClassification`): the head
+    There is no `lm_head` if embeddings are tied. `scores` is True for a reward model (`ForSequenceClassification`), whose head
     is the scalar head `score`. Raises ConfigError if Hugging Face has no such architecture.
     """
     yield from _gpt2(config) if config.family == "gpt2" else _llama(config)
@@ -88,7 +88,7 @@ def tensors(config: ModelConfig, scores: bool = False) -> Iterator[Tensor]:
 def read_ahead(
     read: Callable[[str], np.ndarray], wanted: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, list[np.ndarray]]]:
-    """Yields each tensor with the values of its leaves. The next one's are read in a thread meanwhile."""
+    """Yields each tensor with the values of its leaves; meanwhile a thread reads the next tensor's."""
 
     def values(tensor: Tensor) -> list[np.ndarray]:
         return [read(leaf) for leaf in tensor.leaves]
@@ -107,7 +107,7 @@ def parameters(config: ModelConfig, scores: bool = False) -> int:
 
 
 def contiguous(value: np.ndarray) -> np.ndarray:
-    """Returns `np.ascontiguousarray(value)`; of a transposed matrix in a third to a half of the time."""
+    """Returns `np.ascontiguousarray(value)`, but for a transposed matrix in a third to a half of the time."""
     source = value.T
     if value.ndim != 2 or value.flags.c_contiguous or not source.flags.c_contiguous:
         return np.ascontiguousarray(value)
@@ -122,7 +122,7 @@ def by_leaf(config: ModelConfig, scores: bool = False) -> dict[str, tuple[Tensor
 
 
 def _flat(leaf: str, shape: Shape) -> Shape:
-    """A kernel's shape as (in, out), any other leaf's with its axes joined where they are heads."""
+    """Returns a kernel's shape as (in, out), an embedding's as it is, any other leaf's as one axis."""
     if leaf.endswith("/kernel"):
         inputs = input_axes(leaf)
         return math.prod(shape[:inputs]), math.prod(shape[inputs:])
@@ -134,7 +134,7 @@ def _table(name: str, leaf: str, rows: int, config: ModelConfig, vocab_size: int
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
-    """Our path -> (the kernel's shape, True if it has a bias) of each projection of a Llama layer."""
+    """Returns our path -> (the kernel's shape, True if it has a bias) for each projection of a Llama layer."""
     c = config
     d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
     qkv_bias = c.bias or c.qkv_bias

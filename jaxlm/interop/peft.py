@@ -1,8 +1,8 @@
 """Folders of Hugging Face PEFT: writes an adapter into one and reads it back; opens one as the origin of a run.
 
-A low-rank product of ours has the same two factors there, as matrices (rank, in) and (out, rank). Rows of the embedding
-are *differences* here; PEFT (`trainable_token_indices`) holds the rows themselves, so the base's are added. GPT-2's q, k
-and v are one matrix there: their factors stand side by side and on a diagonal. Legend: D model, P vectors of a prompt.
+PEFT's LoRA factors are ours, as matrices (rank, in) and (out, rank). Our rows of the embedding are
+*differences*; PEFT (`trainable_token_indices`) has whole rows, so the base's rows are added. Hugging Face's GPT-2 has q, k
+and v in one matrix: its A stacks their A's, its B has their B's as diagonal blocks. Legend: D model, P virtual tokens.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from jaxlm.train import origin
 _A, _B, _ROWS, _PROMPT = "lora_A.weight", "lora_B.weight", "token_adapter.trainable_tokens_delta", "prompt_embeddings"
 _PREFIX = "base_model.model."
 Read = Callable[[str], np.ndarray]  # leaf of the base -> its value
-Base = tuple[str, str | None]  # the folder of a base, and which checkpoint of it; None for a model from elsewhere
+Base = tuple[str, str | None]  # the base's folder and checkpoint; None for a model from elsewhere
 Content = dict[str, typing.Any]  # of adapter_config.json
 
 
@@ -39,7 +39,7 @@ class Adapted(typing.NamedTuple):
 
 
 class PeftFolder:
-    """A folder that `PeftModel.from_pretrained` loads onto its base, as adapter_config.json names it."""
+    """A folder that `PeftModel.from_pretrained` loads onto the base that adapter_config.json names."""
 
     def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: Adapted, base: Base):
         self._folder, self._config, self._dtype = folder, config, hf_folder.DTYPES[dtype]
@@ -71,7 +71,7 @@ class PeftFolder:
 
 
 def read_files(folder: pathlib.Path) -> tuple[Content, dict[str, np.ndarray]]:
-    """Returns (the content of adapter_config.json, name -> tensor) of a folder. Raises ConfigError if one is damaged."""
+    """Returns (the content of adapter_config.json, name -> tensor) of a folder. Raises ConfigError if a file is damaged."""
     content = peft_config.read(folder)
     try:
         return content, safetensors.numpy.load_file(folder / peft_config.WEIGHTS)
@@ -80,9 +80,9 @@ def read_files(folder: pathlib.Path) -> tuple[Content, dict[str, np.ndarray]]:
 
 
 def read(folder: pathlib.Path) -> origin.Origin | None:
-    """Returns the origin in a folder of PEFT, its adapter beside its base; None if it holds none. For `train.origin.open`.
+    """Returns the origin in a folder of PEFT, base and adapter; None if it has no adapter. A reader for `train.origin.open`.
 
-    Raises ConfigError if the adapter is of a kind that is not supported, its base is not here, or the two do not fit.
+    Raises ConfigError if the adapter's kind is not supported, its base is not on this machine, or the two do not fit.
     """
     if not peft_config.is_adapter(folder):
         return None
@@ -114,8 +114,8 @@ READERS = (read, hf_weights.read)  # of weights from elsewhere, for `train.origi
 def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[Content, dict[str, np.ndarray]]:
     """Returns (the content of adapter_config.json, name -> float32 tensor) for an adapter.
 
-    `read` reads the base's leaves; only the embedding and an untied head are read, where the adapter has rows. `base` is what
-    `base_model_name_or_path` and `revision` say. Raises ConfigError if Hugging Face has no architecture for this model.
+    `read` reads leaves of the base: only the embedding and an untied head, if the adapter has rows. `base` is written as
+    `base_model_name_or_path` and `revision`. Raises ConfigError if Hugging Face has no architecture for this model.
     """
     adapter, variables = adapted
     shared = {"base_model_name_or_path": base[0], "revision": base[1], "task_type": "CAUSAL_LM", "inference_mode": True}
@@ -123,7 +123,7 @@ def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tu
     if "prompt" in variables:
         if rows:
             raise ConfigError(
-                "beside its prompt the run trained rows of chat tokens, for which PEFT's prompt tuning has no place: chat and "
+                "PEFT's prompt tuning can't hold the rows of chat tokens that the run trained besides its prompt: chat and "
                 "serve by jaxlm, or begin with a base that was fine-tuned in its chat template"
             )
         prompt_PxD = variables["prompt"]["embed"]["prompt"]
@@ -146,15 +146,15 @@ def to_peft(adapted: Adapted, config: ModelConfig, read: Read, base: Base) -> tu
 def from_peft(
     content: Mapping[str, typing.Any], tensors: Mapping[str, np.ndarray], config: ModelConfig, read: Read
 ) -> Adapted:
-    """Returns the adapter that PEFT's files hold. Undoes `to_peft`; `settings.targets` are the kernels of our names.
+    """Returns the adapter in PEFT's files, the inverse of `to_peft`; `settings.targets` are kernels by our names.
 
-    A projection whose rank or alpha differs from the others' (`rank_pattern`, `alpha_pattern`) has its scale in `lora_b`.
+    If a projection has its own rank or alpha (`rank_pattern`, `alpha_pattern`), `lora_b` is scaled to make up for it.
 
     Args:
-      content: of adapter_config.json, as `peft_config.check` lets it pass.
+      content: of adapter_config.json, after `peft_config.check`.
       tensors: name -> value, with or without PEFT's prefix.
 
-    Raises ConfigError if a tensor is missing, has no place in the model, or another shape than the model's.
+    Raises ConfigError if a tensor is missing, is not in the model, or has another shape than the model's.
     """
     left = {name.removeprefix(_PREFIX): np.asarray(value, np.float32) for name, value in tensors.items()}
     if content["peft_type"] == "PROMPT_TUNING":
@@ -183,7 +183,7 @@ def from_peft(
 
 
 def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
-    """Returns the section `adapter` of a config, with `changed` in one that does nothing."""
+    """Returns a section `adapter` of this kind: neutral values, replaced by those in `changed`."""
     plain = {"rank": 1, "alpha": 1.0, "rslora": False, "dropout": 0.0, "targets": (), "rows": (), "without_rows": True}
     plain |= {"quantize": "none", "prompt_tokens": 1, "prompt_text": ""}
     return AdapterConfig(kind=kind, **(plain | changed))
@@ -196,7 +196,7 @@ def _scale(content: Mapping[str, typing.Any], module: str) -> float:
 
 
 def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float) -> float:
-    """The value of the first pattern that the end of the module's name matches, as PEFT looks it up."""
+    """Returns the value of the first pattern that matches the end of the module's name, as PEFT does; else `default`."""
     matching = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
     return next(matching, default)
 
@@ -214,7 +214,7 @@ def _table(tensor: Tensor) -> str:
 
 
 def _kernels(tensor: Tensor) -> list[tuple[str, Shape, Shape, slice]]:
-    """Returns (path, sizes of its input axes, of its output axes, its rows of B) of each kernel of a layer in a tensor."""
+    """Returns (path, input axes, output axes, its rows of B) of each kernel that a layer's tensor holds; [] for others."""
     kernels, at = [], 0
     for leaf, shape in zip(tensor.leaves, tensor.shapes, strict=True):
         if tree.layer_of(leaf) is None or not leaf.endswith("/kernel"):
@@ -226,7 +226,7 @@ def _kernels(tensor: Tensor) -> list[tuple[str, Shape, Shape, slice]]:
 
 
 def _joined(tensor: Tensor, factors: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns (A (r, in), B (out, r)) of a tensor, of `factors` by our names; None if they leave it alone."""
+    """Returns PEFT's (A (r, in), B (out, r)) of a tensor from our `factors`; None if these do not change the tensor."""
     rows, columns, kernels = [], [], _kernels(tensor)
     for path, _, _, place in kernels:
         if f"{path}/lora_a" in factors:
@@ -239,7 +239,7 @@ def _joined(tensor: Tensor, factors: Mapping[str, np.ndarray]) -> tuple[np.ndarr
 
 
 def _split(tensor: Tensor, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, value) of our factors for the matrices of a tensor. Columns of a part of B that are 0 are left out."""
+    """Yields (name, value) of our factors for a tensor's A and B. Of a joined tensor, zero columns of a B are left out."""
     for path, inputs, outputs, place in _kernels(tensor):
         part = b[place]
         used = np.ones(len(a), bool) if len(tensor.leaves) == 1 else np.any(part, axis=0)
@@ -256,7 +256,7 @@ def _base_rows(read: Read, table: Tensor, ids: tuple[int, ...]) -> np.ndarray:
 def _row_differences(
     left: dict[str, np.ndarray], content: Mapping[str, typing.Any], config: ModelConfig, read: Read
 ) -> tuple[dict[str, dict], tuple[int, ...]]:
-    """Takes the rows out of `left`; returns (our collection `rows`, their ids). A table that PEFT leaves alone has zeros."""
+    """Removes the rows from `left`; returns (our collection `rows`, their ids), zeros for a table that PEFT does not change."""
     ids_of_module, whole = peft_config.ids_of(content), {}
     for tensor in _tables(config):
         module = _module(tensor)
@@ -285,7 +285,7 @@ def _lora_config(config: ModelConfig, adapter: Adapter, ranks: dict[str, int], t
     chosen, gpt2 = adapter.settings, config.family == "gpt2"
     modules_of: dict[
         str, list[str]
-    ] = {}  # the end of a name that tells projections apart: "q_proj"; of GPT-2 "attn.c_proj"
+    ] = {}  # the end of a name that identifies a projection: "q_proj"; in GPT-2 "attn.c_proj"
     for module in ranks:
         modules_of.setdefault(".".join(module.split(".")[-2 if gpt2 else -1 :]), []).append(module)
     every_layer = all(len(modules) == config.n_layers for modules in modules_of.values())

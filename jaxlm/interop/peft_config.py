@@ -1,4 +1,4 @@
-"""Reads the adapter_config.json of a folder of PEFT; what is not done here is refused by name. Needs no JAX."""
+"""Reads a PEFT folder's adapter_config.json, and names in an error what is not supported. Needs no JAX."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ from jaxlm.config import ConfigError
 from jaxlm.host import files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# What changes how PEFT computes, or the base itself: its key -> the values that do nothing.
+# PEFT's keys that change the computation or the base -> the values that have no effect.
 _PLAIN = {
     "bias": ("none",),
     "use_dora": (False,),
@@ -25,7 +25,7 @@ _PLAIN = {
     "modules_to_save": (None, []),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-# What else is read of it, where it is there.
+# The other keys that are read, if present.
 _SHAPE = {
     **dict.fromkeys(("r", "num_virtual_tokens"), files.whole(1)),
     **dict.fromkeys(("lora_alpha", "lora_dropout"), files.NUMBER),
@@ -33,7 +33,7 @@ _SHAPE = {
     "rank_pattern": {str: files.whole(1)},
     "alpha_pattern": {str: files.NUMBER},
 }
-_KERNELS = {  # the end of a module's name in Llama's relatives, in GPT-2 -> our kernels
+_KERNELS = {  # how a module's name ends in Llama's relatives and in GPT-2 -> our kernels
     "q_proj": "attn/q",
     "k_proj": "attn/k",
     "v_proj": "attn/v",
@@ -53,7 +53,7 @@ def is_adapter(folder: pathlib.Path) -> bool:
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns the content of adapter_config.json. Raises ConfigError if it is damaged, or of a kind that is not supported."""
+    """Returns the content of adapter_config.json. Raises ConfigError if the file is damaged, or its kind not supported."""
     try:
         content = files.json_of((folder / CONFIG).read_bytes())
         check(content)
@@ -64,7 +64,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def base_of(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the base that an adapter names. Raises ConfigError if that is no folder of this machine."""
+    """Returns the folder of the base that an adapter names. Raises ConfigError if there is no such folder on this machine."""
     name = read(folder).get("base_model_name_or_path") or ""
     for place in (pathlib.Path(os.path.expanduser(name)), folder.resolve().parent / pathlib.Path(name).name):
         if name and place.is_dir():
@@ -76,7 +76,7 @@ def base_of(folder: pathlib.Path) -> pathlib.Path:
 
 
 def check(content: Mapping[str, typing.Any]) -> None:
-    """Raises ConfigError if an adapter_config.json asks for what is not done here: another method, DoRA, biases, ..."""
+    """Raises ConfigError if an adapter_config.json asks for what is not supported: another method, DoRA, biases, ..."""
     kind = content.get("peft_type")
     if kind not in ("LORA", "PROMPT_TUNING"):
         raise ConfigError(f"its peft_type {kind!r} is not supported, only LORA and PROMPT_TUNING")
@@ -104,17 +104,17 @@ def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
 
 
 def model_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the model in a folder: that of the base, if it holds an adapter; else itself."""
+    """Returns the folder of the base if `folder` holds an adapter, else `folder`."""
     return base_of(folder) if is_adapter(folder) else folder
 
 
 def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typing.Any]:
-    """Returns the keys of our section `adapter` with which the adapter in a folder is trained on.
+    """Returns the keys of our section `adapter` that continue to train the adapter in a folder.
 
-    `controls` are the control tokens of the base, piece -> id. Raises ConfigError if our adapters have no place for its
-    ranks, or for a row that it changes.
+    `controls` are the control tokens of the base, piece -> id. Raises ConfigError if our adapters can't have its ranks, or
+    a row that it changes.
     """
-    content, merge = read(folder), "begin with the two merged, --config.origin_merge=True"
+    content, merge = read(folder), "merge it into its base, --config.origin_merge=True"
     if content["peft_type"] == "PROMPT_TUNING":
         return {"kind": "prompt", "prompt_tokens": content["num_virtual_tokens"], "rows": (), "without_rows": True}
     if content.get("rank_pattern") or content.get("alpha_pattern"):

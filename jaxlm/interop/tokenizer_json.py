@@ -1,4 +1,4 @@
-"""Writes a SentencePiece tokenizer as Hugging Face's tokenizer.json, which returns the same ids."""
+"""Writes a SentencePiece tokenizer as Hugging Face's tokenizer.json, which gives the same ids."""
 
 import base64
 import dataclasses
@@ -9,12 +9,12 @@ from jaxlm.config import ConfigError
 from jaxlm.data.chats import chat
 from jaxlm.data.tokenizer.ours import Tokenizer
 
-# Two things differ from what transformers makes of a SentencePiece model. A piece stands in the vocabulary with plain spaces,
-# so that nothing need be rewritten and a literal U+2581 becomes bytes, as it does here. And text is first cut into words, as
-# `data.tokenizer` cuts it, since no piece reaches across them.
+# Two things differ from how transformers converts a SentencePiece model. The vocabulary's pieces have plain spaces, so that no
+# text is rewritten and a literal U+2581 becomes bytes, as in `data.tokenizer`. And text is first split into words, as
+# `data.tokenizer` does, since no piece spans several words.
 _SPACE = "\u2581"
 _WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # as in data.tokenizer
-_NORMAL, UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of SentencePiece's pieces, and of GGUF's
+_NORMAL, UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of pieces in SentencePiece and in GGUF
 _UNIGRAM, _BPE = 1, 2
 
 
@@ -24,10 +24,10 @@ class Pieces:
 
     Attributes:
       texts, scores, types: of each id: the piece, with U+2581 for a space; its score; its type, from 1 to 6.
-      charsmap: the table of the normaliser; empty for identity.
-      dummy_prefix: True if a space is put in front of each text.
+      charsmap: the normaliser's table; empty for no normalisation.
+      dummy_prefix: True if each text gets a leading space.
       strips: True if spaces at the ends are removed, and several in a row become one.
-      by_word: True if no piece reaches across words.
+      by_word: True if no piece spans several words.
     """
 
     texts: list[str]
@@ -41,7 +41,7 @@ class Pieces:
 
 
 def pieces(tokenizer: Tokenizer) -> Pieces:
-    """Reads what the tokenizer's model holds. Raises ConfigError if it is neither BPE nor unigram."""
+    """Reads the tokenizer's SentencePiece model. Raises ConfigError if it is neither BPE nor unigram."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model_bytes)
@@ -61,7 +61,7 @@ def pieces(tokenizer: Tokenizer) -> Pieces:
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, typing.Any]:
-    """Returns the content of tokenizer.json. Its post-processor puts `tokenizer.opening` in front of a text, once."""
+    """Returns the content of tokenizer.json, whose post-processor puts `tokenizer.opening` before a text."""
     held = pieces(tokenizer)
     opening = [{"SpecialToken": {"id": held.texts[i], "type_id": 0}} for i in tokenizer.opening]
     single, second = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
@@ -87,8 +87,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, typing.Any]:
 def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.Any]:
     """Returns the content of tokenizer_config.json, with the chat template if the vocabulary has its tokens.
 
-    `split_special_tokens` says that control tokens which a text spells are text. A chat template needs the opposite, since
-    it spells them itself.
+    `split_special_tokens` is True, so that control tokens spelled in a text are plain text; with a chat template, which spells
+    control tokens itself, it is False.
     """
     held = pieces(tokenizer)
     speaks = chat.speaks(tokenizer)
@@ -115,7 +115,7 @@ def pad_token(tokenizer: Tokenizer) -> str:
 
 
 def added(held: Pieces, i: int) -> dict[str, typing.Any]:
-    """Returns the entry of an id in `added_tokens`: those that a decoder may skip, and those matched before all else."""
+    """Returns an id's entry in `added_tokens`, the tokens that a decoder may skip or that are matched before others."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": i, "content": held.texts[i], **flags, "special": held.types[i] != _USER}
 
@@ -154,7 +154,7 @@ def _bpe(held: Pieces) -> dict[str, typing.Any]:
 
 
 def _unigram(held: Pieces) -> dict[str, typing.Any]:
-    # SentencePiece never finds a control or byte piece in a text; this model would. So each is worse than its characters.
+    # SentencePiece never matches a control or byte piece in a text; this model would. So each scores below its characters.
     normal = [score for score, kind in zip(held.scores, held.types, strict=True) if kind == _NORMAL]
     bad = 100 * min(*normal, -10.0)
     scores = [s if kind in (_NORMAL, _USER) else bad for s, kind in zip(held.scores, held.types, strict=True)]
@@ -173,7 +173,7 @@ def _split(pattern: str) -> dict[str, typing.Any]:
 def _pre_tokenizer(held: Pieces) -> dict[str, typing.Any] | None:
     parts = [_split(_WORDS if held.by_word else _SPACE)]
     if not held.is_bpe:
-        # A character that no piece holds is a word of its own: then no control piece with it can be found.
+        # A character that is in no piece is its own word: then no control piece that contains it can match.
         known = {c for text, kind in zip(held.texts, held.types, strict=True) if kind == _NORMAL for c in _spaced(text)}
         hidden = {text for text, kind in zip(held.texts, held.types, strict=True) if kind not in (_NORMAL, _USER)}
         if alone := sorted({c for text in hidden for c in text} - known):

@@ -1,11 +1,11 @@
-"""Adapters: variables that are trained beside a model whose own parameters are frozen. As PEFT has them, but for `rows`.
+"""Adapters: variables that are trained for a model whose own parameters are frozen. As in PEFT, except `rows`.
 
     lora    layers_3/attn/q/lora_a (*in, rank), lora_b (rank, *out): y += scale (dropout(x) A) B (arXiv:2106.09685)
     rows    embed/rows (N, D), without tied embeddings head/rows too: added to the rows of N tokens
-    prompt  embed/prompt (P, D): what stands in front of a text (arXiv:2104.08691), as the ids from `vocab_size` on
+    prompt  embed/prompt (P, D): virtual tokens before each text (arXiv:2104.08691), with ids from `vocab_size` on
 
-`rows` are differences, which begin at 0, so that they are made without the model's parameters. PEFT's
-`trainable_token_indices` are the rows themselves.
+`rows` are differences, which start at 0, so that creating them needs no model parameters. PEFT's
+`trainable_token_indices` are whole rows.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from jaxlm.models.transformer import Transformer
 
 Variables = dict[str, dict]  # collection -> tree
 MERGED = ("lora", "rows")  # the collections that can be added to the parameters
-COLLECTIONS = (*MERGED, "prompt")  # all; the vectors of a prompt stay what they are
+COLLECTIONS = (*MERGED, "prompt")  # all; virtual tokens can't be merged
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """What is trained beside a model, whose own parameters are frozen.
+    """An adapter of a model with frozen parameters.
 
     Attributes:
-      settings: the section `adapter` of the config, whose kind is not none.
-      row_ids: the ids of the tokens whose rows of embedding and head are trained too.
+      settings: the section `adapter` of the config; its kind is not "none".
+      row_ids: the tokens whose rows of the embedding and the head are trained too.
     """
 
     settings: AdapterConfig
@@ -42,7 +42,7 @@ class Adapter:
         return model.clone(adapter=self.settings, row_ids=self.row_ids)
 
     def init(self, model: Transformer, key: jax.Array) -> Variables:
-        """Returns new variables: with them the model is the one without, unless there is a prompt.
+        """Returns new variables. Except for a prompt, they leave the model's outputs unchanged at first.
 
         Raises ConfigError if `adapter.targets` match no kernel of a layer.
         """
@@ -58,7 +58,7 @@ class Adapter:
         return made
 
     def _init_lora(self, model: Transformer, key: jax.Array) -> dict:
-        """A as PEFT draws it (uniform within 1 / sqrt(inputs)), B 0."""
+        """Returns new LoRA factors: A uniform within 1 / sqrt(inputs), as in PEFT, and B zero."""
         made = []
         for name, kernel in self._kernels(model):
             axes, rank = input_axes(name), self.settings.rank
@@ -87,7 +87,7 @@ class Adapter:
         return any(re.fullmatch(pattern, short) for pattern in self.settings.targets)
 
     def logical_axes(self, model: Transformer) -> Variables:
-        """Returns the logical axes of each variable: those of the kernel; a LoRA's rank has none."""
+        """Returns the logical axes of each variable. LoRA factors have those of their kernel, and None for the rank."""
         kernels = (
             {name: axes_of(name, leaf) for name, leaf in self._kernels(model)} if self.settings.kind == "lora" else {}
         )
@@ -105,14 +105,14 @@ class Adapter:
 
 
 def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
-    """Returns the adapter of a config; None if all parameters are trained. `row_ids` come in any order."""
+    """Returns the adapter of a config; None if all parameters are trained. `row_ids` may be in any order."""
     return Adapter(settings, tuple(sorted(set(row_ids)))) if settings.kind != "none" else None
 
 
 def merge(params: dict, variables: Variables, adapter: Adapter) -> dict:
-    """Returns the parameters with `lora` and `rows` added to them, in their dtype. A prompt stays what it is.
+    """Returns the parameters with `lora` and `rows` added to them, in their dtype; ignores a prompt.
 
-    `params` may be a part of the tree: what concerns absent ones is left out.
+    `params` may be a part of the tree: changes to absent parameters are skipped.
     """
     factors = dict(tree.named_leaves(variables.get("lora", {})))
     rows = dict(tree.named_leaves(variables.get("rows", {})))

@@ -1,4 +1,4 @@
-"""The families of models, by their name in a config.
+"""The model families, by their name in a config.
 
 Legend: B batch, T tokens, D model, F feed-forward.
 """

@@ -1,4 +1,4 @@
-"""Fits a model's config to a platform: replaces `auto`, and raises ConfigError for what the platform can't run."""
+"""Adapts a model's config to a platform: replaces `auto`, and raises ConfigError for what the platform can't run."""
 
 import contextlib
 import dataclasses
@@ -15,8 +15,8 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
 
     Args:
       platform: "cpu", "gpu" or "tpu"; it need not be the platform of this machine.
-      context: `mesh.context`. On a GPU of this machine that is Hopper or newer, "auto" becomes `cudnn_packed` (half the time
-        of `cudnn` on an H100: dev/LEADERBOARD.md), which does not split rows.
+      context: `mesh.context`. If it is 1 and this machine's GPU is Hopper or newer, "auto" becomes `cudnn_packed`, which can't
+        split rows, and takes half the time of `cudnn` on an H100 (dev/LEADERBOARD.md).
 
     Raises ConfigError if the platform can't run the attention backend or the fp8 that the config asks for.
     """
@@ -35,7 +35,7 @@ def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelCo
         backend = "cudnn_packed"
     if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
         has = ".".join(map(str, capability))
-        raise ConfigError(f"model.attention={model.attention} needs Hopper or newer (9.0), this has {has}: use cudnn")
+        raise ConfigError(f"model.attention={model.attention} needs Hopper or newer (9.0), GPU has {has}: use cudnn")
 
     if model.fp8:
         _check_fp8(platform, dtype, capability)
@@ -52,7 +52,7 @@ def backends(model: ModelConfig, platform: str) -> list[str]:
 
 
 def _cuda_capability(platform: str) -> tuple[int, int] | None:
-    """Compute capability of this machine's GPU, such as (9, 0) for Hopper; None if it has none or none was asked for."""
+    """Returns the compute capability of this machine's GPU, (9, 0) for Hopper; None without a GPU, or for other platforms."""
     if platform not in ("gpu", "cuda") or jax.default_backend() != "gpu":
         return None
     name = getattr(jax.devices()[0], "compute_capability", "")
@@ -64,8 +64,6 @@ def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) ->
         return  # slow, but the same numbers: for tests
     if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):
         have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
-        raise ConfigError(
-            f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}: set it to False"
-        )
+        raise ConfigError(f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), not {have}: set it to False")
     if dtype == "float32":
         raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")

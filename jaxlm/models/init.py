@@ -1,6 +1,6 @@
-"""New parameters, each by a program of its own, the same to the bit: those of one shape share theirs.
+"""Creates new parameters one by one, with the bits that Flax's `init` gives; parameters of one shape share a program.
 
-One program for all of a model's parameters has a random generator for each: 16 layers took 69 s to compile on an H100.
+A single program for all parameters has a random generator for each: 16 layers took 69 s to compile on an H100.
 """
 
 import contextvars
@@ -11,11 +11,11 @@ import jax
 from flax import linen as nn
 from jax.sharding import NamedSharding
 
-normal = functools.lru_cache(nn.initializers.normal)  # one function for each deviation, by which programs are shared
+normal = functools.lru_cache(nn.initializers.normal)  # cached, since programs are shared by the identity of `init`
 
 
 class Draw(typing.NamedTuple):
-    """How one parameter begins: `init(key, *args)`, at this path in the tree."""
+    """How one parameter is initialised: `init(key, *args)`, at this path in the tree."""
 
     path: tuple[str, ...]
     init: typing.Callable
@@ -27,7 +27,7 @@ _noted: contextvars.ContextVar[list[Draw] | None] = contextvars.ContextVar("note
 
 
 def parameter(module: nn.Module, name: str, init: typing.Callable, *args: typing.Any) -> typing.Any:
-    """Returns `module.param(name, init, *args)`. Every parameter is made by this function, so that `of` knows them all."""
+    """Returns `module.param(name, init, *args)`. All modules create parameters with this function, so that `of` finds them."""
     noted = _noted.get()
     if noted is None:
         return module.param(name, init, *args)
@@ -36,13 +36,13 @@ def parameter(module: nn.Module, name: str, init: typing.Callable, *args: typing
         noted.append(Draw((*module.path, name), init, args, key))
         return 0.0
 
-    with jax.ensure_compile_time_eval():  # so that the key, which Flax makes from the path, is a number and no tracer
+    with jax.ensure_compile_time_eval():  # so that the key, which Flax derives from the path, is concrete
         module.param(name, note)
     return init(jax.random.key(0), *args)  # only its shape is used
 
 
 def of(trace: typing.Callable[[], typing.Any]) -> list[Draw]:
-    """Returns the draws of all parameters that `trace`, a model's `init` with a key that is no tracer, would make."""
+    """Returns the draws of all parameters that `trace` creates; `trace` calls a model's `init` with a concrete key."""
     noted: list[Draw] = []
     token = _noted.set(noted)
     try:

@@ -1,6 +1,6 @@
 """The modules that all families share: projections, norms, embeddings, attention with an optional KV cache, the block.
 
-Linen modules here declare parameters; the mathematics is in `jaxlm.ops`. Parameters are float32 and cast to the compute
+Linen modules here declare parameters; the math is in `jaxlm.ops`. Parameters are float32 and cast to the compute
 dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F feed-forward, N query heads,
 K key-value heads, H head dim, V padded vocabulary.
 """
@@ -40,7 +40,7 @@ class LayerCache(typing.NamedTuple):
         return self.v_BxKxSxH.shape[2]
 
     def grown(self, slots: int) -> "LayerCache":
-        """Returns a cache of `slots` slots: the present slots, and empty slots after them."""
+        """Returns a cache of `slots` slots: the present slots, then empty slots."""
         more = slots - self.slots
         return LayerCache(
             jnp.pad(self.k_BxKxHxS, ((0, 0), (0, 0), (0, 0), (0, more))),
@@ -52,10 +52,10 @@ class Cache(typing.NamedTuple):
     """The KV cache of a model.
 
     Attributes:
-      slot: the first slot to write new tokens to. It is the same in all rows, so that one update in place serves them
-        all. The Python int 0 stands for the prefill; in decoding it is a traced scalar.
-      positions_BxS: the position of the token in each slot. A query sees the slots whose position is not after its own.
-        Padding slots hold a position after all others, so that no query sees them.
+      slot: the first slot to write new tokens to, the same in all rows, so that one update in place serves them all. The
+        Python int 0 means a prefill; in decoding it is a traced scalar.
+      positions_BxS: the position of the token in each slot. A query attends to the slots whose position is not after its
+        own. Padding slots hold a position after all others, so that no query attends to them.
     """
 
     layers: tuple[LayerCache, ...]
@@ -64,7 +64,7 @@ class Cache(typing.NamedTuple):
 
 
 class TokenInfo(typing.NamedTuple):
-    """What every layer gets about its tokens in addition to their vectors.
+    """What every layer gets about the tokens besides their vectors.
 
     Attributes:
       positions_BxT: the position of each token in its document, from 0.
@@ -80,10 +80,10 @@ class TokenInfo(typing.NamedTuple):
 
 
 class Weights(typing.NamedTuple):
-    """What multiplies activations, in the compute dtype.
+    """The weights of one projection, in the compute dtype.
 
     Attributes:
-      kernel: (*in, *out); in codes if the collection `quantized` has it (see `models.quantized`).
+      kernel: (*in, *out); quantised (`Coded`) if the collection `quantized` has it (see `models.quantized`).
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
     """
@@ -159,7 +159,7 @@ class Embedding(nn.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled so that the mean stays. `key=None`: none."""
+    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled to keep the mean. `key=None`: no dropout."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -182,9 +182,9 @@ def project(
 
     Args:
       module: the calling module. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
-        kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and the key `lora` if that applies.
+        kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and for dropout the random key `lora`.
       name: the name of all the products together, such as "qkv".
-      weights: the kernels, all of them in codes or none, and their LoRA factors.
+      weights: the kernels, either all quantised or none, and their LoRA factors.
       product: `ops.products.dense` or `fp8_dense`, for the kernels.
     """
     ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
@@ -192,10 +192,10 @@ def project(
     if adapted:
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
-        # One product for all the factors that read x.
+        # One product of x with all LoRA factors A.
         inner = lora_down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
-            # Without the barrier XLA keeps both terms of the sum for the backward pass, in place of the sum.
+            # Without the barrier XLA stores both terms for the backward pass, instead of their sum.
             ys[place] = jax.lax.optimization_barrier(ys[place] + lora_up(low, weights[place].lora[1]))
     return ys
 
@@ -217,8 +217,8 @@ class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache.
 
     Attributes:
-      bias: True if all projections have biases; with `model.qkv_bias` alone, those to queries, keys and values have.
-      lora_dropout: the share of a LoRA's inputs that is zeroed in training.
+      bias: True if all projections have biases. If False, q, k and v still have biases with `model.qkv_bias`.
+      lora_dropout: the share of LoRA's inputs that is zeroed in training.
     """
 
     config: ModelConfig
@@ -299,12 +299,12 @@ def attend(
 ) -> tuple[jax.Array, LayerCache | None]:
     """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values (None without a cache).
 
-    Without a cache, the tokens attend among themselves. So they do in the prefill (`slot` is the int 0), since the
-    cache is still empty. In decoding they attend to the cache.
+    Without a cache, and in a prefill (`slot` is the int 0), when the cache is still empty, the tokens attend to each other.
+    In decoding they attend to the cache.
 
     Args:
       cache: (this layer's cache, the whole model's cache, which says where to write), or None.
-      backend: of `ops.attention.attention`, used if the new tokens attend among themselves.
+      backend: of `ops.attention.attention`, used if the new tokens attend to each other.
     """
     layer = None
     if cache is not None:

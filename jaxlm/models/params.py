@@ -1,4 +1,4 @@
-"""Makes a model's parameters, and returns their shapes and the logical axes by which a mesh splits them."""
+"""Creates a model's parameters, and returns their shapes and the logical axes by which a mesh shards them."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ LOGICAL_AXES = {
 
 
 def input_axes(name: str) -> int:
-    """Returns how many of a kernel's leading axes are inputs: 2 for `attn/o/kernel` (heads, head size), 1 for all others."""
+    """Returns how many of a kernel's leading axes are inputs: 2 for `attn/o/kernel` (heads, head dim), 1 for all others."""
     return 2 if name.endswith("attn/o/kernel") else 1
 
 
@@ -44,22 +44,22 @@ def init_params(model: Transformer, key: jax.Array) -> dict:
 
 
 def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
-    """Returns the parameters of `init_params`, to the bit, each made in its shards by a small program (see `draws`).
+    """Returns the parameters of `init_params`, bit for bit, each created in its shards by a small program (see `init`).
 
-    `key` is no tracer; `shardings` a tree like the parameters.
+    `key` must be concrete; `shardings` is a tree like the parameters.
     """
     return tree.nested(each_param(model, key, shardings))
 
 
 def each_param(model: Transformer, key: jax.Array, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
-    """Yields (name, array) of the parameters of `create_params`, each made when it is asked for."""
+    """Yields (name, array) of the parameters of `create_params`, each created only when the iterator reaches it."""
     for draw in init.of(lambda: init_params(model, key)):
         made = init.make(draw, functools.reduce(operator.getitem, draw.path, shardings))
         yield from tree.named_leaves(tree.nested([("/".join(draw.path), made)]))  # a draw may be a tree itself (`head`)
 
 
 def abstract_params(model: Transformer) -> dict:
-    """Returns the parameters as ShapeDtypeStructs. Takes no device memory, and traces each model only once."""
+    """Returns the parameters as ShapeDtypeStructs. Uses no device memory, and traces each model only once."""
     return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # a copy, so that no caller changes the cached dict
 
 
@@ -84,11 +84,9 @@ def axes_of(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str, ...]:
 def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     """Returns the collection `packed`: kernels of the layers as matrices (out, in), for `ops.decode.row_product`.
 
-    `layers.project` reads the collection in decoding. q, k and v are one matrix, and so are gate and up. If the mesh
-    splits parameters over `tensor`, the result is {}, and the products stay apart. Adapters are not read: merge them
-    into `params` first.
-
-    `every_product` packs the other kernels too, which is faster on CPUs.
+    `layers.project` reads the collection in decoding. q, k and v are packed into one matrix, gate and up into another. If
+    the mesh shards parameters over `tensor`, the result is {}, and products stay separate. Merge adapters into `params`
+    first. `every_product` packs the other kernels too, which is faster on CPUs.
     """
     if axis_size("tensor") > 1:
         return {}

@@ -1,8 +1,8 @@
-"""Parameters as they are kept while they are frozen: kernels of the layers in codes (QLoRA, arXiv:2305.14314), if wanted.
+"""Frozen parameters, for training with adapters: the layers' kernels may be quantised (QLoRA, arXiv:2305.14314).
 
-The collection `quantized` has `codes` and `scales` where `params` then has no kernel. Embedding, head, norms, biases and
-kernels whose inputs no block divides are kept in the compute dtype, to which the model casts them anyway; vectors (norms) in
-float32.
+A quantised kernel is not in `params`: the collection `quantized` has its `codes` and `scales`. All other parameters, also
+kernels whose inputs no block size divides, are stored in the compute dtype, to which the model casts them anyway; vectors
+(norms) in float32.
 """
 
 import functools
@@ -24,9 +24,9 @@ Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are qua
 
 
 def freeze(params: dict, kind: str, dtype: str) -> Frozen:
-    """Returns what is kept of a model's float32 parameters. A pure function, for shapes and for what fits into memory.
+    """Returns the frozen form of a model's float32 parameters. A pure function: trace it for shapes, or run it if all fits.
 
-    `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` the compute dtype.
+    `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` is the compute dtype.
     """
     leaves = {}
     for name, leaf in tree.named_leaves(params):
@@ -41,7 +41,7 @@ def whole_kernels(frozen: Frozen) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def frozen_axes(model: Transformer, kind: str) -> Frozen:
-    """Returns the logical axes of what `freeze` returns, as tuples. Codes and scales are split as their kernel is."""
+    """Returns the logical axes of what `freeze` returns, as tuples. Codes and scales are sharded like their kernel."""
     abstract = abstract_params(model)
     axes = jax.tree.structure(abstract).flatten_up_to(logical_axes(model))
     axes_of_place = {}
@@ -53,10 +53,10 @@ def frozen_axes(model: Transformer, kind: str) -> Frozen:
 
 
 def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardings: Frozen) -> Frozen:
-    """Does what `freeze` does, a parameter at a time: no more than one of them is in memory in float32.
+    """Does what `freeze` does, one parameter at a time, so that only one of them is in memory in float32.
 
     Args:
-      params: the name of each parameter and its array in its shards, which is made when it is asked for.
+      params: yields (name, array in its shards), and creates each array only when it is reached.
       shardings: of what `freeze` returns.
     """
     wanted, leaves = dict(tree.named_leaves(shardings)), {}
@@ -64,19 +64,19 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
         own = _kind(name, leaf, kind)
         places = _places(name, own)
         program = _program(input_axes(name), own, dtype, tuple(wanted[place] for place in places))
-        # Not waiting would let the reading run ahead, and keep what was read.
+        # Wait: else reading would run ahead, and many float32 arrays would be in memory.
         leaves |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
     return tree.nested(leaves.items())
 
 
 def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
-    """Yields (name, float32 array in its shards) for each parameter, which `read` returns on the host by its name."""
+    """Yields (name, float32 array in its shards) for each parameter; `read(name)` returns it on the host."""
     for (name, leaf), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
         yield name, from_host(read(name), leaf.shape, jnp.float32, sharding)
 
 
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
-    """Returns one parameter on the host with the values that it has once it is quantised and decoded."""
+    """Returns one parameter on the host, quantised and decoded again."""
     if _kind(name, value, kind) == "none":
         return value
     return np.asarray(_round_trip(np.asarray(value, np.float32), kind, input_axes(name)))
@@ -92,7 +92,7 @@ def _is_kernel(name: str) -> bool:
 
 
 def _kind(name: str, leaf: jax.Array | jax.ShapeDtypeStruct | np.ndarray, kind: str) -> str:
-    """How the parameter of this name is kept: `kind` for a layer's kernel whose inputs make whole blocks, else "none"."""
+    """Returns how a parameter is stored: `kind` for a layer's kernel whose inputs a block size divides, else "none"."""
     fits = _is_kernel(name) and block_codes.block_size(math.prod(leaf.shape[: input_axes(name)]))
     return kind if fits else "none"
 
@@ -103,7 +103,7 @@ def _places(name: str, kind: str) -> tuple[str, ...]:
 
 
 def _kept(leaf: jax.Array, axes: int, kind: str, dtype: str) -> tuple[jax.Array, ...]:
-    """What is kept of a parameter: as many arrays as it has `_places`."""
+    """Returns the stored arrays of a parameter, one for each of its `_places`."""
     if kind != "none":
         return block_codes.quantize(leaf.astype(jnp.float32), kind, axes)
     return (leaf.astype(dtype) if leaf.ndim > 1 else leaf,)

@@ -19,14 +19,14 @@ from jaxlm.devices.tree import layer_name, map_named
 from jaxlm.models.init import parameter
 from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
 
-# What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of
-# products with weights (dots), or only the layer's input (full).
+# What the forward pass may save of each layer for the backward pass: everything (none), the tagged activations (names), the
+# outputs of products with weights (dots), or only the layer's input (full).
 REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "names": jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES),
 }
-# The policy names, with what it keeps waiting in the host's memory.
+# The policy `names`, with the saved activations in the host's memory.
 OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[],
     names_which_can_be_offloaded=list(SAVED_NAMES),
@@ -39,22 +39,21 @@ class Transformer(nn.Module):
     """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype.
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
-    The variables may have other collections than `params` (adapters, packed kernels). Layer i gets what they hold under
-    `tree.layer_name(i)`; if layers are scanned, each layer must have the same leaves. `models.adapters` says what adapters
-    hold.
+    The variables may have collections besides `params`: adapters (see `models.adapters`), packed kernels. Layer i gets their
+    entries under `tree.layer_name(i)`; if layers are scanned, all layers must have the same leaves.
 
     Args of `apply`, after the variables:
       positions_BxT: the position of each token in its document; None counts from 0 in each row.
       segment_ids_BxT: the id of each token's document (tokens attend only within equal ids); None if a row is one
         document.
-      train: True to turn dropout on, with the key `dropout` of `rngs`.
+      train: True for dropout, with the key `dropout` of `rngs`.
       cache: the KV cache. If it is given, the result is (hidden, the cache with these tokens written).
-      until_BxT: in place of segment ids: the token at index s is seen by those at indices s to until[s] - 1.
+      until_BxT: in place of segment ids: tokens at indices s to until[s] - 1 attend to the token at index s.
 
     Attributes:
       backend: the attention backend, one of `ops.attention.BACKENDS`.
       adapter: the section `adapter` of the config, if the variables may hold an adapter.
-      row_ids: the ids of the tokens that have a row in the collection `rows`.
+      row_ids: the tokens that have a row in the collection `rows`.
     """
 
     config: ModelConfig
@@ -70,8 +69,8 @@ class Transformer(nn.Module):
     def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
         """Returns the input embeddings (B, T, D) in the compute dtype.
 
-        Those of `row_ids` have their row of the collection `rows` added. Ids from `vocab_size` on are the vectors of the
-        collection `prompt`.
+        The embeddings of `row_ids` have their row of the collection `rows` added. Ids from `vocab_size` on are the virtual
+        tokens of the collection `prompt`.
         """
         del positions_BxT
         x_BxTxD = Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
@@ -85,12 +84,12 @@ class Transformer(nn.Module):
         return x_BxTxD
 
     def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-        """Returns cos and sin of the rotary embeddings, made once for all layers; None in a family without them."""
+        """Returns cos and sin of the rotary embeddings, computed once for all layers; None in a family without them."""
         del positions_BxT
         return None
 
     def block(self, backend: str, name: str | None = None) -> Block:
-        """Returns one layer of this family: a submodule if `name` is given, else a module on its own, for `block.apply`."""
+        """Returns one layer of this family: a submodule if `name` is given, else a separate module for `block.apply`."""
         c, parent = self.config, self if name else None
         dropped = self.adapter.dropout if self.adapter else 0.0
         return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, dropped, name=name, parent=parent)
@@ -130,7 +129,7 @@ class Transformer(nn.Module):
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
-        """Returns collection -> layer i's variables, for every collection that has some, with the adapter's scale in them."""
+        """Returns collection -> layer i's variables, without empty collections; the adapter's scale is multiplied in."""
         name = layer_name(i)
         of_layer = {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
         if self.adapter and "lora" in of_layer:
@@ -143,7 +142,7 @@ class Transformer(nn.Module):
         fn = functools.partial(apply_layer, self.block(self.backend))
         if c.remat != "none":
             policy = OFFLOAD_POLICY if c.offload else REMAT_POLICIES[c.remat]
-            # In a scan nothing can be merged with the forward pass, so the barriers against it would only cost.
+            # In a scan XLA can't merge recomputation with the forward pass, so `prevent_cse` would only cost time.
             fn = jax.checkpoint(fn, policy=policy, prevent_cse=not c.scan_layers)
         variables = [self.layer_variables(i) for i in range(c.n_layers)]
         if not c.scan_layers:
@@ -155,7 +154,7 @@ class Transformer(nn.Module):
             variables_l, i = layer
             return fn(variables_l, x_BxTxD, info, key, i), None
 
-        # A copy, made in the program: parameters stay per layer, so that checkpoints do not depend on `scan_layers`.
+        # Stacks a copy inside the program: parameters stay per layer, so that checkpoints do not depend on `scan_layers`.
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
         return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
 
@@ -182,7 +181,7 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-    """Returns an empty KV cache, for a prefill of up to `slots` tokens a row and the decoding after the prefill."""
+    """Returns an empty KV cache with `slots` slots in each row, for a prefill and the decoding after it."""
     heads = (batch, config.n_kv_heads)
     k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)
@@ -200,7 +199,7 @@ def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
 
 
 def head_rows(model: Transformer, variables: dict[str, dict]) -> dict:
-    """Returns what the functions of `ops.xent` take of the collection `rows`: `row_ids` and `rows_NxD`; {} without one."""
+    """Returns `row_ids` and `rows_NxD` for the functions of `ops.xent`, from the collection `rows`; {} without it."""
     if "rows" not in variables:
         return {}
     part = "embed" if model.config.tie_embeddings else "head"

@@ -1,1 +1,1 @@
-"""Floor 1: the mathematics as functions of arrays; no Flax."""
+"""Floor 1: the math, as functions of arrays; no Flax."""

@@ -15,19 +15,19 @@ from jaxlm.devices import sharding
 from jaxlm.ops import attention_blocked, attention_kernels
 
 BACKENDS = ("xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas")
-TREES = ("xla", "blocked")  # those that take `until_BxT`
+TREES = ("xla", "blocked")  # the backends that support `until_BxT`
 _AUTO = {"cpu": "blocked", "gpu": "cudnn", "tpu": "pallas"}
 _PLATFORMS = {"cudnn": ("gpu",), "cudnn_packed": ("gpu",), "tokamax": ("gpu",), "pallas": ("gpu", "tpu")}
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
 def resolve_backend(name: str, platform: str) -> str:
-    """Returns the backend to run for a requested name: "auto" (`models.hardware` knows more of Hopper) or one of BACKENDS.
+    """Returns the backend for a requested name, one of BACKENDS or "auto" (`models.hardware` refines "auto" for Hopper).
 
     Args:
       platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as `jax.default_backend()` or a device names it.
 
-    Raises ConfigError if the backend does not run on the platform. No other takes its place.
+    Raises ConfigError if the backend does not run on the platform; there is no fallback.
     """
     platform = "gpu" if platform in ("cuda", "rocm") else platform
     if name == "auto":
@@ -40,7 +40,7 @@ def resolve_backend(name: str, platform: str) -> str:
     return name
 
 
-@jax.named_scope("attention")  # a profile tells its products from the others by this name
+@jax.named_scope("attention")  # a profile finds attention's products by this name
 def attention(
     q_BxTxNxH: jax.Array,
     k_BxTxKxH: jax.Array,
@@ -60,20 +60,20 @@ def attention(
       q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values; N is a multiple of K.
       backend: one of BACKENDS, see `resolve_backend`.
       segment_ids_BxT: integer ids; tokens attend only within equal ids. None means that each row is one segment.
-        `cudnn_packed` and `tokamax` take each run of equal ids as a segment, which is right if ids increase along a row.
-      until_BxT: integers, in place of segment ids: the token at index s is seen by those at indices s to until[s] - 1.
-        Texts that begin alike can so share their beginning, laid out as a tree is walked (see `eval.likelihood`). Only
-        TREES take it.
+        `cudnn_packed` and `tokamax` take each run of equal ids as a segment, so ids must increase along a row.
+      until_BxT: integers, in place of segment ids: tokens at indices s to until[s] - 1 attend to the token at index s. So
+        texts can share a common prefix, laid out like a trie in depth-first order (see `eval.likelihood`). Only the backends
+        in TREES support this.
       scale: the scale of the scores; None for H ** -0.5.
 
-    Raises ValueError if the backend does not take `until_BxT`, or does not split rows (it is not in CONTEXT_ATTENTION), and
-    errors of cuDNN or Pallas.
+    Raises ValueError if the backend does not support `until_BxT`, or can't split rows over `context` (it is not in
+    CONTEXT_ATTENTION), and errors of cuDNN or Pallas.
     """
     scale = q_BxTxNxH.shape[-1] ** -0.5 if scale is None else scale
     run, ids = functools.partial(_run, backend=backend, scale=scale), (segment_ids_BxT, segment_ids_BxT)
     if until_BxT is not None:
         if backend not in TREES:
-            raise ValueError(f"attention backend {backend!r} can't share beginnings of texts: 'blocked' or 'xla' can")
+            raise ValueError(f"attention backend {backend!r} can't share prefixes of texts: use 'blocked' or 'xla'")
         ids = (None, until_BxT)
     ways = sharding.axis_size("context")
     if ways == 1 or q_BxTxNxH.shape[1] % ways:
@@ -84,7 +84,7 @@ def attention(
 
 
 def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset=None, *, backend: str, scale: float) -> jax.Array:
-    """Runs a backend. With an offset (an integer scalar, traced) query t stands at index offset + t among the keys."""
+    """Runs a backend. With an offset (a traced integer scalar), query t has index offset + t among the keys."""
     if backend == "xla":
         mask_BxTxS = attention_blocked.visible(ids, offset, 0, q_BxTxNxH.shape[1], k_BxSxKxH.shape[1])
         return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask_BxTxS, scale)
@@ -104,8 +104,8 @@ def masked_attention(
 ) -> jax.Array:
     """Returns attention under any mask, [B, T, N, H] in q's dtype: the reference for the other backends.
 
-    All scores are in memory. `mask_BxTxS` (or [1, T, S]) is True if the query may see the key; one that may see none gets
-    zeros.
+    All scores are in memory at once. `mask_BxTxS` (or [1, T, S]) is True if the query may attend to the key; a query that may
+    attend to no key gets zeros.
     """
     batch, length, heads, head_dim = q_BxTxNxH.shape
     kv_heads = k_BxSxKxH.shape[2]
@@ -115,7 +115,7 @@ def masked_attention(
     scores_BxKxGxTxS = jnp.where(mask, scores_BxKxGxTxS * scale, _MASKED)
     # The maximum keeps exp in range and cancels out of the quotient, so that it needs no gradient.
     highest = jax.lax.stop_gradient(jnp.max(scores_BxKxGxTxS, axis=-1, keepdims=True))
-    # Masked again: where a query sees nothing, the maximum is _MASKED itself and exp gives 1 everywhere.
+    # Masked again: if a query may see no key, the maximum is _MASKED itself, and exp gives 1 everywhere.
     weights_BxKxGxTxS = jnp.where(mask, jnp.exp(scores_BxKxGxTxS - highest), 0.0)
     total = jnp.sum(weights_BxKxGxTxS, axis=-1, keepdims=True)
     weights_BxKxGxTxS = (weights_BxKxGxTxS / jnp.maximum(total, 1e-30)).astype(v_BxSxKxH.dtype)
@@ -125,8 +125,8 @@ def masked_attention(
 
 # Each device keeps its own queries and gathers all keys and values from the others (Llama 3, arXiv:2407.21783, section 3.3.2):
 # with grouped heads these are few bytes compared to the work of the queries. In the backward pass the gather becomes a sum over
-# devices. Every device computes the scores of all its queries and all keys, even the masked ones: to skip these would save no
-# time, since the device with the last tokens, of whose scores few are masked, would take as long as before.
+# devices. Every device computes the scores of all its queries with all keys, even masked scores: skipping these would save no
+# time, since the slowest device, which has the last tokens, has few masked scores.
 def over_context(
     run: typing.Callable[..., jax.Array],
     q_BxTxNxH: jax.Array,
@@ -134,16 +134,16 @@ def over_context(
     v_BxTxKxH: jax.Array,
     ids: tuple[jax.Array | None, jax.Array | None],
 ) -> jax.Array:
-    """Returns what `run` returns, split as the queries are. The context axis must divide T.
+    """Returns the output of `run`, sharded like the queries. The size of the context axis must divide T.
 
     Args:
-      run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset) -> out_BxTxNxH`. Query t of the device is token
-        offset + t of its row.
+      run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset) -> out_BxTxNxH` on one device, whose query t is token
+        offset + t of the row.
       ids: arrays [B, T] for queries and for keys; None for none.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens = sharding.spec(("batch", "seq"), q_BxTxNxH.shape[:2], mesh, ones=True)
-    # Queries follow the key-value heads, which tensor may not divide.
+    # Queries are sharded like the key-value heads, whose number the axis tensor may not divide.
     heads = sharding.spec(("batch", "seq", "kv_heads", None), k_BxTxKxH.shape, mesh, ones=True)
 
     def gather(x: jax.Array | None) -> jax.Array | None:

@@ -4,7 +4,7 @@ The backward pass recomputes the probabilities from the saved log-sum-exp (Flash
 holds scores as [queries, keys], the backward pass as [keys, queries]: so nearly every product is row-major times row-major (or
 times a transpose), which XLA's CPU backend runs fastest.
 
-Legend: B batch, T queries, S keys (or those seen by a block), I queries of a block, N query heads, K key-value heads,
+Legend: B batch, T queries, S keys (of all or of one block), I queries of a block, N query heads, K key-value heads,
 G = N // K, H head dim.
 """
 
@@ -29,14 +29,14 @@ def blocked_attention(
     offset: jax.Array | None = None,
     block: int | None = None,
 ) -> jax.Array:
-    """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T): [B, T, N, H] in q's dtype.
+    """Returns causal self-attention within segments, [B, T, N, H] in q's dtype. Memory is O(T * block) instead of O(T * T).
 
-    Scores, softmax and gradients' sums are float32.
+    Scores, softmax and sums of gradients are float32.
 
     Args:
       ids: as `visible` takes them.
-      offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
-        Each block is multiplied with all keys, since the block's place is known only when it runs.
+      offset: the index of the first query among the keys, an integer scalar. Then there may be more keys than queries, and
+        each block is multiplied with all keys, since the offset is known only at run time.
       block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
     """
     length = q_BxTxNxH.shape[1]
@@ -50,7 +50,7 @@ def _blocked(q, k, v, ids, offset, scale, block):
 
 
 def _edges(queries: int, keys: int, block: int, offset: jax.Array | None) -> list[tuple[int, int, int]]:
-    """The blocks as (first query, one past the last, number of keys that it meets)."""
+    """Returns the blocks as (first query, end of the queries, number of keys that the block needs)."""
     ends = [(start, min(start + block, queries)) for start in range(0, queries, block)]
     return [(start, end, end if offset is None else keys) for start, end in ends]
 
@@ -71,7 +71,7 @@ def _rows(x_BxKxGxIxH: jax.Array) -> jax.Array:
 
 
 def visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
-    """Returns booleans [B or 1, I, S], True where one of the queries start..end may see one of the keys 0..seen.
+    """Returns booleans [B or 1, I, S]: True where a query of start..end may attend to a key of 0..seen.
 
     Args:
       ids: the segment ids of queries and keys; (None, `until_BxT` of `ops.attention.attention`); (None, None).
@@ -92,7 +92,7 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
     k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
-    q_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)  # H numbers a query to scale, not S scores
+    q_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)  # scales H numbers for each query, not S scores
     outs, normalisers = [], []
     for start, end, seen in _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset):
         q_BxKxGxIxH = _query_block(q_BxTxNxH, k_BxSxKxH.shape[2], start, end)
@@ -102,7 +102,7 @@ def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
         weights = jnp.exp(scores - highest)
         total = jnp.sum(weights, axis=-1, keepdims=True)
         out = _einsum("bkgis,bksh->bkgih", weights.astype(v_BxSxKxH.dtype), v_BxKxSxH[:, :, :seen])
-        # Divided after the product with the values: H numbers a query, not S.
+        # Divided after the product with the values: H numbers for each query, not S.
         outs.append(_rows((out / total).astype(q_BxTxNxH.dtype)))
         # The log-sum-exp of the scores: exp(score - normaliser) is the probability, in the backward pass.
         normalisers.append((highest + jnp.log(total))[..., 0])  # [B, K, G, I]
@@ -118,10 +118,10 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
     q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, out_BxTxNxH, normalisers = residuals
     kv_heads, dtype = k_BxSxKxH.shape[2], q_BxTxNxH.dtype
     k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
-    k_BxKxHxS = jnp.swapaxes(k_BxKxSxH, 2, 3)  # turned once: else XLA turns every block of d_scores
+    k_BxKxHxS = jnp.swapaxes(k_BxKxSxH, 2, 3)  # transposed once: else XLA transposes every block of d_scores
     scaled_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, dtype)
-    # The gradient of a score is p * (slope - delta), where slope is that of its probability p and delta the sum of
-    # p * slope over the keys, which is also the product of the output with its gradient: no sum over keys is needed.
+    # A score's gradient is p * (slope - delta), where slope is the gradient of its probability p, and delta the sum of
+    # p * slope over the keys. delta equals the dot product of the output with its gradient, so no sum over keys is needed.
     delta_BxTxNx1 = jnp.sum(d_out_BxTxNxH.astype(jnp.float32) * out_BxTxNxH, axis=-1, keepdims=True)
     edges = _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset)
     d_q, d_k, d_v = [], [], []
@@ -143,7 +143,7 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
 
 
 def _sum_keys(parts: list[jax.Array], dtype) -> jax.Array:
-    """Adds up the gradients of the keys, of which each part covers the first ones. [B, K, S, H] -> [B, S, K, H]."""
+    """Adds up parts of the keys' gradients; each part covers the first S keys. [B, K, S, H] -> [B, S, K, H]."""
     ends = [0, *sorted({part.shape[2] for part in parts})]
     sums = [
         functools.reduce(operator.add, [part[:, :, start:end] for part in parts if part.shape[2] >= end])

@@ -1,7 +1,7 @@
 """Attention through library kernels: cuDNN, Tokamax (Hopper), Pallas (Triton on GPU, splash attention on TPU).
 
-Nothing falls back to another kernel: if the library can't run, the caller gets its error. scripts/bench_gpu.py checks numbers
-and segment isolation on a GPU. Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim, M segments.
+There is no fallback to another kernel: if the library can't run, its error is raised. scripts/bench_gpu.py checks results and
+segment isolation on a GPU. Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim, M segments.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.devices import sharding
 from jaxlm.ops.attention_blocked import visible
 
-# Tokens of a row to one segment that it has room for: rows of 2,048 tokens have 16 on average over the batch.
+# There is room for one segment per this many tokens: 16 per row of 2,048 tokens, on average over the batch.
 TOKENS_PER_SEGMENT = 128
 _INT32 = 2**31 - 1
 _BF16 = {jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
@@ -40,8 +40,8 @@ def cudnn_attention(
     """Returns cuDNN's flash attention [B, T, N, H], through jax.nn.dot_product_attention(implementation="cudnn").
 
     Segments are passed as a boolean mask, which becomes a bias for cuDNN, [B, 1, T, S] in q's dtype (2 bytes * B * T *
-    S). This is exact for any number of segments. (Before jax 0.11 the backward pass also writes an unused gradient of
-    that size.) `cudnn_packed` has no such mask. Without segment ids there is only cuDNN's own causal mask.
+    S). This is exact for any number of segments. (Before jax 0.11 the backward pass also writes the bias's gradient, which is
+    unused.) `cudnn_packed` has no such mask. Without segment ids there is only cuDNN's own causal mask.
 
     Args:
       q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: bfloat16 or float16; H is a multiple of 8 and at most 128 (256 on Hopper); T is
@@ -66,7 +66,7 @@ def cudnn_attention(
 def cudnn_packed_attention(
     q_BxTxNxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, ids_BxT: jax.Array | None, scale: float
 ) -> jax.Array:
-    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer). Ids must increase.
+    """Returns cuDNN's flash attention over packed documents, passed as offsets (Hopper or newer). Ids must increase in a row.
 
     There is room for one document per TOKENS_PER_SEGMENT tokens, on average over the rows of a device. If a batch has
     more documents, the device runs the masked kernel of `cudnn_attention` instead.
@@ -89,9 +89,9 @@ def tokamax_attention(
 ) -> jax.Array:
     """Returns Tokamax's flash attention, a Mosaic kernel for Hopper and newer (github.com/openxla/tokamax).
 
-    Each query gets the index of the first key that it may see, which is the start of its segment. This is exact for any
-    number of segments and needs no mask in memory, if ids increase along a row. Tokamax needs Python 3.12 and jax 0.11.1;
-    its public function does not take the range of keys.
+    Each query gets the index of its first key, the start of its segment. This is exact for any number of segments and
+    needs no mask in memory, if ids increase along a row. Tokamax needs Python 3.12 and jax 0.11.1; its public function has
+    no argument for the range of keys, so this calls an internal one.
 
     Raises ValueError if tokamax is not installed.
     """
@@ -128,12 +128,12 @@ def pallas_attention(
 
 
 def _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT):
-    """`run(q, k, v[, ids])` with each device's own rows and heads: the compiler can't split a kernel over a mesh."""
+    """Returns `run(q, k, v[, ids])`, run on each device's own rows and heads, since XLA can't split a kernel over a mesh."""
     arrays = [q_BxTxNxH, k_BxTxKxH, v_BxTxKxH] + ([] if ids_BxT is None else [ids_BxT])
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(*arrays)
-    # Queries follow the key-value heads, which may not divide.
+    # Queries are sharded like the key-value heads, whose number the mesh may not divide.
     kv = sharding.spec(("batch", None, "heads", None), k_BxTxKxH.shape, mesh)
     specs = [kv, kv, kv] + [sharding.spec(("batch", None), x.shape, mesh) for x in arrays[3:]]
     return jax.shard_map(run, in_specs=tuple(specs), out_specs=kv, check_vma=False)(*arrays)
@@ -144,16 +144,16 @@ def _pallas(*arrays, scale):
     block = 128 if length >= 128 else max(16, 1 << (length - 1).bit_length())
     platform = jax.default_backend()
     if platform == "tpu":
-        block = 128  # the splash kernel's least block, for short rows too
+        block = 128  # the splash kernel's smallest block, also for short rows
     padded = [jnp.pad(x, [(0, 0), (0, -length % block)] + [(0, 0)] * (x.ndim - 2)) for x in arrays]
     function = _splash if platform == "tpu" else functools.partial(_triton, interpret=platform == "cpu")
     return function(*padded, scale=scale)[:, :length]
 
 
 def _triton(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT=None, *, scale, interpret):
-    from jax.experimental.pallas.ops.gpu import attention as gpu  # imports Triton's lowering: only where it is used
+    from jax.experimental.pallas.ops.gpu import attention as gpu  # imports Triton, so only here
 
-    # The kernel wants a key-value head for each query head. The repeat's transpose adds their gradients up.
+    # The kernel needs a key-value head for each query head. The transpose of the repeat sums the gradients.
     repeats = q_BxTxNxH.shape[2] // k_BxTxKxH.shape[2]
     k_BxTxNxH, v_BxTxNxH = (jnp.repeat(x, repeats, axis=2) for x in (k_BxTxKxH, v_BxTxKxH))
     return gpu.mha(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, ids_BxT, sm_scale=scale, causal=True, interpret=interpret)
@@ -175,11 +175,11 @@ def _splash(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids_BxT=None, *, scale, interpret=F
 
 
 class Segments(typing.NamedTuple):
-    """The documents of a batch as cuDNN takes them: M segments, first the documents, then empty ones.
+    """The documents of a batch in cuDNN's format: M segments, first the documents, then empty segments.
 
     Attributes:
-      lengths_M: tokens of each.
-      starts_M1: the index of each segment's first token among all tokens of the batch, then the number of all tokens.
+      lengths_M: the tokens of each segment.
+      starts_M1: the index of each segment's first token among the batch's tokens, then the number of tokens.
       fit: a boolean scalar, False if the batch has more than M documents.
     """
 
@@ -189,13 +189,13 @@ class Segments(typing.NamedTuple):
 
 
 def segments_of(segment_ids_BxT: jax.Array, per_row: int) -> Segments:
-    """Returns the documents of a batch, in order: runs of equal ids. Useless but for `fit` if there are more than M.
+    """Returns the documents of a batch, in order: runs of equal ids. If there are more than M, only `fit` is valid.
 
     Args:
-      per_row: M / B, the number of segments a row. Only the sum over all rows must fit.
+      per_row: M / B, the number of segments per row. A row may have more if the whole batch fits.
     """
     batch, length = segment_ids_BxT.shape
-    first_BxT = jnp.ones((batch, 1), bool)  # a row begins a document, whatever the row before ends with
+    first_BxT = jnp.ones((batch, 1), bool)  # each row begins a new document
     begins_BxT = jnp.concatenate([first_BxT, segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]], axis=1)
     room, tokens = batch * per_row, batch * length
     (starts_M,) = jnp.nonzero(begins_BxT.reshape(-1), size=room, fill_value=tokens)
@@ -217,13 +217,13 @@ def packed_attention(
 
     In its packed (THD) layout cuDNN takes the batch as one run of tokens and a list of segments, each with its length and
     its offset in elements. Work and memory then depend on the documents, not on the rows. `jax.nn.dot_product_attention`
-    does not offer this layout. The function that it calls does, but before jax 0.11.2 with wrong offsets for the keys if
-    heads are grouped (github.com/jax-ml/jax/pull/39521). So the custom calls that XLA turns into cuDNN's graphs are
+    does not offer this layout. The function that it calls does, but with grouped heads its offsets for the keys are wrong
+    before jax 0.11.2 (github.com/jax-ml/jax/pull/39521). So the custom calls that XLA turns into cuDNN's graphs are
     written out here.
 
     Args:
-      per_row: the number of segments a row for which there is room, on average over the batch.
-      masked: (q, k, v, segment_ids) -> (B, T, N, H), exact for any data. It computes batches with more segments.
+      per_row: the number of segments per row for which there is room, on average over the batch.
+      masked: (q, k, v, segment_ids) -> (B, T, N, H), exact for any data. It computes batches with too many segments.
 
     Raises ValueError if the batch's offsets need more than 32 bits.
     """
@@ -244,7 +244,7 @@ def _forward(q, k, v, ids, scale, per_row, masked):
     def fallback(q, k, v):
         return masked(q, k, v, ids), jnp.zeros(stats.shape, stats.dtype)
 
-    # Chosen on the device: shapes must not depend on the data, and the host need not be asked.
+    # Chosen on the device: shapes do not depend on the data, and the host does not wait for it.
     out, saved = jax.lax.cond(segments.fit, packed, fallback, q, k, v)
     return out, (q, k, v, ids, segments, saved, out)
 
@@ -266,15 +266,15 @@ packed_attention.defvjp(_forward, _backward)
 
 
 def _call(target, products, operands, q, k, segments, scale, per_row, like, extra):
-    """cuDNN's graph over the segments. Results: arrays like `like` (B, T, heads, H), then those of `extra`."""
+    """Calls cuDNN's graph over the segments. Returns arrays like `like` (B, T, heads, H), then those of `extra`."""
     batch, length = q.shape[:2]
     row = (batch, per_row)
     lengths_BxS = segments.lengths_M.reshape(row)
-    # cuDNN reads M + 1 offsets; XLA's shape has (per_row + 1) to a row, so the last B - 1 are not read.
+    # cuDNN reads M + 1 offsets. XLA's shape has per_row + 1 offsets for each row, so the last B - 1 are not read.
     starts = jnp.append(segments.starts_M1, jnp.full(batch - 1, batch * length, jnp.int32)).reshape(batch, per_row + 1)
-    offsets = [starts * (x.shape[2] * x.shape[3]) for x in (q, k)]  # elements to a token: keys have fewer heads
+    offsets = [starts * (x.shape[2] * x.shape[3]) for x in (q, k)]  # in elements; keys have fewer per token
     shapes = [jax.ShapeDtypeStruct((x.shape[0], x.shape[2], x.shape[1], x.shape[3]), x.dtype) for x in like]
-    workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA's compiler gives it its size
+    workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA's compiler sets its size
     results = [*shapes, *extra, workspace]
     run = jax.ffi.ffi_call(
         target,
@@ -289,7 +289,7 @@ def _call(target, products, operands, q, k, segments, scale, per_row, like, extr
 
 
 def _backend_config(products: dict, q_BxTxNxH: jax.Array, scale: float, per_row: int) -> str:
-    """What XLA's GPU compiler reads of the custom call: `CudnnfMHABackendConfig` in xla/service/gpu/backend_configs.proto."""
+    """Returns the custom call's backend config: `CudnnfMHABackendConfig` in xla/service/gpu/backend_configs.proto."""
     batch, length, heads, _ = q_BxTxNxH.shape
 
     def product(lhs: int, rhs: int, lhs_batch: tuple, rhs_batch: tuple) -> dict:

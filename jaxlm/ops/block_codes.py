@@ -1,7 +1,7 @@
 """Stores kernels in four or eight bits: a code for each weight, and a scale for each block of 64 inputs of an output.
 
 nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E); int8 has evenly spaced values instead. Blocks run along
-the inputs, as in bitsandbytes, whose matrices are (out, in). A block never leaves a device, so no mesh changes values.
+the inputs, as in bitsandbytes, whose matrices are (out, in). No block spans several devices, so the mesh changes no value.
 
 Legend: I inputs (of all input axes together), O outputs (one axis or two).
 """
@@ -23,7 +23,7 @@ NF4 = (
 
 
 class Coded(typing.NamedTuple):
-    """A kernel in codes.
+    """A quantised kernel.
 
     Attributes:
       codes: nf4: uint8 (I / 2, *O), in which input 2i has the low bits and input 2i + 1 the high bits. int8: (I, *O).
@@ -35,19 +35,19 @@ class Coded(typing.NamedTuple):
 
 
 def block_size(inputs: int) -> int:
-    """Returns 64, or the largest even divisor of `inputs` below it; 0 if that has less than 32 weights."""
+    """Returns 64 if it divides `inputs`, else the largest even divisor below 64; 0 if that divisor is below 32."""
     sizes = [size for size in range(SMALLEST_BLOCK, BLOCK + 1, 2) if inputs % size == 0]
     return max(sizes, default=0)
 
 
 def quantize(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
-    """Returns a float32 kernel (*in, *O) in codes. Each weight is rounded to the nearest value that its block has.
+    """Returns a float32 kernel (*in, *O) quantised. Each weight is rounded to the nearest value that its block can hold.
 
     Args:
       kind: "nf4" or "int8".
       axes: the number of input axes, whose `block_size` must not be 0.
     """
-    import qwix  # here, because it takes 0.2 s that only who quantises should wait for
+    import qwix  # here, because the import takes 0.2 s and few runs quantise
 
     inputs, outputs = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
     kernel_IxO = kernel.reshape(inputs, *outputs)
@@ -60,17 +60,17 @@ def quantize(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
 
 
 def after(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
-    """Returns the kernels in codes, whose decoding then begins only once `x` is there.
+    """Returns the quantised kernels, with a dependency on `x`, so that they are not decoded before `x` is computed.
 
-    Without it XLA decodes once for the forward and the backward pass, and outside a loop over microbatches: then all
-    layers' kernels are in memory.
+    Without the dependency XLA decodes once for the forward and the backward pass, and outside a loop over microbatches:
+    then all layers' decoded kernels are in memory at once.
     """
 
     def barrier(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
         return jax.lax.optimization_barrier((x, kernels))[1]
 
     def zero_added(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
-        # XLA's CPU compiler drops barriers. But it does not know that this is 0.
+        # XLA's CPU compiler drops barriers. This adds 0, which the compiler does not know.
         zero = jnp.minimum(jnp.abs(x[(0,) * x.ndim]), 0)
         return [Coded(codes + zero.astype(codes.dtype), scales) for codes, scales in kernels]
 
@@ -78,7 +78,7 @@ def after(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
 
 
 def decode(coded: Coded, shape: typing.Sequence[int], dtype: jnp.dtype) -> jax.Array:
-    """Returns the kernel that codes stand for, in its own shape (*in, *O). XLA makes one elementwise loop of it."""
+    """Returns the decoded kernel in its original shape (*in, *O). XLA fuses the decoding into one elementwise loop."""
     codes, scales = coded
     outputs = codes.shape[1:]
     if codes.dtype == jnp.uint8:

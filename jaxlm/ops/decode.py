@@ -1,4 +1,4 @@
-"""Operations of decoding, whose speed is that of reading memory: attention over a cache, products with few rows.
+"""Operations of decoding, which are bound by memory bandwidth: attention over a cache, products with few rows.
 
 Legend: B batch, T new tokens, S cache slots, N query heads, K key-value heads, G = N // K, H head dim, I inputs and O
 outputs of a product, M rows.
@@ -22,7 +22,7 @@ def cached_attention(
     2026-11-21). Scores and softmax are float32.
 
     Args:
-      mask_BxTxS: booleans, True if the query may see the slot; each query must see at least one.
+      mask_BxTxS: True if the query may attend to the slot; each query must have at least one.
     """
     batch, length, heads, head_dim = q_BxTxNxH.shape
     kv_heads = k_BxKxHxS.shape[1]
@@ -57,10 +57,10 @@ def row_product(
 ) -> jax.Array:
     """Returns x times the transposed kernel, (M, O). For few rows of x it takes as long as reading the kernel once.
 
-    On one CPU the kernel is the left operand, because XLA's library copies the right operand before it multiplies. If
-    the kernel's rows are short, two or more of them are joined into one row, and x becomes a block-diagonal matrix. The
-    added zeros cost no time, since M = 8 leaves vector units idle, and rows of 1,024 are read 1.6 times as fast as rows
-    of 512 (dev/LOG.md, 2026-11-21).
+    On one CPU the kernel is the left operand, because XLA's library copies the right operand before it multiplies. Short
+    rows of the kernel are joined, two or more into one, and x becomes a block-diagonal matrix. The added zeros cost no
+    time, since M = 8 leaves vector units idle, and rows of 1,024 are read 1.6 times as fast as rows of 512 (dev/LOG.md,
+    2026-11-21).
     """
 
     def plain(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
@@ -76,7 +76,7 @@ def row_product(
         blocks = jnp.kron(jnp.eye(together, dtype=x_MxI.dtype), x_MxI.T)
         long_rows = kernel_OxI.reshape(outputs // together, together * inputs)
         y = jnp.dot(long_rows, blocks, preferred_element_type=preferred_element_type)
-        # Without the barrier XLA swaps the operands back, to save a transpose of the small result.
+        # Without the barrier XLA swaps the operands back to save a transpose of the small result.
         return jax.lax.optimization_barrier(y).reshape(outputs, rows).T
 
     mesh = jax.sharding.get_abstract_mesh()
@@ -88,7 +88,7 @@ def row_product(
 def first_argmax(x_BxV: jax.Array) -> jax.Array:
     """Returns `jnp.argmax` over the last axis, int32: the first index of the highest value.
 
-    Uses two reductions, a maximum and a minimum, which vectorise on CPUs. `jnp.argmax` reduces pairs, which does not.
+    Uses two reductions, a maximum and a minimum, which vectorise on CPUs, unlike the reduction of pairs in `jnp.argmax`.
     """
     highest_Bx1 = jnp.max(x_BxV, axis=-1, keepdims=True)
     ids_V = jnp.arange(x_BxV.shape[-1], dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Orthogonalises matrices by the Polar Express (Amsel et al., arXiv:2505.16932), in batches, each device its share.
+"""Orthogonalises batches of matrices by the Polar Express (Amsel et al., arXiv:2505.16932); devices share the work.
 
 Legend: N matrices of a stack, P rows, Q columns.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 # Number of iterations -> the polynomials a x + b x^3 + c x^5, with the paper's cushion of 0.02. Five are for singular values
-# from 1e-3 to 1, made for values 2% too large, so that rounding to bfloat16 carries none over 1. Three are for 1e-2 to 1.
+# from 1e-3 to 1, three from 1e-2; the five have a margin of 2%, so that rounding to bfloat16 lifts no value above 1.
 COEFFICIENTS = {
     3: (
         (8.019540917170843, -22.99868612101966, 16.89897279167333),
@@ -31,16 +31,16 @@ COEFFICIENTS = {
 _MARGIN = 1.02
 _Coefficients = Sequence[tuple[float, float, float]]
 BATCH_BYTES = 256 << 20  # of the matrices that one device orthogonalises at a time
-_WIDE = 1.5  # columns over rows, from which on the products of Gram matrices are fewer than those of the matrices
+_WIDE = 1.5  # columns / rows from which iterating on Gram matrices takes fewer operations
 
 
 def orthogonalise(x_NxPxQ: jax.Array, iterations: int = 5) -> jax.Array:
     """Returns the matrices with singular values near 1 and the same singular vectors, in the dtype of `x_NxPxQ`.
 
-    A matrix of zeros stays one. Singular values below a thousandth of the Frobenius norm stay below 1; with three
-    iterations those below a hundredth, and the others come to within 0.29 of 1 (five: 0.16).
+    Five iterations bring singular values above a thousandth of the Frobenius norm to within 0.16 of 1, three those above a
+    hundredth to within 0.29. Smaller values end lower; a zero matrix stays zero.
 
-    Products of float32 are exact on every device: the faster TensorFloat-32 would be no better than bfloat16.
+    Products of float32 have full precision on every device: the faster TensorFloat-32 would be no better than bfloat16.
     """
     if x_NxPxQ.shape[1] > x_NxPxQ.shape[2]:
         return orthogonalise(x_NxPxQ.mT, iterations).mT
@@ -50,7 +50,7 @@ def orthogonalise(x_NxPxQ: jax.Array, iterations: int = 5) -> jax.Array:
     x_NxPxQ = (wide / (_MARGIN * norm + 1e-8)).astype(dtype)
     exact = dtype == jnp.float32
     product = functools.partial(jnp.matmul, precision="highest" if exact else None)
-    # In bfloat16 the Gram matrix of the first iterate is too coarse to tell those of the later ones.
+    # In bfloat16 the first Gram matrix is too coarse to compute the later ones from it.
     if exact and x_NxPxQ.shape[2] >= _WIDE * x_NxPxQ.shape[1]:
         return _by_gram(x_NxPxQ, COEFFICIENTS[iterations], product)
     for a, b, c in COEFFICIENTS[iterations]:
@@ -60,8 +60,8 @@ def orthogonalise(x_NxPxQ: jax.Array, iterations: int = 5) -> jax.Array:
 
 
 def _by_gram(x_NxPxQ: jax.Array, coefficients: _Coefficients, product: typing.Callable) -> jax.Array:
-    """The same iterates, of which only the Gram matrices are made: each is a polynomial of the one before."""
-    # All polynomials are multiplied together, and once with the matrix: five iterations take 4 P^2 Q + 34 P^3
+    """Returns the same result from Gram matrices alone: each iterate's is a polynomial of the previous iterate's."""
+    # The product of all polynomials is multiplied once with the matrix: five iterations take 4 P^2 Q + 34 P^3
     # operations, not 20 P^2 Q + 10 P^3.
     one_PxP = jnp.eye(x_NxPxQ.shape[1], dtype=x_NxPxQ.dtype)
     gram_NxPxP, together_NxPxP = product(x_NxPxQ, x_NxPxQ.mT), None
@@ -74,7 +74,7 @@ def _by_gram(x_NxPxQ: jax.Array, coefficients: _Coefficients, product: typing.Ca
 
 
 class _Shape(typing.NamedTuple):
-    """How a matrix is stacked: rows are the smaller side, be they inputs or outputs; the mesh axes that split each side."""
+    """A matrix as it is stacked: rows are the smaller side, inputs or outputs; `by_*` are the mesh axes that shard a side."""
 
     rows: int
     columns: int
@@ -85,15 +85,15 @@ class _Shape(typing.NamedTuple):
 def each(
     arrays: Sequence[jax.Array], inputs: Sequence[int], specs: Sequence[PartitionSpec], iterations: int = 5
 ) -> list[jax.Array]:
-    """Returns the arrays, each orthogonalised as the matrix of its inputs by its outputs. All have one dtype.
+    """Returns the arrays, each orthogonalised as a matrix (inputs, outputs). All must have the same dtype.
 
-    Matrices of one shape (or of one and its transpose) go through together, as many as have BATCH_BYTES on a device. If
-    the current mesh has several devices, they trade: each gets whole matrices, its share of all, and gives the results
-    back in the parts of `specs` (all-to-all). Where devices hold copies of an array, the results are gathered.
+    Matrices of the same shape, up to transposition, are stacked, up to BATCH_BYTES on a device. If the current mesh has
+    several devices, an all-to-all gives each device its share of whole matrices, and another returns the results to the
+    shards of `specs`. For replicated arrays the results are gathered.
 
     Args:
       inputs: how many leading axes of each array are inputs; the others are outputs.
-      specs: how the current mesh splits each array. Of the inputs only the first axis may be split, and of the outputs.
+      specs: the sharding of each array on the current mesh. Only the first input axis and the first output axis may be sharded.
       iterations: a key of COEFFICIENTS.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -139,7 +139,7 @@ def _batch(
     inputs: list[int],
     *arrays: jax.Array,
 ) -> list[jax.Array]:
-    """Orthogonalises arrays of one shape. In a `shard_map` over `axes` it gets a device's parts, and returns them."""
+    """Orthogonalises arrays of one shape. In a `shard_map` over `axes`, takes and returns one device's shards."""
     flat = [x.reshape(math.prod(x.shape[:count]), -1) for x, count in zip(arrays, inputs, strict=True)]
     stack_NxPxQ = jnp.stack([x.T if turn else x for x, turn in zip(flat, turned, strict=True)])
     stack_NxPxQ = jnp.pad(stack_NxPxQ, ((0, -len(arrays) % devices), (0, 0), (0, 0)))
@@ -157,5 +157,5 @@ def _batch(
         stack_NxPxQ = jax.lax.all_to_all(stack_NxPxQ, split, dim, 0, tiled=True)
     return [
         (x.T if turn else x).reshape(like.shape)
-        for x, turn, like in zip(stack_NxPxQ, turned, arrays, strict=False)  # what was padded is left out
+        for x, turn, like in zip(stack_NxPxQ, turned, arrays, strict=False)  # without the padding
     ]

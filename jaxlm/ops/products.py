@@ -1,4 +1,4 @@
-"""Products of activations with weights: in the compute type, in float8, with kernels in codes, and the two of a LoRA.
+"""Products of activations with weights: in the compute dtype, in float8, with quantised kernels, and LoRA's two products.
 
 Legend: B batch, T tokens, M tokens of all rows, I inputs, O outputs of a product, R the ranks of all factors that read the
 same activations.
@@ -17,8 +17,8 @@ from jaxlm.ops import block_codes
 from jaxlm.ops.block_codes import Coded
 
 Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]  # as `dense`
-# Each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3 and
-# gradients e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). XLA's GPU compiler maps the products to cuBLASLt's
+# Float8: each tensor has one scale, from its current values (current scaling), as in nanochat. The forward pass uses e4m3
+# and gradients e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). XLA's GPU compiler maps the products to cuBLASLt's
 # float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling do not round.
 FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 
@@ -28,7 +28,7 @@ def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | Non
 
     It is computed as one product of matrices, because XLA's CPU backend transposes the whole gradient of a 3-D product:
     as matrices a SwiGLU of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time (dev/LOG.md,
-    2026-11-20). If context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
+    2026-11-20). If context shards the tokens, it is a tensordot, since a reshape to rows would gather x.
     """
     if axis_size("context") > 1:
         return jnp.tensordot(x, kernel, axes, preferred_element_type=dtype)
@@ -43,7 +43,7 @@ def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     upper half of the range. A value that is not finite makes the whole product NaN, and the train step skips that update.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    # The exponent bits alone are the power of two at or below it: exact, where exp2(floor(log2(.))) may not be.
+    # The exponent bits alone are the power of two at or below `largest`, exactly; exp2(floor(log2(.))) may be inexact.
     bits = jax.lax.bitcast_convert_type(largest, jnp.uint32) & jnp.uint32(0x7F800000)
     power = jax.lax.bitcast_convert_type(bits, jnp.float32)
     below_max = 2.0 ** (math.frexp(float(jnp.finfo(dtype).max))[1] - 2)  # half of the power of two at or below the max
@@ -75,7 +75,7 @@ def _forward(x_MxI, kernel_IxO):
 def _backward(residuals, d_y_MxO):
     x, kernel = residuals
     d_y, dtype = quantize(d_y_MxO, GRADIENT), d_y_MxO.dtype
-    # HIGHEST: cuBLASLt then adds up in full float32, where its fast accumulation keeps fewer bits.
+    # HIGHEST: cuBLASLt then accumulates in full float32; its fast accumulation keeps fewer bits.
     d_x_MxI = _dot(d_y, kernel, (1, 1), dtype, jax.lax.Precision.HIGHEST)
     d_kernel_IxO = _dot(x, d_y, (0, 0), dtype, jax.lax.Precision.HIGHEST)
     return d_x_MxI, d_kernel_IxO
@@ -91,14 +91,14 @@ def _dot(a, b, contract: tuple[int, int], dtype, precision) -> jax.Array:
 _product.defvjp(_forward, _backward)
 
 
-# XLA must not join a LoRA's products (arXiv:2106.09685) with the kernel's beside them. Its GPU compiler makes one product of
-# two that read the same activations, if one is small. It then writes a copy of each kernel with the factor's columns at its
-# end, for all layers at the start of the step, and keeps each copy's whole output as long as the few columns are wanted: a
-# 1.04B model took 4.3 GB in place of 2.9 with one row of 2,048. It joins none whose results have different types. So the
-# products that share activations with a kernel's return float32.
+# XLA must not merge LoRA's products (arXiv:2106.09685) with the kernel's product. Its GPU compiler merges two products that
+# read the same activations if one is small. At the start of the step it copies each layer's kernel, with the factor's columns
+# appended, and keeps each copy's whole output as long as the factor's few columns are needed: a 1.04B model took 4.3 GB
+# instead of 2.9 with one row of 2,048. XLA does not merge products whose results have different dtypes. So LoRA's products
+# that share activations with a kernel's product return float32.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def lora_down(x: jax.Array, factor: jax.Array, axes: int = 1) -> jax.Array:
-    """Multiplies x (..., *in) by factors (*in, R), of which `axes` are `in`. Returns (..., R) in the type of x."""
+    """Multiplies x (..., *in) by a factor (*in, R), whose first `axes` axes are `in`. Returns (..., R) in x's dtype."""
     return dense(x, factor, axes, jnp.float32).astype(x.dtype)
 
 
@@ -115,7 +115,7 @@ lora_down.defvjp(_lora_down_fwd, _lora_down_bwd)
 
 @jax.custom_vjp
 def lora_up(low: jax.Array, factor: jax.Array) -> jax.Array:
-    """Multiplies low (..., R) by a factor (R, *out). Returns (..., *out) in the type of `low`."""
+    """Multiplies low (..., R) by a factor (R, *out). Returns (..., *out) in the dtype of `low`."""
     return dense(low, factor)
 
 
@@ -137,7 +137,7 @@ def multiply(x: jax.Array, kernels: list[jax.Array | Coded], product: Product, f
     """Returns x (B, T, *in) multiplied by each kernel (*in, *out): (B, T, *out).
 
     Args:
-      kernels: all of them arrays in x's dtype, or all in codes.
+      kernels: either all arrays in x's dtype, or all quantised.
       product: `dense` or `fp8_dense`.
       fuse: True to multiply all kernels in one product, where the mesh allows it (see `layers.project`).
     """
@@ -155,7 +155,7 @@ def _of_arrays(x: jax.Array, kernels: list[jax.Array], product: Product, fuse: b
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _of_codes(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again."""
+    """Multiplies x (B, T, *in) by quantised kernels, which are frozen. The backward pass decodes them again."""
     return _decode_and_multiply(x, block_codes.after(x, kernels), product, fuse)
 
 
@@ -184,7 +184,7 @@ def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, f
 
 
 def split_columns(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:
-    """Returns the products (*lead, *out) in the columns of y, of which each of `ways` groups has a part of every product."""
+    """Returns the products (*lead, *out) from y, whose columns are `ways` groups, each with a part of every product."""
     ends = np.cumsum([math.prod(out) // ways for out in outs])
     parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]

@@ -1,9 +1,9 @@
-"""Stores arrays in eight bits, as small floats that share an exponent within a block. Optimizers store moments in it.
+"""Stores arrays in eight bits, as small floats with a shared exponent for each block. Optimizers store moments in it.
 
-Each element is a float32 rounded to three bits of mantissa; its exponent is stored relative to the largest of its block
+Each element is a float32 rounded to three bits of mantissa; its exponent is stored relative to the block's largest exponent
 (compare arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves; uint8 has 255 values over 32 octaves. So numbers
 far below a block's maximum keep their relative precision, which evenly spaced codes would lose (arXiv:2110.02861). All blocks
-round to the same grid of floats, so an unchanged value stays the same when it is read and written again.
+round to the same grid of floats, so decoding and encoding again changes no value.
 """
 
 import typing
@@ -11,14 +11,14 @@ import typing
 import jax
 import jax.numpy as jnp
 
-MANTISSA = 3  # bits that are kept
+MANTISSA = 3  # bits of the mantissa that are kept
 _DROPPED = 23 - MANTISSA
 _LEVELS = {jnp.dtype(jnp.int8): 127, jnp.dtype(jnp.uint8): 255}
 
 
 class Blocked(typing.NamedTuple):
-    """An array (..., n) in eight bits: `codes` (..., n), int8 or uint8, `exponents` (..., n / block), uint8, the largest of
-    each block. Blocks are runs along the last axis, so devices split both as the array itself.
+    """An array (..., n) in eight bits: `codes` (..., n), int8 or uint8, and each block's largest exponent, `exponents`
+    (..., n / block), uint8. Blocks are runs along the last axis, so both are sharded like the array itself.
     """
 
     codes: jax.Array
@@ -28,8 +28,8 @@ class Blocked(typing.NamedTuple):
 def block_size(n: int) -> int:
     """Returns the size of the blocks of an axis of n elements: a divisor of n from 64 to 255; 0 if there is none.
 
-    Of several divisors it takes the one whose number of blocks is divisible by the largest power of two. So each device
-    gets whole blocks on any mesh, and the size need not depend on the mesh.
+    Takes the divisor for which the number of blocks is divisible by the largest power of two. So each device gets whole
+    blocks on any mesh, and the size does not depend on the mesh.
     """
     sizes = [b for b in range(64, 256) if n % b == 0]
     return max(sizes, key=lambda b: ((n // b) & -(n // b), b), default=0)
@@ -41,17 +41,17 @@ def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
 
 
 def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
-    """Returns a uint32 of random bits for each element, a hash of its index and `seed` (a uint32): enough for two roundings."""
+    """Returns 32 random bits for each element, a uint32 hash of its index and `seed` (a uint32): enough for two roundings."""
     return mix(numbers(shape) ^ mix(seed))
 
 
-# Rounding is stochastic: with rounding to the nearest, a moving average that changes by less than half a code a step would
-# never move. The noise is a hash of the element's index and a seed, so it needs no state and is the same on every mesh. All of
-# this is integer arithmetic, the same on every device.
+# Rounding is stochastic: with rounding to nearest, a moving average that changes by less than half a code per step would never
+# change. The noise is a hash of the element's index and a seed, so it needs no state and is the same on every mesh. All of this
+# is integer arithmetic, the same on every device.
 def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
-    """Returns float32 x (..., n) in eight bits. The mean of the result over the noise is x, except below a block's range.
+    """Returns float32 x (..., n) in eight bits. Averaged over the noise the result is x, except below a block's range.
 
-    Below the range int8 gives zero. uint8 gives the smallest code, so that a second moment never becomes zero.
+    Below the range int8 gives zero, and uint8 the smallest code, so that a second moment never becomes zero.
 
     Args:
       x: the values to store, not negative if `dtype` is uint8.
@@ -78,7 +78,7 @@ def decode(blocked: Blocked) -> jax.Array:
 
 
 def _origin(exponents: jax.Array, levels: int) -> jax.Array:
-    """Returns the kept bits of the float that code 0 would be: the highest code is the last float of the block's exponent."""
+    """Returns the kept bits of code 0's float. It is set so that the highest code is the largest float of the exponent."""
     return ((exponents[..., None].astype(jnp.int32) + 1) << MANTISSA) - 1 - levels
 
 
@@ -92,7 +92,7 @@ def numbers(shape: typing.Sequence[int]) -> jax.Array:
     """Returns a uint32 for each element of an array of this shape: its row-major index times an odd constant.
 
     The constant makes the numbers of neighbours differ in many bits. The index is computed axis by axis, because a
-    reshape would gather an array that devices split.
+    reshape would gather a sharded array.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
@@ -101,7 +101,7 @@ def numbers(shape: typing.Sequence[int]) -> jax.Array:
 
 
 def mix(h: jax.Array) -> jax.Array:
-    """Hashes each uint32 of `h` by murmur3's finaliser, a bijection in which each bit changes about half of all bits."""
+    """Hashes each uint32 of `h` by murmur3's finaliser, a bijection: flipping an input bit flips about half of the bits."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)

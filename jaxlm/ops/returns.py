@@ -1,4 +1,4 @@
-"""What an action was worth: advantages by generalized advantage estimation or within a group, and whitening.
+"""Advantages of actions, by generalized advantage estimation or within a group, and whitening.
 
 A row holds several answers, whose tokens are the actions. Legend: B rows, T tokens, P prompts, A answers to a prompt.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def continues(mask_BxT: jax.Array, segment_ids_BxT: jax.Array) -> jax.Array:
-    """True for tokens whose successor in the row is one of the same answer, [B, T]: for all of an answer but its last."""
+    """Returns True, [B, T], for tokens whose next token belongs to the same answer: all tokens of an answer but its last."""
     mask_BxT = mask_BxT > 0
     same_BxT = (segment_ids_BxT[:, :-1] == segment_ids_BxT[:, 1:]) & mask_BxT[:, :-1] & mask_BxT[:, 1:]
     return jnp.pad(same_BxT, ((0, 0), (0, 1)))
@@ -27,11 +27,11 @@ def gae(
     """Returns (advantages, returns) of each action, float32 [B, T]: generalized advantage estimation (arXiv:1506.02438).
 
     The advantage is the sum of (gamma * lam)^k delta over this and the answer's later actions, where delta = reward + gamma
-    * next value - value. After an answer's last action the value is 0. The return, which the value should have been, is
-    advantage + value. Both are 0 outside answers, whose tokens are those where `mask_BxT` is not 0.
+    * next value - value. After an answer's last action the value is 0. The return, the target of the value, is advantage +
+    value. Both are 0 outside answers, where `mask_BxT` is 0.
 
     Args:
-      continues_BxT: as `continues` returns it.
+      continues_BxT: the result of `continues`.
       lam: 0 for one-step differences, 1 for sums of all later rewards.
     """
     answers_BxT = mask_BxT > 0
@@ -52,7 +52,7 @@ def gae(
 def whiten(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
     """Returns `x_BxT` with mean 0 and variance 1 over the tokens of the mask, and 0 elsewhere, float32 [B, T].
 
-    The variance is the unbiased one (over the count - 1), as in TRL. A single token becomes 0.
+    The variance is unbiased (divided by the count - 1), as in TRL. A single token becomes 0.
     """
     chosen_BxT = mask_BxT > 0
     count = jnp.sum(chosen_BxT)
@@ -66,7 +66,7 @@ def whiten(x_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
 def explained_variance(values_BxT: jax.Array, returns_BxT: jax.Array, mask_BxT: jax.Array) -> jax.Array:
     """Returns the share of the returns' variance that the values explain, a float32 scalar; 0 if all returns are equal.
 
-    1 = the values are the returns; 0 = no better than the mean return; below 0 = worse.
+    1: the values equal the returns; 0: they are no better than the mean return; below 0: worse.
     """
     chosen_BxT = mask_BxT > 0
     count = jnp.maximum(jnp.sum(chosen_BxT), 1)
@@ -82,7 +82,7 @@ def explained_variance(values_BxT: jax.Array, returns_BxT: jax.Array, mask_BxT: 
 
 
 def group_advantages(rewards_PxA: np.ndarray, scale: bool) -> np.ndarray:
-    """Returns each answer's reward less the mean of its prompt's answers, float32 [P, A] (GRPO, arXiv:2402.03300).
+    """Returns each answer's reward minus the mean reward of its prompt's answers, float32 [P, A] (GRPO, arXiv:2402.03300).
 
     `scale` divides by the group's standard deviation (ddof = 1), to which 1e-4 is added as in TRL.
     """

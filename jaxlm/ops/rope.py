@@ -17,7 +17,7 @@ def rope_frequencies(
     high_freq_factor: float = 4.0,
     original_max_len: int = 8192,
 ) -> np.ndarray:
-    """Returns the angular frequency of each pair of channels, in radians a token: float32 numpy [H // 2].
+    """Returns the angular frequency of each pair of channels, in radians per token: float32 numpy [H // 2].
 
     Su et al. 2021 (arXiv:2104.09864); the scalings are those of transformers' modeling_rope_utils.py:
     "linear" divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595); "llama3" divides the low
@@ -42,13 +42,13 @@ def _llama3(inv_freq: np.ndarray, factor: float, low: float, high: float, origin
 
 
 def rope_tables(positions_BxT: jax.Array, inv_freq: np.ndarray | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (cos, sin) of every angle, each float32 [B, T, 1, H // 2], to compute once a step and share between layers.
+    """Returns (cos, sin) of every angle, each float32 [B, T, 1, H // 2]. Compute them once per step for all layers.
 
     `positions_BxT` may have B = 1 to broadcast.
     """
     angles = positions_BxT.astype(jnp.float32)[:, :, None, None] * jnp.asarray(inv_freq, jnp.float32)
-    # A loop, because what it gives is written down: else XLA computes cos and sin anew in every layer, for every head,
-    # forward and backward (its CPU compiler drops an optimization barrier first).
+    # A loop, because its result is stored: else XLA computes cos and sin again in every layer, for every head, forward and
+    # backward (an optimization barrier does not help: the CPU compiler drops it first).
     cos, sin = jax.lax.map(lambda is_sin: jnp.where(is_sin, jnp.sin(angles), jnp.cos(angles)), jnp.arange(2) == 1)
     return cos, sin
 

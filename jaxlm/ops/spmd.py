@@ -1,6 +1,6 @@
 """Applies the embedding and the head on a mesh, each device to its own tokens. The compiler alone would gather too much.
 
-Legend: B batch, T tokens, P devices that split the tokens, M tokens of a device, D model, V vocabulary as stored.
+Legend: B batch, T tokens, P devices that shard the tokens, M tokens of a device, D model, V vocabulary as stored.
 """
 
 import math
@@ -19,9 +19,9 @@ Result = typing.TypeVar("Result")
 def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Returns `table_VxD[ids_BxT]` in `dtype`, [B, T, D].
 
-    If fsdp splits both the rows of the batch and the columns of the table, each device looks up its own columns for the
+    If fsdp shards both the rows of the batch and the columns of the table, each device looks up its own columns for the
     rows of all devices, and then the devices exchange the results (all-to-all). So only ids are gathered. The compiler
-    alone would gather the table, or if context splits T, the vectors of the whole batch.
+    alone would gather the table, or if context shards T, the vectors of the whole batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens, axes = _token_axes(mesh, ids_BxT.shape)
@@ -52,27 +52,27 @@ def over_tokens(
 ) -> Result:
     """Applies `function(hidden_MxD, head_DxV, *tokens_M)` to the tokens of each device, and joins the results.
 
-    If no mesh (`jax.set_mesh`) splits the tokens, `function` gets all of them at once.
+    If no mesh (`jax.set_mesh`) shards the tokens, `function` gets all tokens at once.
 
     Args:
-      hidden_BxTxD, tokens_BxT: split as batches are. `head_DxV`: split as its parameter is.
-      summed: True if `function` returns sums over its tokens (one or a tree of them), which are added up over devices.
-        False if it returns one number for each token, [M] (or a tree of them), which become [B, T].
+      hidden_BxTxD, tokens_BxT: sharded like batches. `head_DxV`: sharded like its parameter.
+      summed: True if `function` returns sums over its tokens (an array or a tree), which are added up over devices. False
+        if it returns a number for each token, [M] (an array or a tree), which become [B, T].
     """
     mesh, (batch, length) = jax.sharding.get_abstract_mesh(), hidden_BxTxD.shape[:2]
     tokens, axes = _token_axes(mesh, (batch, length))
     if not axes:
         result = function(hidden_BxTxD.reshape(batch * length, -1), head_DxV, *map(jnp.ravel, tokens_BxT))
         return result if summed else jax.tree.map(lambda x_M: x_M.reshape(batch, length), result)
-    # Why the devices become a dimension P: [B, T] is split along both, and no sharding says how [M] would be, so flattening
-    # makes the compiler gather the hidden states; and a loop over tiles of [M] adds up the head's gradient over devices in
-    # every turn. With P in front each device flattens and tiles its own tokens. The head is gathered once, before the
-    # loop, and vmap adds up its gradient over P once, after it.
+    # Why the devices become a dimension P: [B, T] is sharded along both axes, and no sharding of [M] expresses that, so
+    # flattening would make the compiler gather the hidden states, and a loop over tiles of [M] would sum the head's gradient
+    # over devices in every iteration. With P in front each device flattens and tiles its own tokens. The head is gathered
+    # once, before the loop, and vmap sums its gradient over P once, after the loop.
     rows, columns = (math.prod(mesh.shape[axis] for axis in _names(entry)) for entry in tokens)
     dtype = head_DxV.dtype
-    # Why the head is pinned twice: it was cast from a float32 parameter. The first pin keeps the cast head split as the
-    # parameter is, the second gathers it over fsdp. With the second alone the compiler gathers the parameter and casts then:
-    # twice the bytes. float32 afterwards, so that the gradients of all devices are added up in float32.
+    # Why the head's sharding is set twice: the head was cast from a float32 parameter. The first constraint keeps the cast
+    # head sharded like the parameter, the second gathers it over fsdp. With the second alone the compiler gathers the float32
+    # parameter before casting: twice the bytes. Then float32, so that the devices' gradients are summed in float32.
     head_DxV = sharding.constrain(sharding.constrain(head_DxV, "embed", "vocab"), None, "vocab").astype(jnp.float32)
 
     def split(x_BxT: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Cross-entropy of a linear head. If it works in tiles of tokens, the whole logits tensor is never in memory.
+"""Cross-entropy of a linear head. Computed in tiles of tokens, it never has the whole logits tensor in memory.
 
-The head may have a second part, which changes the columns of a few tokens (`rows_NxD` is added to those of `row_ids`): adapters
-train it while the head itself is frozen. Then nothing computes the head's gradient.
+The head may have a second part, `rows_NxD`, which is added to the columns of the tokens `row_ids`: adapters train this part
+while the head itself is frozen. Then the head's gradient is not computed.
 
 Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), I tiles, R tokens in one tile, N tokens
 whose columns are changed.
@@ -37,15 +37,15 @@ def cross_entropy(
 
     The sum is a float32 scalar, differentiable in hidden, head and rows. The dict has float32 scalars without gradient: nll_sum
     (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target). Columns >= vocab_size
-    (padding) have no probability and get exactly zero gradient. With a tile, the forward pass computes the gradients of each
-    and keeps nothing else (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989).
+    (padding) have probability 0 and get exactly zero gradient. With tiles, the forward pass computes each tile's gradients and
+    keeps nothing else (like Liger-Kernel's fused linear cross-entropy: Hsu et al. 2024, arXiv:2410.10989).
 
     Args:
       head_DxV: the output embedding; pass `embedding_VxD.T` if embeddings are tied (no copy is made).
       targets_M: integer ids < vocab_size. A token of weight 0 may have any id in [0, V).
       z_loss: the coefficient of the squared log-normaliser (PaLM: 1e-4, arXiv:2204.02311, section 5), weighted too.
       tile: the number of tokens in a tile, which need not divide M; 0 for all logits at once.
-      row_ids, rows_NxD: the ids of N tokens, and what is added to their columns of the head; None for nothing.
+      row_ids, rows_NxD: the ids of N tokens, and the vectors added to their columns of the head; None for nothing.
     """
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
     if tile == 0 or tile >= hidden_MxD.shape[0]:
@@ -69,8 +69,8 @@ def token_nll(
 ) -> jax.Array:
     """Returns -log p(target) of each token, float32 [M], in nats. Differentiable in hidden, head and rows.
 
-    With a tile neither pass ever holds all logits: the backward pass computes each tile's logits again. For one
-    weighted sum use `cross_entropy`, which computes the logits once. Arguments as there.
+    With tiles neither pass ever holds all logits: the backward pass computes each tile's logits again. For a weighted sum
+    use `cross_entropy`, which computes the logits once. Arguments as in `cross_entropy`.
     """
     if tile == 0 or tile >= hidden_MxD.shape[0]:
         lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, row_ids)
@@ -131,8 +131,8 @@ def _plain(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_l
 
 def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
     """Splits each array into tiles: [M, ...] -> [I, R, ...], zeros at the end. Token m goes to tile m % I."""
-    # Dealt in turn because devices may split M. Each tile then holds an equal share of every device's tokens: nothing
-    # moves, and no device waits while the loop works through another's tokens.
+    # Dealt round-robin, because M may be sharded. Each tile then has an equal share of every device's tokens: no data moves,
+    # and no device waits while the loop works on another's tokens.
     count = -(-arrays[0].shape[0] // tile)
     out = []
     for x in arrays:
@@ -158,10 +158,10 @@ def _tiled(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_l
 
 
 def _tile_gradients(head_DxV, rows_NxD, vocab_size: int, z_loss: float, row_ids: tuple[int, ...]) -> Callable:
-    """The scan body of the tiled forward pass: one tile's sums and gradients."""
+    """Returns the scan body of the tiled forward pass: one tile's sums and gradients."""
 
-    # In the forward pass, because they need the tile's logits, which exist here only. The loss is one scalar, so the
-    # backward pass has only to scale them. Computing the logits again there would cost a fourth product with the head.
+    # Gradients are computed in the forward pass, because only there the tile's logits exist. The loss is one scalar, so the
+    # backward pass only scales them. Computing the logits again would cost a fourth product with the head.
     def step(carry, args):
         sums, d_head_VxD, d_rows_NxD = carry
         hidden_RxD, targets_R, weights_R = args
@@ -186,7 +186,7 @@ def _tile_gradients(head_DxV, rows_NxD, vocab_size: int, z_loss: float, row_ids:
 
 
 def _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, d_head_VxD, d_rows_NxD) -> tuple:
-    """Returns (the gradient of a tile's hidden states, of the head and of the rows so far: None stays None)."""
+    """Returns the gradients (of a tile's hidden states, of the head so far, of the rows so far); None stays None."""
     d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
     if d_head_VxD is not None:
         d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
@@ -198,7 +198,7 @@ def _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, d_head_VxD, d_r
 
 
 def _zeros(head_DxV: jax.Array | None, rows_NxD: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """The gradients of head, [V, D], and rows before the first tile. None for what is not trained."""
+    """Returns zero gradients of the head, [V, D], and of the rows, to start from; None for those not trained."""
     d_head_VxD = None if head_DxV is None else jnp.zeros(head_DxV.shape[::-1], jnp.float32)
     return d_head_VxD, None if rows_NxD is None else jnp.zeros(rows_NxD.shape, jnp.float32)
 
@@ -214,14 +214,14 @@ def _tiled_fwd(hidden, head, rows, targets, weights, vocab_size, z_loss, tile, r
 
 
 def _tiled_bwd(vocab_size, z_loss, tile, row_ids, residuals, cotangents):
-    slope = cotangents[0]  # of the total; nll and correct carry no gradient
+    slope = cotangents[0]  # of the total; the metrics carry no gradient
     if isinstance(slope, SymbolicZero):
         slope = jnp.zeros(slope.shape, slope.dtype)
     scaled = jax.tree.map(lambda x: (x * slope).astype(x.dtype), residuals)
     return *scaled, None, None
 
 
-# Symbolic zeros say which inputs are differentiated: the gradient of a frozen head would cost a product.
+# Symbolic zeros tell which inputs are differentiated: the gradient of a frozen head would cost a product.
 _tiled.defvjp(_tiled_fwd, _tiled_bwd, symbolic_zeros=True)
 
 
@@ -230,7 +230,7 @@ def _value(primal: CustomVJPPrimal | None) -> jax.Array | None:
 
 
 def _like(gradient: jax.Array | None, x: jax.Array | None, transposed: bool = False) -> jax.Array | None:
-    """The gradient in the dtype of `x`."""
+    """Returns the gradient in the dtype of `x`."""
     if gradient is None:
         return None
     return (gradient.T if transposed else gradient).astype(x.dtype)
@@ -256,7 +256,7 @@ def _nll_and_lse(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, ro
 
 
 def _tiled_nll_fwd(hidden, head, rows, targets, vocab_size, tile, row_ids):
-    # The logits are computed again in the backward pass: the slope of each token's loss is known only there.
+    # The backward pass computes the logits again: only there the gradient of each token's loss is known.
     inputs = (hidden.value, head.value, _value(rows), targets.value)
     nll_M, lse_M = _nll_and_lse(*inputs, vocab_size, tile, row_ids)
     trained_head = {} if head.perturbed else None  # a residual is an array or a structure

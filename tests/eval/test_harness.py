@@ -78,10 +78,10 @@ def test_worked_examples_that_a_task_does_not_take_are_told(tmp_path, capsys):
     pytest.importorskip("lm_eval")
     place = tiny_eval.more_benchmarks(tmp_path) / "hub"
     harness.Benchmarks(["truthfulqa_mc2", "mmlu_anatomy"], tiny_eval.settings(place, fewshot=2))
-    assert capsys.readouterr().err.count("takes no worked examples") == 1
+    assert capsys.readouterr().err.count("is always zero-shot") == 1
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
     harness.Benchmarks(["humaneval"], tiny_eval.settings(tmp_path, fewshot=2, run_code=True))
-    assert "humaneval takes no worked examples: not the 2 of eval.fewshot" in capsys.readouterr().err
+    assert "humaneval is always zero-shot: eval.fewshot=2 is ignored" in capsys.readouterr().err
 
 
 def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_task_whose_scorer_runs_what_the_model_wrote_asks_for_consent(tmp_path
     pytest.importorskip("lm_eval")
     if runs:
         with pytest.raises(
-            ConfigError, match=rf"^{task} is scored by code that runs .*: --config.eval.run_code=True consents$"
+            ConfigError, match=rf"^{task}'s scorer runs what the model wrote.*: --config.eval.run_code=True allows it$"
         ):
             harness.Benchmarks([task], tiny_eval.settings(tmp_path))
     with pytest.raises(ConfigError, match=rf"^{task} reads "):
@@ -132,9 +132,7 @@ def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
     rows = [{"key": 1, "prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
     tiny_eval.lay(tmp_path / "hub", {"ifeval": rows}, 0)
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    with pytest.raises(
-        ConfigError, match=r"^ifeval cuts sentences by data of NLTK: python -m nltk.downloader punkt_tab$"
-    ):
+    with pytest.raises(ConfigError, match=r"^ifeval needs NLTK's sentence data: python -m nltk.downloader punkt_tab$"):
         harness.Benchmarks(["ifeval"], tiny_eval.settings(tmp_path / "hub"))
     (tmp_path / "tokenizers/punkt_tab").mkdir(parents=True)
     for name in [name for name in sys.modules if "ifeval" in name]:

@@ -43,7 +43,7 @@ def test_backends_are_those_that_the_platform_runs():
     ("overrides", "platform", "capability", "message"),
     [
         ((), "gpu", (8, 0), "needs an NVIDIA GPU of Ada, Hopper or newer .*capability 8.0"),
-        ((), "tpu", None, "here is a tpu"),
+        ((), "tpu", None, "not a tpu"),
         (("model.dtype=float32",), "gpu", (9, 0), r"model.fp8 is for model\.dtype=bfloat16"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Many answers at once, of prompts that are all known: what a policy says in a step of reinforcement learning."""
+"""Draws many answers at once to prompts known in advance: the rollouts of a step of reinforcement learning."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ import numpy as np
 from jaxlm.config import RunError
 from jaxlm.models.decode.engine import Drawn, Engine, Entry, Settings, check_prompts
 
-TOGETHER = 2048  # tokens of several prompts that are read at once, about
+TOGETHER = 2048  # about how many tokens of several prompts are read at once
 
 
 def draw(
@@ -21,16 +21,16 @@ def draw(
     stop_ids: typing.Sequence[int] = (),
     seeds: typing.Sequence[int],
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Draws an answer to each prompt at temperature 1: (its ids, float32 log p of each by the model's own distribution).
+    """Draws an answer to each prompt at temperature 1: (ids, float32 log p of each id in the model's own distribution).
 
-    An answer depends on its prompt, its seed and the weights, and on the other answers only by rounding; the same call gives
-    the same bits, whatever the engine did before. Equal prompts that stand side by side are read once. A row whose answer
-    ended gets the next one, so there may be more answers than rows. The engine loses all requests that it has.
+    An answer depends on its prompt, its seed and the weights, and on the other answers only by rounding. The same call gives
+    the same bits, whatever the engine did before. Equal prompts next to each other are read once. A row whose answer has
+    ended gets the next prompt, so there may be more answers than rows. All earlier requests of the engine are dropped.
 
     Args:
-      max_new_tokens: of an answer, at least 1; one ends also where prompt and answer fill the context.
-      stop_ids: the ids that end an answer; the one that did is its last.
-      seeds: of each answer; equal prompts with equal seeds get equal answers, up to rounding.
+      max_new_tokens: of an answer, at least 1; an answer also ends when prompt and answer fill the context.
+      stop_ids: the ids that end an answer; the answer includes the stop id.
+      seeds: one for each answer; equal prompts with equal seeds get equal answers, up to rounding.
 
     Raises:
       ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context.
@@ -61,7 +61,7 @@ class _Answer:
 
     prompt: tuple[int, ...]
     seed: int
-    room: int  # new tokens that it may have
+    room: int  # new tokens, at most
     ids: list[int] = dataclasses.field(default_factory=list)
     logp: list[float] = dataclasses.field(default_factory=list)
 
@@ -69,7 +69,7 @@ class _Answer:
         return len(self.prompt) + min(len(self.ids) + steps - 1, self.room)
 
     def take(self, drawn: Drawn, row: int, stop_ids: frozenset[int]) -> bool:
-        """Takes what its row has drawn, up to its end. True if it has ended."""
+        """Appends the tokens that its row has drawn, up to the answer's end. Returns True if the answer has ended."""
         own = (x_NxB[:, row].tolist() for x_NxB in (drawn.token_NxB, drawn.sound_NxB, drawn.logprobs.chosen))
         for token, sound, logp in zip(*own, strict=True):
             if not sound:
@@ -82,13 +82,13 @@ class _Answer:
 
 
 class _Group:
-    """The prompts that were read last, together."""
+    """The prompts that were read together last."""
 
     def __init__(self, engine: Engine):
         self._engine, self._places, self._prefill = engine, {}, None
 
     def enter(self, entering: dict[int, _Answer], waiting: typing.Iterable[_Answer]) -> None:
-        """Puts prompts into rows, row -> answer. Those that were not read are, together with those that follow."""
+        """Puts prompts into rows (`entering`: row -> answer). Reads missing prompts, together with those of `waiting`."""
         left = list(entering.items())
         while left:
             count = next((n for n, (_, one) in enumerate(left) if one.prompt not in self._places), len(left))

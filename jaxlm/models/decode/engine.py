@@ -1,6 +1,6 @@
-"""The decode engine: requests enter and leave the rows of one batch between two steps (the programs: `ring`).
+"""The decode engine: requests enter and leave the rows of one batch between steps. Its compiled programs are in `ring`.
 
-Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, W words of a guide's mask.
+Legend: B rows, P prompts read together, C tokens of a chunk, E entered rows, W words of a guide's mask.
 """
 
 import collections
@@ -18,7 +18,7 @@ from jaxlm.models.transformer import Transformer
 
 
 class Settings(typing.NamedTuple):
-    """How one row draws (see `sampling.Rows`). `logprobs`: 0 of the drawn tokens, n of the n likeliest too; None for none."""
+    """One row's sampling settings (see `sampling.Rows`). `logprobs`: None, 0 (of drawn tokens), n (of the n likeliest too)."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,7 +29,7 @@ class Settings(typing.NamedTuple):
 
 
 class Entry(typing.NamedTuple):
-    """What enters a row: which of the prompts that were read together."""
+    """A request that enters `row`; `prompt` is its index among the prompts that were read together."""
 
     row: int
     settings: Settings
@@ -37,7 +37,7 @@ class Entry(typing.NamedTuple):
 
 
 def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room."""
+    """Raises ConfigError if a prompt is empty, has an id outside the vocabulary, or leaves no room in the context."""
     config, adapter = model.config, model.adapter
     ids = config.vocab_size + (adapter.prompt_tokens if adapter and adapter.kind == "prompt" else 0)
     for i, prompt in enumerate(prompts):
@@ -62,8 +62,8 @@ class Prefill:
     """Prompts that are being read together.
 
     Attributes:
-      done: how many tokens of each the staging cache holds, from the first on.
-      echo: the log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if they were asked for.
+      done: the number of tokens of each prompt in the staging cache.
+      echo: log-probabilities of the only prompt's `ids[1:]`, chunk by chunk, if `wants_echo`.
     """
 
     def __init__(self, prompts: typing.Sequence[typing.Sequence[int]], staging: Layers, wants_echo: bool = False):
@@ -74,11 +74,11 @@ class Prefill:
 
     @property
     def left(self) -> int:
-        """Returns how many tokens of the longest are still to be read: all but the last one are."""
+        """Returns how many tokens of the longest prompt are still to be read, not counting its last token."""
         return max(0, max(map(len, self.prompts)) - 1 - self.done)
 
     def tokens(self, chunk: int, shift: int = 0) -> np.ndarray:
-        """Returns the next chunk of each prompt, int32 (P, C), so many tokens further on, with zeros behind its end."""
+        """Returns the next chunk of each prompt, int32 (P, C), from `shift` tokens further on, padded with zeros."""
         tokens_PxC = np.zeros((self.staging[0].k_BxKxHxS.shape[0], chunk), np.int32)
         for row_C, ids in zip(tokens_PxC, self.prompts, strict=False):
             rest = ids[self.done + shift :][:chunk]
@@ -87,10 +87,10 @@ class Prefill:
 
 
 class Prefixes:
-    """Knows which chunks of keys and values are kept of how prompts begin, so that a system prompt is read once.
+    """The prefix cache's index: which chunks of keys and values are kept, so that a system prompt is read once.
 
-    Gives each chunk a place, by all the ids up to its end; of more chunks than places the longest unused go first.
-    `hits` is how many tokens were found.
+    A chunk is found by all ids up to its end, and has a place in the cache; the least recently used is replaced first.
+    `hits` is the number of tokens found.
     """
 
     def __init__(self, places: int, chunk: int):
@@ -99,7 +99,7 @@ class Prefixes:
         self.hits = 0
 
     def find(self, ids: np.ndarray) -> list[int]:
-        """Returns the places of the chunks with which `ids` begin, as many in a row as are kept."""
+        """Returns the places of the longest prefix of `ids` whose chunks are all kept."""
         keys = self._keys(ids)
         count = next((n for n, key in enumerate(keys) if key not in self._kept), len(keys))
         self._use(keys[:count])
@@ -107,7 +107,7 @@ class Prefixes:
         return [self._kept[key] for key in keys[:count]]
 
     def place(self, ids: np.ndarray) -> int | None:
-        """Returns where to keep the last chunk of `ids`; None if it is kept already, or nothing is."""
+        """Returns a place to keep the last chunk of `ids`; None if the chunk is kept already, or there are no places."""
         keys = self._keys(ids)
         if keys[-1] in self._kept or not (self._free or self._kept):
             return None
@@ -121,7 +121,7 @@ class Prefixes:
         self._kept.clear()
 
     def _keys(self, ids: np.ndarray) -> list[bytes]:
-        """A hash for each whole chunk, of all ids up to its end."""
+        """Returns a hash for each whole chunk, of all ids up to the chunk's end."""
         so_far, keys = hashlib.sha256(), []
         for end in range(self._chunk, len(ids) + 1, self._chunk):
             so_far.update(ids[end - self._chunk : end].tobytes())
@@ -129,24 +129,24 @@ class Prefixes:
         return keys
 
     def _use(self, keys: list[bytes]) -> None:
-        """Marks chunks as used, the first one last: without it the others would be of no use."""
+        """Marks chunks as used, the first chunk last, because the later chunks are useless without it."""
         for key in reversed(keys):
             if key in self._kept:
                 self._kept.move_to_end(key)
 
 
 class Engine:
-    """Decodes up to `rows` requests together. Not for several threads. Under a mesh, made and used under `jax.set_mesh`.
+    """Decodes up to `rows` requests together. Not thread-safe. With a mesh, make and use it under `jax.set_mesh`.
 
     Args:
       chunk: tokens of a prompt that are read at once.
       shortest: the shortest length of the ring, about.
-      prefix_bytes: the most memory, taken at once, that keeps how prompts began; 0 for none.
+      prefix_bytes: the size of the prefix cache, at most, allocated at the start; 0 for none.
       burst: see below.
 
     Attributes:
       lengths: the lengths that the ring may have, ascending.
-      burst: how many steps are best taken between two looks at their tokens.
+      burst: how many steps are best run before the host reads their tokens.
       state: the ring and the rows.
     """
 
@@ -164,7 +164,7 @@ class Engine:
         self.model, self.rows = model, rows
         self.chunk = chunk or (32 if self._on_cpu else 256)
         self.burst = burst or (1 if self._on_cpu else 8)
-        self.lengths = [-(-shortest // self.chunk) * self.chunk]  # else the last chunk of a prompt has no room
+        self.lengths = [-(-shortest // self.chunk) * self.chunk]  # a multiple, so that a prompt's last chunk fits
         while self.lengths[-1] < model.config.max_seq_len:
             self.lengths.append(2 * self.lengths[-1])
         places = self._places(prefix_bytes)
@@ -175,19 +175,19 @@ class Engine:
         self.reset()
 
     def _places(self, most_bytes: int) -> int:
-        """How many chunks are kept: as many as may be, but no more than eight whole contexts for each row."""
+        """Returns how many chunks the prefix cache holds: as many as fit, but at most eight whole contexts for each row."""
         c = self.model.config
         of_one = 2 * c.n_layers * c.n_kv_heads * c.head_dim * self.chunk * jax.numpy.dtype(c.dtype).itemsize
         return min(most_bytes // of_one, 8 * self.rows * -(-c.max_seq_len // self.chunk))
 
     def reset(self) -> None:
-        """Makes it as it was when new: no row lives, and nothing that comes depends on what was."""
+        """Returns to the initial state: no row is live, and later results do not depend on earlier requests."""
         self.prefixes.clear()
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
     def load(self, variables: dict) -> None:
-        """Takes other variables of the same shapes; nothing is compiled again. Rows that live go on with them."""
-        self.weights = None  # so that its memory is free
+        """Takes other variables of the same shapes, without compiling again. Live rows continue with the new variables."""
+        self.weights = None  # frees the memory first
         self.weights = lay_out(self.model, variables, every_product=self._on_cpu)
         self.prefixes.clear()
         layers = {name: part for name, part in self.weights.variables["params"].items() if name.startswith("layers_")}
@@ -195,7 +195,7 @@ class Engine:
         self._weight_bytes = _bytes((layers, rest, self.weights.head_VxD))
 
     def unload(self) -> None:
-        """Lets the memory of weights and ring go, until `load` and `reset`. All programs stay."""
+        """Frees the memory of weights and ring until `load` and `reset`. All compiled programs stay."""
         self.prefixes.clear()
         self.weights = self.state = None
 
@@ -205,11 +205,11 @@ class Engine:
 
     @property
     def step_bytes(self) -> int:
-        """Returns how many bytes of weights and cache a step reads: all kernels and the head once, each slot once."""
+        """Returns how many bytes of weights and cache a step reads: every kernel, the head and every slot once."""
         return self._weight_bytes + _bytes(self.state.layers)
 
     def length_for(self, tokens: int) -> int:
-        """Returns the shortest length that holds so many tokens in a row. Raises ConfigError if none does."""
+        """Returns the shortest ring length with at least `tokens` slots. Raises ConfigError if there is none."""
         for length in self.lengths:
             if length >= tokens:
                 return length
@@ -218,13 +218,13 @@ class Engine:
         )
 
     def resize(self, slots: int) -> None:
-        """Changes the ring's length; requests go on. What rows that live hold, and what they write next, must fit."""
+        """Changes the ring's length; requests continue. The tokens of live rows, and the next to be written, must fit."""
         while self.slots != slots:
             place = self.lengths.index(self.slots)
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
     def begin(self, *prompts: typing.Sequence[int], echo: bool = False) -> Prefill:
-        """Returns prompts to read together; what is kept of how a prompt alone begins is there, unless it is to be echoed."""
+        """Returns prompts to read together. A single prompt, if not echoed, starts with its prefix from the cache."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
         prefill = Prefill(prompts, staging, echo)
         for place in self.prefixes.find(prefill.prompts[0][:-1]) if len(prompts) == 1 and not echo else ():
@@ -233,9 +233,9 @@ class Engine:
         return prefill
 
     def read(self, prefill: Prefill) -> jax.Array | None:
-        """Starts to read one chunk of each prompt, and does not wait, unless it is to be echoed.
+        """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed.
 
-        Returns what can be waited for, if it is one prompt.
+        For a single prompt, returns an array to wait for.
         """
         place, tokens_PxC = np.int32(prefill.done), prefill.tokens(self.chunk)
         if len(tokens_PxC) > 1:
@@ -256,7 +256,7 @@ class Engine:
         return logprobs.chosen
 
     def insert(self, prefill: Prefill, entries: typing.Sequence[Entry]) -> None:
-        """Puts prompts that were read into rows, one prompt into as many as there are. The ring must hold each of them."""
+        """Puts prompts that were read into rows; a prompt may enter several rows. Each prompt must fit into the ring."""
         entries = [*entries, *[entries[-1]] * (power_of_two(len(entries)) - len(entries))]
         bias_ExV = np.zeros((len(entries), self.model.config.padded_vocab_size), np.float32)
         for bias_V, entry in zip(bias_ExV, entries, strict=True):
@@ -278,18 +278,18 @@ class Engine:
         )
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts steps of all rows, as `ring.step`; no mask allows all. What they draw stays on the device."""
+        """Starts steps of all rows, as `ring.step`; without a mask all ids are allowed. The drawn tokens stay on the device."""
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
         return drawn
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """As `start`, but returns the next tokens of each row, on the host."""
+        """As `start`, but waits, and returns the drawn tokens on the host."""
         return jax.device_get(self.start(live_B, mask_BxW, steps))
 
     def warm(self, tell: typing.Callable[[str], None]) -> None:
-        """Compiles all programs for all lengths, while no row lives. `tell` gets a line for each length."""
+        """Compiles all programs for all lengths; no row may be live. `tell` gets a line for each length."""
         idle_B = np.zeros(self.rows, bool)
         for length in self.lengths:
             tell(f"compiling for {length:,} slots")

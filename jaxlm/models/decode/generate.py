@@ -1,7 +1,7 @@
-"""Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step (`ring`).
+"""Text generation: one prefill of the prompts, then a loop on the device that decodes one token per row and step (`ring`).
 
 Prompts are padded on the left, so that all rows write the same cache slot. Legend: B batch, P prompt slots, S cache slots, V
-padded vocabulary, M most new tokens, D model.
+padded vocabulary, M maximum of new tokens, D model.
 """
 
 import functools
@@ -29,7 +29,7 @@ Prompts = Sequence[Ids]
 def generate(
     model: Transformer, variables: dict, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
 ) -> list[list[int]]:
-    """Continues each prompt. Returns only the new ids of each; the last id is a stop id if that ended the row.
+    """Continues each prompt. Returns each prompt's new ids, including the stop id if one ended the row.
 
     A row depends on its own prompt, the seed and its place in the list, not on the other prompts. Lengths are rounded up
     to a few sizes, so most calls reuse a compiled program.
@@ -48,11 +48,11 @@ def generate(
 
 
 class Generator:
-    """Does what `generate` does, for many calls with the same variables, which it lays out for decoding once.
+    """Does what `generate` does for many calls with the same variables, which are prepared for decoding only once.
 
-    Holds the parameters and a second copy of their kernels, laid out for decoding in the compute dtype, an adapter added
-    to both; quantised kernels alone stay as they are, and the adapter beside them. If the parameters are split over a
-    mesh, make and call the generator under `jax.set_mesh`.
+    Holds the parameters and a second copy of their kernels, packed for decoding in the compute dtype, both with the adapter
+    added. Quantised kernels have no copy, and their adapter stays separate. If the parameters are sharded over a mesh, make
+    and call the generator under `jax.set_mesh`.
     """
 
     def __init__(self, model: Transformer, variables: dict):
@@ -71,18 +71,18 @@ class Generator:
     def stream(
         self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
     ) -> Iterator[list[list[int]]]:
-        """As a call, but yields the new ids of each row as they come. All is compiled and the prompts are read on return.
+        """As a call, but yields the new ids of each row as they come. On return all is compiled and the prompts are read.
 
-        The device waits for the host at each yield: one a token on a CPU, one every eight on an accelerator.
+        The device waits for the host at each yield: after each token on a CPU, after eight tokens on an accelerator.
         """
         if len(prompts) == 0 or settings.max_new_tokens == 0:
             _check(self.model, prompts, settings)
             return iter(())
         request, static = self._inputs(prompts, settings, stop_ids, seed)
-        static = static._replace(parts=1)  # each length of the cache would be a pause to compile
+        static = static._replace(parts=1)  # one cache length, since each further one pauses to compile
         state = _begin(self.model, self.weights, request, static)
         advance = functools.partial(_advance, self.model, self.weights, request, static=static)
-        for _ in range(2):  # no token, but the program; a second one if the first moves the state on the mesh
+        for _ in range(2):  # decodes nothing, but compiles; twice, since the first may change the state's sharding
             state = advance(state, 0)
 
         def chunks(state: _State) -> Iterator[list[list[int]]]:
@@ -99,7 +99,7 @@ class Generator:
     def _inputs(
         self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids, seed: int
     ) -> tuple["_Request", "_Static"]:
-        """What the programs take beside model and weights. Raises ConfigError as `generate` does."""
+        """Returns the programs' arguments besides model and weights. Raises ConfigError as `generate` does."""
         config, s = self.model.config, settings
         _check(self.model, prompts, s)
         static = _Static(
@@ -126,24 +126,24 @@ class _Request(typing.NamedTuple):
 
     tokens_BxP: np.ndarray
     lengths_B: np.ndarray
-    room_B: np.ndarray  # how many new tokens each row may have
-    stops: np.ndarray  # ids that end a row, then -1
+    room_B: np.ndarray  # new tokens of each row, at most
+    stops: np.ndarray  # ids that end a row, padded with -1
     sampler: Sampler
     key: jax.Array
 
     def positions(self) -> jax.Array:
-        """The position of each prompt token, (B, P): 0 at a prompt's first one, below 0 in the padding before it."""
+        """Returns the position of each prompt token, (B, P): 0 at a prompt's first token, negative in the padding before it."""
         width = self.tokens_BxP.shape[1]
         return jnp.arange(width) - (width - self.lengths_B)[:, None]
 
 
 class _Static(typing.NamedTuple):
-    """What the compiled program depends on beside the shapes: another value compiles another program.
+    """Static arguments of the compiled program, besides the shapes: another value compiles another program.
 
     Attributes:
       room: columns for new tokens, M.
-      parts: the cache grows to its full length in this many steps. Attention reads all slots, filled or not, so that
-        short steps save time; but each length is a loop of its own to compile.
+      parts: the cache grows to its full length in this many steps. Attention reads all slots, filled or not, so a short
+        cache saves time; but each length is another loop to compile.
       nucleus: True if top-p is on.
     """
 
@@ -157,7 +157,7 @@ class _Static(typing.NamedTuple):
 def _request(prompts: Prompts, s: SampleConfig, max_seq_len: int, stop_ids: Ids, seed: int) -> _Request:
     rows, width = power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
     tokens_BxP = np.zeros((rows, width), np.int32)
-    lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
+    lengths_B = np.ones(rows, np.int32)  # padding rows hold one token and are done at once
     room_B = np.zeros(rows, np.int32)
     for row, prompt in enumerate(prompts):
         tokens_BxP[row, width - len(prompt) :] = prompt
@@ -170,13 +170,13 @@ def _request(prompts: Prompts, s: SampleConfig, max_seq_len: int, stop_ids: Ids,
 
 
 def _bucket(n: int) -> int:
-    """n rounded up to a quarter of the power of two above it, at least to 16."""
+    """Returns n rounded up to a multiple of a quarter of the next power of two, or of 16 if that is more."""
     step = max(16, power_of_two(n) // 4)
     return -(-n // step) * step
 
 
 class _State(typing.NamedTuple):
-    """What the decoding loop carries."""
+    """The carry of the decoding loop."""
 
     step: jax.Array  # new tokens so far, the same in all rows
     last_B: jax.Array  # the newest token of each row
@@ -187,7 +187,7 @@ class _State(typing.NamedTuple):
 
 
 class _Loop(typing.NamedTuple):
-    """One call, inside a program: its model, its arrays, and what the program depends on beside them."""
+    """One call under jit: the model and settings (static), the weights and request (traced)."""
 
     model: Transformer
     weights: Weights
@@ -224,7 +224,7 @@ class _Loop(typing.NamedTuple):
         return self._record(state._replace(cache=cache), hidden_BxD)
 
     def _record(self, state: _State, hidden_BxD: jax.Array) -> _State:
-        """The state with one more token a row, chosen by the hidden states of each row's newest token."""
+        """Returns the state with one more token per row, chosen from the hidden states of the rows' newest tokens."""
         token_B = self._choose(hidden_BxD, state.step)
         out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
         counts_B = state.counts_B + ~state.done_B
@@ -243,13 +243,13 @@ class _Loop(typing.NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _run(model: Transformer, weights: Weights, request: _Request, static: _Static) -> tuple[jax.Array, jax.Array]:
-    """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
+    """Returns (new tokens (B, M), how many of them are valid (B,)); one program for all prompts rounded to these sizes."""
     loop = _Loop(model, weights, request, static)
     state = loop.first()
     for part in range(1, static.parts + 1):
         last = static.room * part // static.parts
         state = loop.until(loop.grown(state, last), last)
-    # Whole on every device, so that each process of a cluster can read them.
+    # Replicated on every device, so that each process of a cluster can read the arrays.
     return constrain(state.out_BxM, None, None), constrain(state.counts_B, None)
 
 

@@ -2,11 +2,11 @@
 
 The ring's write index, the clock, is the same in all rows, so that one update in place serves them all. A request enters a row
 with its prompt in the slots before the clock. Keys are rotated by their position in the row, never by slot, so a slot's
-position is the row's newest position less the slot's age (as MaxText, inference/kvcache.py). Prompts are read in chunks into a
-staging cache of their own, all but the last token, which the next step reads: so each token of a request is drawn by the step.
+position is the row's newest position minus the slot's age (as in MaxText, inference/kvcache.py). Prompts are read in chunks
+into a separate staging cache. A prompt's last token is left for `step`, so that `step` draws every token of a request.
 
-Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows that are entered, S cache slots, V padded
-vocabulary, W words of a guide's mask, N steps, K key-value heads, H head dim, D model.
+Legend: B rows, P prompts read together, C tokens of a chunk, E entered rows, S cache slots, V padded vocabulary, W words of a
+guide's mask, N steps, K key-value heads, H head dim, D model.
 """
 
 import functools
@@ -25,7 +25,7 @@ from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import row_product
 
-LIKELIEST = 20  # the most log-probabilities beside the chosen token's
+LIKELIEST = 20  # log-probabilities besides the chosen token's, at most
 NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
 Layers = tuple[layers.LayerCache, ...]
 
@@ -34,7 +34,7 @@ class Weights(typing.NamedTuple):
     """Variables laid out for decoding.
 
     Attributes:
-      variables: collection -> tree; the parameters are in the compute dtype, with what can be added to them.
+      variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible.
       packed: the collection `packed` (see `params.pack_params`).
       head_VxD: the output head by rows.
     """
@@ -45,10 +45,10 @@ class Weights(typing.NamedTuple):
 
 
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
-    """Returns a model's variables for decoding. The same shapes are compiled once, so that new values cost little.
+    """Returns a model's variables prepared for decoding. Compiles once for given shapes, so that new values cost little.
 
-    Kernels in the collection `quantized` stay as they are, with low-rank products beside them: in the compute dtype they
-    would take four times the memory. `every_product`: see `params.pack_params`.
+    Kernels in the collection `quantized` stay quantised, with LoRA not merged: in the compute dtype they would take four
+    times the memory. `every_product`: see `params.pack_params`.
     """
     coded = "quantized" in variables
     added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
@@ -69,7 +69,7 @@ def _laid_out(
     every_product: bool,
     coded: bool,
 ) -> tuple[dict, dict, jax.Array | None]:
-    """(the parameters with an adapter added to them, in the compute dtype; packed; the head by rows, unless it is tied)."""
+    """Returns (the parameters with the adapter merged, in the compute dtype; `packed`; the head by rows, None if tied)."""
     params = adapters.merge(params, added, adapter) if adapter else params
     params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
     packed = {} if coded else pack_params(params, config, every_product)
@@ -77,7 +77,7 @@ def _laid_out(
 
 
 class State(typing.NamedTuple):
-    """What the steps carry. `position_B` is that of `last_B`, the newest token, which the next step reads."""
+    """The carry of the steps. `last_B` is each row's newest token, which the next step reads; `position_B` its position."""
 
     layers: Layers
     clock: jax.Array  # the slot that the next step writes
@@ -88,7 +88,7 @@ class State(typing.NamedTuple):
 
 
 class LogProbs(typing.NamedTuple):
-    """Log-probabilities of the model's own distribution: of the chosen token, and of the likeliest (last axis)."""
+    """Log-probabilities in the model's own distribution: of the chosen token, and of the likeliest tokens (last axis)."""
 
     chosen: jax.Array
     top_ids: jax.Array
@@ -96,21 +96,21 @@ class LogProbs(typing.NamedTuple):
 
 
 class Drawn(typing.NamedTuple):
-    """The new tokens of N steps; `sound` is False where no finite logit was left to choose."""
+    """The new tokens of N steps; `sound` is False where no logit was finite."""
 
     token_NxB: jax.Array
     sound_NxB: jax.Array
-    logprobs: LogProbs  # zeros unless a row asks, `top` too
+    logprobs: LogProbs  # zeros unless a row asks for them
 
 
 def read(
     model: Transformer, weights: Weights, ring: Layers, clock: jax.Array, last_B: jax.Array, position_B: jax.Array
 ) -> tuple[jax.Array, Layers]:
-    """Returns the hidden states (B, D) of each row's newest token, and the ring with it at the clock.
+    """Returns the hidden states (B, D) of each row's newest token, and the ring with that token written at the clock.
 
-    A row sees the slots that are no older than its position; other slots may hold anything finite.
+    A row attends to as many of the newest slots as it has tokens; other slots may hold any finite values.
     """
-    # No row's mask is kept: what a row may see follows from its position, so a row is freed and filled without one.
+    # No mask is stored: a row's position says which slots it attends to, so freeing or filling a row changes no mask.
     # A row that is done may run on with the others; its position must stay inside a table of learned positions.
     position_Bx1 = jnp.minimum(position_B, model.config.max_seq_len - 1)[:, None]
     age_S = (clock - jnp.arange(ring[0].slots)) % ring[0].slots
@@ -131,7 +131,7 @@ def logits_of(model: Transformer, weights: Weights, hidden_BxD: jax.Array) -> ja
 
 
 def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array) -> LogProbs:
-    """Of the chosen tokens; below 0 of `likeliest` zeros; above 0 of the likeliest tokens too, which take long to find."""
+    """Returns log-probabilities: zeros if `likeliest` < 0, of the chosen tokens if 0, of the likeliest (slow) too if > 0."""
 
     def chosen() -> tuple[jax.Array, jax.Array]:
         total_B = jax.nn.logsumexp(logits_BxV, axis=-1)
@@ -142,7 +142,7 @@ def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array)
         top, ids = jax.lax.top_k(logits_BxV, min(LIKELIEST, logits_BxV.shape[1]))
         return ids.astype(jnp.int32), top - total_B[:, None]
 
-    # A branch of the same program, not a program of its own: who asks for log-probabilities compiles nothing.
+    # A branch of the same program, not another program: a request for log-probabilities compiles nothing.
     chosen_B, total_B = _if(likeliest >= 0, chosen)
     return LogProbs(chosen_B, *_if(likeliest > 0, top))
 
@@ -153,19 +153,19 @@ def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
 
 
 def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
-    """The scores, -inf where a mask's bit is 0."""
+    """Returns the scores, with -inf where a mask's bit is 0."""
     ids_V = jnp.arange(scores_BxV.shape[1])
     words_BxV = jnp.take(mask_BxW, ids_V // 32, axis=1, mode="fill", fill_value=0)
     return jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
 
 
 def _placed(ring: Iterable[layers.LayerCache]) -> Layers:
-    """The cache with its sharding fixed, so that each program gives the next one what it was compiled for."""
+    """Returns the cache with a fixed sharding, the one for which the next program was compiled."""
     return jax.tree.map(lambda x: constrain(x, "batch", "kv_heads", None, None), tuple(ring))
 
 
 def _of_both(change: typing.Callable[..., jax.Array], *caches: layers.LayerCache) -> layers.LayerCache:
-    """A layer's cache by `change(*arrays, axis of the slots)`, of the keys and of the values of caches."""
+    """Returns a layer's cache, with `change(*arrays, axis of the slots)` applied to the keys and to the values of `caches`."""
     keys, values = zip(*caches, strict=True)
     return layers.LayerCache(change(*keys, 3), change(*values, 2))
 
@@ -195,11 +195,11 @@ def step(
     guided: jax.Array,
     steps: int,
 ) -> tuple[State, Drawn]:
-    """Returns the state and the new tokens after so many steps. Rows that are not live read nothing and draw anything.
+    """Returns the state and the new tokens after `steps` steps. Tokens of rows that are not live are meaningless.
 
     Args:
       live_B: True in rows that have a request.
-      mask_BxW: uint32, the bits of the ids that each row may draw; read if `guided`.
+      mask_BxW: uint32, bits of the ids that each row may draw; ignored unless `guided`.
     """
     rows = state.rows._replace(temperature_B=jnp.where(live_B, state.rows.temperature_B, 0))
     likeliest = jnp.where(live_B, rows.likeliest_B, -1).max()
@@ -216,7 +216,7 @@ def step(
         state = State(ring, (state.clock + 1) % slots, token_B, state.position_B + 1, state.drawn_B + 1, state.rows)
         return state, Drawn(token_B, jnp.isfinite(scores_BxV.max(axis=-1)), logprobs)
 
-    # Several steps in one program: on a GPU the host takes longer to start a step of a small model than that takes.
+    # Several steps in one program: on a GPU, the launch of a small model's step takes the host longer than the step runs.
     state, drawn = jax.lax.scan(one, state, length=steps)
     return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
 
@@ -231,10 +231,10 @@ def read_chunk(
     begin: jax.Array,
     echo: jax.Array,
 ) -> tuple[Layers, LogProbs]:
-    """Returns the staging cache with one more chunk of a prompt in the slots from `begin` on.
+    """Returns the staging cache with one more chunk of a prompt in the slots from `begin` on, and log-probabilities.
 
-    If `echo` also the log-probabilities of the tokens that follow each, `next_C`; else zeros. The last chunk is filled up
-    with any tokens, which no query of the prompt sees.
+    These are of the next tokens `next_C` if `echo`, else zeros. The last chunk is padded with any tokens, to which no query
+    of the prompt attends.
     """
     staging, hidden_1xCxD = _read(model, weights, staging, tokens_C[None], begin)
     logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST)))
@@ -245,14 +245,14 @@ def read_chunk(
 def read_chunks(
     model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
 ) -> Layers:
-    """Returns the staging cache with one more chunk of each of several prompts; those that have ended read any tokens."""
+    """Returns the staging cache with one more chunk of each of several prompts; shorter prompts are padded."""
     return _read(model, weights, staging, tokens_PxC, begin)[0]
 
 
 def _read(
     model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
 ) -> tuple[Layers, jax.Array]:
-    """The staging cache with these tokens from slot `begin` on, and their hidden states, (P, C, D)."""
+    """Returns the staging cache with these tokens from slot `begin` on, and the tokens' hidden states, (P, C, D)."""
     prompts, size = tokens_PxC.shape
     position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
     hidden_PxCxD, cache = model.apply(
@@ -266,7 +266,7 @@ def _read(
 
 @functools.partial(jax.jit, donate_argnames="kept")
 def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> Layers:
-    """Returns the chunks that are kept, one a row, with that of the staging cache's only prompt from `begin` on at `place`."""
+    """Returns the prefix cache, a chunk in each row, with the single staged prompt's chunk from `begin` on at `place`."""
     size = kept[0].slots
 
     def put(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:
@@ -277,7 +277,7 @@ def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> L
 
 @functools.partial(jax.jit, donate_argnames="staging")
 def paste(staging: Layers, kept: Layers, place: jax.Array, begin: jax.Array) -> Layers:
-    """Returns the staging cache with the chunk that is kept at `place` in the slots from `begin` on."""
+    """Returns the staging cache with the prefix cache's chunk at `place` copied to the slots from `begin` on."""
 
     def put(to: jax.Array, chunks: jax.Array, axis: int) -> jax.Array:
         return _put(to, _cut(chunks, place, 1), begin, axis)
@@ -289,11 +289,11 @@ _put, _cut = jax.lax.dynamic_update_slice_in_dim, jax.lax.dynamic_slice_in_dim
 
 
 class Entries(typing.NamedTuple):
-    """What enters rows.
+    """Requests that enter rows.
 
     Attributes:
-      row_E: the row of each; one may be there twice, with the same content.
-      prompt_E: which of the prompts that were read together.
+      row_E: the row; a row may be there twice, with the same content.
+      prompt_E: the index of the prompt among those read together.
       last_E, position_E: the prompt's last token, and its position.
     """
 
@@ -306,14 +306,14 @@ class Entries(typing.NamedTuple):
 
 @functools.partial(jax.jit, donate_argnames="state")
 def insert(state: State, staging: Layers, entries: Entries) -> State:
-    """Returns the state with prompts in some rows, whose earlier content is gone.
+    """Returns the state with prompts in some rows, which lose their earlier content.
 
-    `staging` holds the keys and values of all but each prompt's last token, from slot 0 on.
+    `staging` holds each prompt's keys and values from slot 0 on, except those of the last token.
     """
     slots = state.layers[0].slots
-    # A prompt may have been read beside a longer one than the ring is long.
+    # The staging cache may be longer than the ring, if a longer prompt was read with this one.
     grown = [layers.LayerCache(k[..., :slots], v[:, :, :slots]).grown(slots) for k, v in staging]
-    # Slot 0 of the prompt comes to lie so far before the clock that its last token, read by the next step, is at the clock.
+    # Shift the prompt so that its last token, which the next step reads, will be at the clock.
     shift_E = state.clock - entries.position_E
 
     def put(number: jax.Array, ring: Layers) -> Layers:
@@ -340,7 +340,7 @@ def insert(state: State, staging: Layers, entries: Entries) -> State:
 def resized(state: State, slots: int) -> State:
     """Returns the state with a ring of another length, which keeps the newest slots."""
     old = state.layers[0].slots
-    least = max(0, old - slots)  # the oldest slots, which a shorter ring loses
+    least = max(0, old - slots)  # how many of the oldest slots a shorter ring loses
 
     def moved(x: jax.Array, axis: int) -> jax.Array:
         return jax.lax.slice_in_dim(jnp.roll(x, -state.clock, axis), least, None, axis=axis)
@@ -351,5 +351,5 @@ def resized(state: State, slots: int) -> State:
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))
 def cache(model: Transformer, rows: int, slots: int) -> Layers:
-    """Returns an empty cache: to stage prompts in, a row each, or to keep chunks."""
+    """Returns an empty cache for staged prompts or for kept chunks, one in each row."""
     return _placed(empty_cache(model.config, rows, slots).layers)

@@ -9,7 +9,7 @@ from jaxlm.ops.decode import first_argmax
 
 
 class Sampler(typing.NamedTuple):
-    """The settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no compilation."""
+    """Settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no compilation."""
 
     temperature: jax.typing.ArrayLike
     top_p: jax.typing.ArrayLike
@@ -18,8 +18,8 @@ class Sampler(typing.NamedTuple):
 def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k: int, nucleus: bool) -> jax.Array:
     """Returns one token id for each row, drawn with the row's own key, int32 (B,). Logits of -inf are never drawn.
 
-    As in Hugging Face, temperature (above 0) comes first, then top-k (0 for all), then top-p among what is left. `nucleus`
-    False leaves top-p out of the program.
+    As in Hugging Face, temperature (above 0) is applied first, then top-k (0 for all), then top-p to the remaining tokens.
+    `nucleus` False leaves top-p out of the program.
     """
     scores_BxV = logits_BxV.astype(jnp.float32) / sampler.temperature
     if top_k:
@@ -37,15 +37,15 @@ def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k:
 
 
 class Rows(typing.NamedTuple):
-    """The settings of each row, as arrays of the compiled program, so that any mix of requests is one program.
+    """Each row's settings as arrays of the compiled program, so that one program serves any mix of requests.
 
     Attributes:
       temperature_B: 0 takes the likeliest token.
       top_k_B: draws among the k likeliest; 0 among all.
       top_p_B: draws among the likeliest that together have this probability; 1 among all.
-      seed_B: uint32. A row's draws depend on its seed and on how many it drew before.
-      bias_BxV: what is added to the logits.
-      likeliest_B: how many of the likeliest tokens' log-probabilities are asked for beside the drawn one's; -1 for none.
+      seed_B: uint32. A row's draw depends on its seed and on the number of tokens that the row drew before.
+      bias_BxV: added to the logits.
+      likeliest_B: log-probabilities wanted: -1 none, 0 the drawn token's, n > 0 also the n likeliest tokens'.
     """
 
     temperature_B: jax.Array
@@ -57,9 +57,9 @@ class Rows(typing.NamedTuple):
 
 
 def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Array:
-    """Returns one token id for each row, drawn by the row's own settings, int32 (B,). The bias is the caller's to add.
+    """Returns one token id for each row, drawn by the row's own settings, int32 (B,). The caller adds the bias.
 
-    Needs no sort. Tokens as likely as the k-th are all kept. Nothing random is made if all rows take the likeliest.
+    Needs no sort. All tokens as likely as the k-th are kept. Draws no random numbers if all rows take the likeliest token.
 
     Args:
       logits_BxV: float32; -inf is never drawn.
@@ -79,7 +79,7 @@ def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Ar
 
 
 def _limited(scores_BxV: jax.Array, rows: Rows) -> jax.Array:
-    """The scores, -inf where top-k, then top-p leave a token out."""
+    """Returns the scores, with -inf for tokens that top-k, then top-p exclude."""
     probs_BxV = jax.nn.softmax(scores_BxV)
     k_Bx1 = jnp.where(rows.top_k_B > 0, rows.top_k_B, scores_BxV.shape[1])[:, None]
     least_Bx1 = _highest(probs_BxV, lambda kept_BxV: kept_BxV.sum(axis=-1, keepdims=True) >= k_Bx1)
@@ -98,9 +98,9 @@ def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.
 
 
 def _highest(probs_BxV: jax.Array, enough: typing.Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """(B, 1): the highest t for which the tokens with a probability of at least t are enough: booleans (B, V) -> (B, 1)."""
-    # Exact and without a sort: the bits of non-negative floats order as integers do, so t is found bit by bit, the highest
-    # bit first.
+    """Returns (B, 1): the highest t such that `enough(tokens of probability >= t)`, a mask (B, V) -> booleans (B, 1)."""
+    # Exact and without a sort: non-negative floats have the order of their bits as integers, so t is found bit by bit, the
+    # highest bit first.
     bits_BxV = jax.lax.bitcast_convert_type(probs_BxV, jnp.int32)
 
     def set_bit(i: jax.Array, threshold_Bx1: jax.Array) -> jax.Array:
