@@ -179,7 +179,7 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
         except ImportError as error:
             raise _lacks(name, error) from None
         except StopIteration:  # of `datasets`: no row
-            raise ConfigError(f"{name}: no question in {path} of {where}: lay it out again") from None
+            raise ConfigError(f"{name}: {path} of {where} has no questions: get it again") from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error

@@ -98,7 +98,7 @@ def check(content: Mapping[str, typing.Any]) -> None:
 
 
 def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
-    """Returns module -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]; "" for the embedding."""
+    """Returns module ("" if none is named) -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]."""
     indices = content.get("trainable_token_indices") or {}
     return {name: list(ids) for name, ids in indices.items()} if isinstance(indices, Mapping) else {"": list(indices)}
 

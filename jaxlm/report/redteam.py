@@ -1,4 +1,4 @@
-"""The red team's scores on a run's page: a row for each category and checkpoint, those of the runs it came from first."""
+"""The red team's scores on a run's page: in each category a row for each checkpoint, those of earlier runs first."""
 
 import itertools
 from collections.abc import Collection, Mapping
@@ -30,7 +30,7 @@ def leads(name: str) -> bool:
 
 
 def meanings(scores_of: Mapping[str, Collection[str]]) -> list[str]:
-    """Returns what the scores of the red team mean, a line for each category of these tasks."""
+    """Returns a line on each category of these tasks, and on toxicity and overlap if scored."""
     shown = {task: names for task, names in scores_of.items() if task.startswith(PREFIX)}
     lines = [f"{task}: {_MEANING[task.removeprefix(PREFIX)]}" for task in shown]
     also = {"toxicity": _TOXICITY, "overlap": _OVERLAP}

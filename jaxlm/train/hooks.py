@@ -79,7 +79,9 @@ class Save(Hook):
         pause_s = 1.0
         while why and from_first(lambda: self.checkpointer.holds(self._most_s)):
             if pause_s == 1.0:
-                moment.say(f"step {moment.step} is the last, and its state is held until it can be saved: {why}")
+                moment.say(
+                    f"step {moment.step}, the last, is tried again for checkpoint.max_unprotected_minutes: {why}"
+                )
             self.alive()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 60.0)

@@ -78,7 +78,7 @@ class Row(typing.NamedTuple):
 
 
 class SaysOnce(Watch):
-    """Says the sentence of a row when its condition is met for the first time. The run goes on."""
+    """Says a `Row`'s sentence once, when its condition is first met. The run goes on."""
 
     def __init__(self, row: Row, say: Say):
         self.reads, self._row, self._say, self._said = row.reads, row, say, False

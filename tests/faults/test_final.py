@@ -26,7 +26,7 @@ def test_what_changes_the_batches_behind_a_run_is_refused_in_a_line(place):
     for changes, words in (
         ({"data__final__weights__b": 20.0}, "data.final.weights was a 1/11, b 10/11, is a 3/23, b 20/23"),
         ({"data__final__share": 0.25}, "data.final.share was 0.5, is 0.25"),
-        ({"train__steps": 2 * STEPS}, f"it begins after batch {STEPS}, and in the run so far after batch {SWITCH}"),
+        ({"train__steps": 2 * STEPS}, f"it was to begin after batch {SWITCH}, now after batch {STEPS}"),
     ):
         assert words in place.run("changed", code=2, **FINAL | changes)
     assert steps(place.root / "changed")[-1] == last
@@ -44,4 +44,4 @@ def test_a_branch_takes_a_mixture_that_its_trunk_never_had(place):
     place.run("branch_killed", **keys)
     place.assert_exact("branch_killed", of="branch")
     early = keys | {"data__final__share": 0.5}  # after step 12, which the trunk has passed with its one mixture
-    assert f"it begins after batch {SWITCH}, and in the run so far never" in place.run("early", code=2, **early)
+    assert f"it was to begin never, now after batch {SWITCH}" in place.run("early", code=2, **early)

@@ -261,7 +261,10 @@ def test_matrices_have_a_rate_of_their_own():
 def test_a_ratio_for_matrices_of_which_none_is_trained_is_refused():
     factors = {"layers_0": {"attn": {"q": {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}}}}
     for what in (lambda c: optim.make(c, factors), lambda c: optim.rates(c, 1000, factors)):
-        with pytest.raises(ConfigError, match=r"optim\.matrix_lr_ratio=4 needs layer kernels; only .*lora_a, .* are trained: leave it at 1"):
+        with pytest.raises(
+            ConfigError,
+            match=r"optim\.matrix_lr_ratio=4 needs layer kernels; only .*lora_a, .* are trained: leave it at 1",
+        ):
             what(optim_config(matrix_lr_ratio=4.0))
 
 

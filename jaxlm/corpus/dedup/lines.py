@@ -1,4 +1,4 @@
-"""Finds and removes lines that most documents of a site have, and paragraphs that several documents have.
+"""Finds and removes lines that many documents of a site have, and paragraphs that several documents have.
 
 A paragraph stays in the best-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans).
 A paragraph is a single line here, so text wrapped at 80 columns has no paragraphs. Code and table rows stay.

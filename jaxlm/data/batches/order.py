@@ -83,6 +83,6 @@ def check_fingerprint(
     if moved and min(was, now) < mixture.batch_number(done, windows):
         began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
         raise ConfigError(
-            f"data.final can't change at step {done:,}: it begins {begins}, and in the run so far {began}; set "
-            "data.final back, and optim.schedule_steps to the steps that data.final.share is a share of"
+            f"data.final can't change at step {done:,}: it was to begin {began}, now {begins}; set "
+            "data.final back, and optim.schedule_steps to the steps of the old schedule"
         )

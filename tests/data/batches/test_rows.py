@@ -240,7 +240,7 @@ def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
             check_fingerprint(a, b, 13)
     # Step 11 is batch 13 if two batches were passed over.
     check_fingerprint(saved, longer, 10, [[3, 4]])
-    with pytest.raises(ConfigError, match="at step 11: it begins after batch 24, and in the run so far after batch 12"):
+    with pytest.raises(ConfigError, match="at step 11: it was to begin after batch 12, now after batch 24"):
         check_fingerprint(saved, longer, 11, [[3, 4]])
 
 
@@ -258,9 +258,7 @@ def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_
     check(trunk, 15, branch=15)
     with pytest.raises(ConfigError, match="can't change at step 15"):
         check(trunk, 15, **other, branch=15)
-    with pytest.raises(
-        ConfigError, match="can't change at step 15: it begins after batch 12, and in the run so far never"
-    ):
+    with pytest.raises(ConfigError, match="can't change at step 15: it was to begin never, now after batch 12"):
         check(plain, 15, branch=15)
     with pytest.raises(ConfigError, match="seed was"):
         check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)

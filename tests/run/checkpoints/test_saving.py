@@ -115,7 +115,9 @@ def test_a_finished_state_is_held_until_there_is_room(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "probe", full)
     hook.close(moment(2, said), loop.Ending(loop.DONE))
     assert (checkpointer.steps(), len(alive), len(said)) == ([2], 1, 1)
-    assert said[0].startswith("step 2 is the last, and its state is held until it can be saved: checkpoint 2 can't be")
+    assert said[0].startswith(
+        "step 2, the last, is tried again for checkpoint.max_unprotected_minutes: checkpoint 2 can't be"
+    )
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted", "another"])
