@@ -235,7 +235,7 @@ def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
     for a, b in ((saved, longer), (longer, saved)):
         check_fingerprint(a, b, 12)
         with pytest.raises(
-            ConfigError, match=r"data\.final can't change at step 13: it begins .* optim\.schedule_steps"
+            ConfigError, match=r"data\.final can't change at step 13: it was to begin .* optim\.schedule_steps"
         ):
             check_fingerprint(a, b, 13)
     # Step 11 is batch 13 if two batches were passed over.
