@@ -70,7 +70,7 @@ def test_with_few_prompts_no_winner_is_named(draw, prompts):
     """However many raters agree; and no interval has width 0."""
     found = results(two(draw, prompts, 5, better=1.0), {1: "alpha", 2: "beta"})
     assert words(found)[0] == "alpha and beta can't be told apart yet"
-    assert words(found)[1].startswith("fewer than 6 prompts can't tell two apart")
+    assert words(found)[1].startswith("fewer than 6 prompts can't tell two contestants apart")
     assert found.gaps[0].low < found.gaps[0].points < found.gaps[0].high
     for one in found.ratings:
         assert one.low < one.high
