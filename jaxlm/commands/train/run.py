@@ -9,8 +9,7 @@ import time
 
 import jax
 
-from jaxlm.commands.train import assemble as between
-from jaxlm.commands.train import pages
+from jaxlm.commands.train import assemble, pages
 from jaxlm.commands.train.kind import Kind, Opened, Ready
 from jaxlm.config import Config, older
 from jaxlm.data.batches.order import Order, check_fingerprint
@@ -125,7 +124,7 @@ class Attempt:
             if stale and (done == 0 or checkpointer.verified(done)):
                 o.mirror.roll_back(done)
             program = o.program(done)
-            doing, watching = between.make(o, ready, checkpointer, bill, self.stop, self.clock, stack)
+            doing, watching = assemble.make(o, ready, checkpointer, bill, self.stop, self.clock, stack)
             owed = hooks.owed(doing, done, c.train.steps)
             if done >= c.train.steps and not owed:
                 why = f"complete: {o.folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
