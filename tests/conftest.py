@@ -12,6 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # no program says where it was traced: a twentieth of the time
 # What one test compiled, no other compiles again, in either process: a resumed run has the program of the first one.
 CACHE = "JAXLM_TESTS_CACHE"
 FOLDER = tempfile.mkdtemp(prefix="jaxlm-tests-") if CACHE not in os.environ else None  # only the first process makes it
@@ -21,7 +22,8 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # XLA's older emitters make the same programs in half the time; jax 0.11 has none, and ends on the flag.
 if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests begin
+# Of the processes that tests begin.
+os.environ |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
 jax.devices()
 gc.set_threshold(100_000, 50, 100)  # as jaxlm/main.py: what thousands of tests leave behind is looked at less often
 

@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import re
 import shlex
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "dev/MEASURED.md"]
@@ -87,6 +88,21 @@ def every() -> list[Command]:
     return found
 
 
+def with_new_words(commands: Iterable[Command]) -> list[Command]:
+    """Returns the commands that have a word which none before has, of the same verb or script; the longest come first.
+
+    Of a flag the name counts, not the value.
+    """
+    known, chosen = set(), []
+    for command in sorted(commands, key=lambda command: -len(command.words)):
+        verb = command.script or command.words[:2]
+        words = {(verb, word.partition("=")[0] if word.startswith("-") else word) for word in command.words}
+        if words - known:
+            known |= words
+            chosen.append(command)
+    return chosen
+
+
 # Of the leaderboard's scripts: one needs a run, and is run where there is one; one is run whole by `pytest -m recipe`; and
 # all sections of the GPU's are minutes, of which other rows run two.
 NOT_BY_SMALLEST = ("scripts/bench_eval.py", "scripts/story.sh")
@@ -98,10 +114,10 @@ def without_numbers(command: Command) -> str:
     return " ".join(word for word in command.words if not re.fullmatch(r"--[\w-]+=[\d.]+", word))
 
 
-def by_smallest() -> dict[str, str]:
-    """Returns the commands of the leaderboard's scripts, each once whatever its numbers are, and where they stand."""
-    found: dict[str, str] = {}
+def by_smallest() -> dict[str, Command]:
+    """Returns the commands of the leaderboard's scripts, each once whatever its numbers are."""
+    commands: dict[str, Command] = {}
     for command in every():
         if command.place.startswith("dev/LEADERBOARD.md") and command.script not in ("", *NOT_BY_SMALLEST):
-            found.setdefault(without_numbers(command), command.place)
-    return {text: place for text, place in found.items() if text not in TOO_LONG}
+            commands.setdefault(without_numbers(command), command)
+    return {text: command for text, command in commands.items() if text not in TOO_LONG}

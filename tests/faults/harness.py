@@ -40,7 +40,7 @@ KEYS = {
     "data.val_fraction": 0.1, "runs.supervise": "off", "runs.backoff_s": 0,
 }  # fmt: skip
 # Compiles fast rather than well, as tests/conftest.py does.
-FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu"}
+FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
 if jax.__version_info__ < (0, 11):
     FAST["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 INSIDE = pathlib.Path(__file__).with_name("inside")
@@ -233,7 +233,7 @@ class Place:
 
     def __init__(self, root: pathlib.Path, cache: pathlib.Path | None = None):
         self.root, self.cache, self._numbers = root, cache or root / "cache", itertools.count()
-        self._nursery: Nursery | None = None
+        self._nurseries: dict[object, Nursery] = {}
         text = "one two three four five six seven eight nine ten red green blue sun moon sea"
         words = text.split()
         rng = random.Random(0)
@@ -285,24 +285,20 @@ class Place:
         if rules is not None:
             path = self.root / f"{name}.{number}.rules"
             path.write_text("".join(f"{rule}\n" for rule in rules))
-            environment |= {"LD_PRELOAD": str(shim()), "FAULTS": str(path)}
+            environment["LD_PRELOAD"] = str(shim())
+        faults = {} if path is None else {"FAULTS": str(path)}
         command = self.command(name, **overrides)
         with open(said, "w") as words:
-            # Faults of the disk and those that are there from the import on need a start of their own, and so does what
-            # says how Python or JAX begin, and the supervisor, which repeats the command of its process.
-            if (
-                rules is None
-                and not env
-                and devices == 1
-                and not {*(inside or ())} - LATER
-                and "runs__supervise" not in overrides
-            ):
-                self._nursery = self._nursery or Nursery(environment)
-                process = self._nursery.fork(command[3:], environment, said)
-            else:
+            # The supervisor repeats the command of its process, and what `env` says may be read at Python's start.
+            if env or "runs__supervise" in overrides:
                 process = subprocess.Popen(
-                    command, env=environment, stdout=words, stderr=words, stdin=subprocess.DEVNULL
+                    command, env=environment | faults, stdout=words, stderr=words, stdin=subprocess.DEVNULL
                 )
+            else:  # by a process that began alike: with the shim or not, the faults of imports, the devices
+                kind = (path is None, devices, frozenset({*(inside or ())} - LATER))
+                if kind not in self._nurseries:
+                    self._nurseries[kind] = Nursery(environment)
+                process = self._nurseries[kind].fork(command[3:], environment | faults, said)
         return Started(process, folder, path, file, said)
 
     def several(
@@ -332,11 +328,11 @@ class Place:
 
     def left(self) -> list[psutil.Process]:
         """The processes that live of all that were started here, and of those that they started."""
-        found, nursery = [], self._nursery and self._nursery.process.pid
+        found, nurseries = [], {nursery.process.pid for nursery in self._nurseries.values()}
         for process in psutil.process_iter():
             try:
                 if (
-                    process.pid != nursery
+                    process.pid not in nurseries
                     and process.environ().get(MARK) == str(self.root)
                     and process.status() != psutil.STATUS_ZOMBIE
                 ):
@@ -346,7 +342,7 @@ class Place:
         return found
 
     def end_all(self) -> None:
-        """Ends whatever was started here, but for the process that forks runs."""
+        """Ends whatever was started here, but for the processes that fork runs."""
         for process in self.left():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -354,8 +350,8 @@ class Place:
     def close(self) -> None:
         """Ends all processes."""
         self.end_all()
-        if self._nursery:
-            self._nursery.end()
+        for nursery in self._nurseries.values():
+            nursery.end()
 
     def run(self, name: str, *, code: int = 0, **options: object) -> str:
         """Runs to the end, and returns what it said."""

@@ -22,19 +22,17 @@ def test_kill_9_between_two_saves(place):
     goes_on(place, "between", 8)
 
 
-@pytest.mark.parametrize("item", ["params", "meta"])
-def test_kill_9_during_a_save(place, item):
+def test_kill_9_during_a_save(place):
     """While a file of the checkpoint is being written: what is there of it counts for nothing."""
-    name = f"during-{item}"
-    run = place.start(name, rules=(), inside={"hold": 7})
+    run = place.start("during", rules=(), inside={"hold": 7})
     run.wait_for_saved(4)
-    run.fault(f"write hang {item}.orbax")
+    run.fault("write hang params.orbax")
     run.hold(10)
     run.wait_for(lambda: any(run.folder.glob("checkpoints/8.orbax*")), "the save of step 8")
     run.wait_for_step(8)
     run.kill()
     assert steps(run.folder) == [4]
-    goes_on(place, name, 4)
+    goes_on(place, "during", 4)
     assert not list(run.folder.glob("checkpoints/*orbax*"))
 
 
@@ -49,11 +47,10 @@ def test_kill_9_right_after_a_save_before_it_is_read_back(place):
 
 
 def test_kill_9_while_an_old_checkpoint_is_deleted(place):
-    """Three times in a row: whatever each leaves behind, the next start goes on from."""
-    for step in (10, 14, 18):
-        place.stopped("again", step)
-    (place.root / "again/checkpoints/12").rename(place.root / "again/checkpoints/12.deleting")
-    goes_on(place, "again", 16)
+    """What it leaves behind, the next start goes on from."""
+    place.stopped("again", 14)
+    (place.root / "again/checkpoints/8").rename(place.root / "again/checkpoints/8.deleting")
+    goes_on(place, "again", 12)
     assert steps(place.root / "again") == [20, 24]
 
 
@@ -66,40 +63,22 @@ def test_kill_9_after_the_last_step(place):
     assert "held-out: " in goes_on(place, "last", 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_stop_saves_the_state(place, number):
-    name = number.name
-    run = place.start(name, inside={"hold": 6})
+def test_a_request_to_stop_saves_the_state(place):
+    run = place.start("asked", inside={"hold": 6})
     run.wait_for_saved(4)
-    run.process.send_signal(number)
+    run.process.terminate()
     run.wait_for_words("stopping after this ")
     run.go_on()
     said = run.end(4)
     assert "interrupted, the state is saved" in said
     assert "the same command goes on" in said
-    goes_on(place, name, max(steps(run.folder)))
+    goes_on(place, "asked", max(steps(run.folder)))
     assert max(steps(run.folder)) >= 6
-
-
-def test_sigterm_while_the_storage_is_slow(place):
-    """0.2 s for each write: it takes as long as it takes, and the state is saved."""
-    run = place.start("slow", rules=(), inside={"hold": 6})
-    run.wait_for_saved(4)
-    run.fault("write slow checkpoints/", "sync slow checkpoints/")
-    run.process.terminate()
-    run.go_on()
-    run.end(4)
-    goes_on(place, "slow", max(steps(run.folder)))
 
 
 @pytest.mark.parametrize(
     ("first", "second", "apart"),
-    [
-        (signal.SIGTERM, signal.SIGHUP, 0.05),
-        (signal.SIGHUP, signal.SIGTERM, 1.5),
-        (signal.SIGTERM, signal.SIGTERM, 0.3),
-        (signal.SIGINT, signal.SIGTERM, 1.5),
-    ],
+    [(signal.SIGTERM, signal.SIGTERM, 0.3), (signal.SIGHUP, signal.SIGTERM, 1.5), (signal.SIGINT, signal.SIGTERM, 1.5)],
 )
 def test_two_signals_that_mean_one_request(place, first, second, apart):
     """Under a supervisor, while the storage is slow: the save takes longer than the signals are apart."""
@@ -147,15 +126,3 @@ def test_another_process_in_the_same_folder_is_refused(place):
     run.go_on()
     run.end(0)
     place.assert_exact("shared")
-
-
-def test_resumed_with_other_threads(place):
-    place.stopped("threads", 10, inside={"few": True})
-    goes_on(place, "threads", 8)
-
-
-def test_the_comparison_can_fail(place):
-    """Another seed of the same config: other metrics, other arrays."""
-    place.run("seed", seed=1, data__dir=place.root / "other")
-    with pytest.raises(AssertionError):
-        place.assert_exact("seed")

@@ -27,18 +27,6 @@ def mirrored(place, name: str, step: int, **options) -> tuple[Started, pathlib.P
     return run, mirror
 
 
-def test_the_folder_is_deleted(place):
-    """The same command goes on from the mirror, with metrics, ledger and config."""
-    run, mirror = mirrored(place, "gone", 11)
-    run.kill()
-    shutil.rmtree(run.folder)
-    said = place.run("gone", checkpoint__mirror=mirror)
-    assert "checkpoint 8 and the logs came back from the mirror" in said
-    assert "resuming at step 8" in said
-    place.assert_exact("gone")
-    assert STEPS in held(mirror)
-
-
 def test_the_folder_is_deleted_and_the_newest_copy_is_damaged(place):
     run, mirror = mirrored(place, "flip", 11)
     run.kill()
@@ -103,7 +91,7 @@ def test_the_process_that_copies_is_killed(place):
 
 
 def test_two_processes_come_back_from_the_mirror(place):
-    """The first process mirrors; both go on from what came back."""
+    """The first process mirrors; both go on from what came back, with metrics, ledger and config."""
     mirror = place.root / "mirror-two"
     keys = {"checkpoint__mirror": mirror}
     started = place.several("back", inside={0: {"hold": 11}, 1: {"hold": 11}}, **keys)
@@ -114,6 +102,8 @@ def test_two_processes_come_back_from_the_mirror(place):
     again = place.several("back", **keys)
     for one in again:
         one.end(0)
+    assert "checkpoint 8 and the logs came back from the mirror" in again[0].text()
     assert "resuming at step 8" in again[0].text()
+    assert STEPS in held(mirror)
     assert place.two
     place.assert_exact("back", of="two")

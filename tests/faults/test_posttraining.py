@@ -8,7 +8,6 @@ KINDS = {
     "full": {},
     "lora": {"adapter__kind": "lora", "adapter__rank": 4, "adapter__dropout": 0.1},
     "qlora": {"adapter__kind": "lora", "adapter__rank": 4, "adapter__quantize": "nf4"},
-    "prompt": {"adapter__kind": "prompt", "adapter__prompt_tokens": 6},
 }
 
 

@@ -4,10 +4,8 @@ import pytest
 import tiny_chats
 
 pytestmark = pytest.mark.faults
-LORA = {"adapter__kind": "lora", "adapter__rank": 4}
 KINDS = {
     "dpo": {"program": "dpo"},
-    "dpo-lora": {"program": "dpo", "dpo__loss": "ipo", **LORA},
     "reward": {"program": "reward"},
 }
 

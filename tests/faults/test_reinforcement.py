@@ -33,7 +33,6 @@ SIZES = {
 }
 KINDS = {
     "grpo": {"program": "grpo", "policy__beta": 0.05},
-    "grpo-lora": {"program": "grpo", "adapter__kind": "lora", "adapter__rank": 4},
     "ppo": {
         "program": "ppo",
         "policy__epochs": 2,

@@ -93,12 +93,6 @@ def test_nan_for_good(place):
     assert steps(place.root / "good")[-1] == 24
 
 
-def test_nan_without_rollback(place):
-    said = place.run("stop", code=3, inside={"spoil": [[10, 11, "nan"]]}, stability__roll_back=False, **NAN)
-    assert "2 steps in a row" in said
-    assert steps(place.root / "stop")[-1] == 8
-
-
 def test_a_learning_rate_that_blows_up(place):
     """Exit code 3, never "done": nothing of what the run keeps is spoiled."""
     options = {"optim__lr": 1e30, "optim__clip_norm": 0, "train__max_nonfinite_steps": 3, "train__steps": 200}
@@ -120,13 +114,6 @@ def test_a_spike_rolls_back(place):
     assert all(".jsonl:" in document for document in line["documents"])
     place.run("no spike", stability__skip="('18:20',)", **SPIKE)
     assert same(place, "spike", "no spike")
-
-
-def test_spikes_for_good(place):
-    """The same steps again after the rollback: exit code 3."""
-    said = place.run("spikes", code=3, inside={"spoil": [[18, 10_000, "far"]]}, **SPIKE)
-    assert "other batches did not help" in said
-    assert steps(place.root / "spikes")[-1] == 16
 
 
 def test_two_processes_roll_back_together(place, passed_over):

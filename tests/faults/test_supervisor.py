@@ -45,8 +45,7 @@ def test_a_child_that_is_killed_twice_is_started_again(place):
     place.assert_exact("killed")
 
 
-@pytest.mark.parametrize("how", ["moved", "deleted", "another in its place"])
-@pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.parametrize(("how", "supervised"), [("moved", True), ("deleted", False), ("another in its place", True)])
 def test_a_folder_that_is_moved_or_deleted_ends_the_run(place, how, supervised):
     """One line, exit code 1, no further start, and nothing at the old path; where it is now, the run goes on."""
     name = f"{how} {supervised}".replace(" ", "-")
@@ -69,19 +68,18 @@ def test_a_folder_that_is_moved_or_deleted_ends_the_run(place, how, supervised):
         place.assert_exact(elsewhere.name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signals_pass_through_and_the_state_is_saved(place, number):
-    name = f"signal{number}"
-    run = place.start(name, inside={"hold": 6}, **UNDER)
+def test_a_signal_passes_through_and_the_state_is_saved(place):
+    """SIGINT; TERM and HUP: test_two_signals_that_mean_one_request."""
+    run = place.start("signal", inside={"hold": 6}, **UNDER)
     run.wait_for_saved(4)
-    run.process.send_signal(number)
+    run.process.send_signal(signal.SIGINT)
     run.wait_for_words("stopping after this ")
     run.go_on()
     said = run.end(4)
     assert said.count("stopping after this") == 1
     assert steps(run.folder)
-    place.run(name, **UNDER)
-    place.assert_exact(name)
+    place.run("signal", **UNDER)
+    place.assert_exact("signal")
 
 
 def test_a_killed_supervisor_leaves_a_saved_state_and_the_lock(place):
@@ -121,15 +119,13 @@ def test_bad_input_is_not_tried_again(place):
     assert place.run("bad", code=2, **keys, **UNDER).count("no such file or folder") == 1
 
 
-@pytest.mark.parametrize("where", ["step", "restore", "held-out"])
+@pytest.mark.parametrize("where", ["restore", "held-out"])
 def test_a_hang(place, where):
     """No sign of life for `runs.hang_s`: it says what it waits for, shows the stacks, and starts training again."""
     keys = UNDER | {"runs__hang_s": HANG_S}
     if where == "restore":
         place.stopped(where, 6)
         run, waits = place.start(where, rules=("read hang checkpoints/4",), **keys), "the restored checkpoint"
-    elif where == "step":
-        run, waits = place.start(where, inside={"hold": 6}, **keys), "a batch"
     else:
         run, waits = place.start(where, inside={"held_out": "hangs"}, **keys), "an evaluation (held-out)"
     run.wait_for_words("no sign of life for")
@@ -173,26 +169,26 @@ def test_no_false_alarm(place):
     place.assert_exact("busy")
 
 
-@pytest.mark.parametrize("how", ["dead", "frozen", "stuck"])
+@pytest.mark.parametrize("how", ["dead", "stuck"])
 def test_one_of_two(place, how):
     """Each host's supervisor sees that its own child stands still, acts alone, and all meet again.
 
-    frozen: heartbeats are left at 100 s, so JAX says nothing. stuck: alive, with heartbeats, and waited for in a collective,
-    for which nothing in JAX has a time limit (jax-ml/jax#38503); it moves again as the other one is ended.
+    stuck: alive, with heartbeats, and waited for in a collective, for which nothing in JAX has a time limit
+    (jax-ml/jax#38503); it moves again as the other one is ended.
     """
     assert place.two
-    keys = {"runs__hang_s": 20} if how != "dead" else {"distributed__heartbeat_s": 10}
+    keys = {"distributed__heartbeat_s": 10} if how == "dead" else {"runs__hang_s": 20}
     runs = place.several(how, inside={0: {"hold": 6}, 1: {"hold": 6}}, **keys, **UNDER)
     runs[0].wait_for_saved(4)
-    if how != "stuck":
-        os.kill(child(runs[1]), signal.SIGKILL if how == "dead" else signal.SIGSTOP)
+    if how == "dead":
+        os.kill(child(runs[1]), signal.SIGKILL)
     runs[0].go_on()
     if how == "stuck":
         runs[0].wait_for_words("no sign of life for")
     runs[1].go_on()
     for run in runs:
         run.end(0)
-    assert how == "dead" or "no sign of life for" in runs[how == "frozen"].text()
+    assert how == "dead" or "no sign of life for" in runs[0].text()
     assert all("starting again from the last checkpoint" in run.text() for run in runs)
     assert how == "dead" or list(place.root.glob(f"{how}/hang-*.txt"))
     assert curve(place.root / how) == curve(place.two)

@@ -19,8 +19,9 @@ NEEDS = {
 
 
 @pytest.mark.scripts
-@pytest.mark.parametrize(("text", "place"), documented.by_smallest().items())
-def test_a_script_of_the_leaderboard_runs(text, place, tmp_path_factory):
+@pytest.mark.parametrize("command", documented.with_new_words(documented.by_smallest().values()), ids=str)
+def test_a_script_of_the_leaderboard_runs(command, tmp_path_factory):
+    text = documented.without_numbers(command)
     if missing := [name for word, name in NEEDS.items() if word in text.split() and not importlib.util.find_spec(name)]:
         pytest.skip(f"{text} needs {missing[0]}")
     words = [str(ROOT / word) if word.startswith("scripts/") else word for word in text.split()[1:]]
@@ -29,7 +30,7 @@ def test_a_script_of_the_leaderboard_runs(text, place, tmp_path_factory):
     folder.mkdir(exist_ok=True)
     if "report" in words:
         words.append(f"--runs={ROOT / 'dev/runs.jsonl'}")
-    assert run(folder, *words, "--smallest") == "", f"{place}: {text}"
+    assert run(folder, *words, "--smallest") == "", f"{command.place}: {text}"
 
 
 def test_too_few_steps_are_refused_in_a_line(tmp_path):
