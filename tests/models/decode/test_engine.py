@@ -26,7 +26,7 @@ GREEDY, WARM = Settings(temperature=0.0), Settings(temperature=0.9, top_k=20, to
 
 @functools.cache
 def built(**overrides):
-    model = models.build(tiny.model_config(**overrides), "xla")
+    model = models.build(tiny.model_config(**({"n_layers": 1} | overrides)), "xla")
     return model, {"params": tiny.random_params(model)}
 
 
@@ -63,7 +63,7 @@ def full_logp(model, variables, ids: list[int]) -> np.ndarray:
     return np.asarray(forward(jnp.asarray([ids])))
 
 
-@pytest.mark.parametrize("overrides", [{}, {"family": "gpt2"}])
+@pytest.mark.parametrize("overrides", [{"n_layers": 2}, {"family": "gpt2"}])
 def test_decode_and_echo_are_the_full_forward(overrides):
     model, variables = built(**overrides)
     one = engine(model, variables)
@@ -157,9 +157,8 @@ def test_log_probabilities_are_those_that_are_asked_for():
         drawn[asked] = one.step(np.array([True, False, False])).logprobs
     assert (drawn[None].chosen[0, 0], np.abs(drawn[None].top).max()) == (0, 0)
     assert drawn[5].chosen[0, 0] == drawn[5].top[0, 0, 0] < 0
-    assert drawn[0].chosen[0, 0] == pytest.approx(
-        drawn[5].chosen[0, 0], rel=1e-6
-    )  # of two programs: a last bit may differ
+    # Of two programs: a last bit may differ.
+    assert drawn[0].chosen[0, 0] == pytest.approx(drawn[5].chosen[0, 0], rel=1e-6)
     assert np.abs(drawn[0].top).max() == 0
 
 
