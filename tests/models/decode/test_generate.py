@@ -124,7 +124,7 @@ def test_rows_depend_on_seed_and_place_only():
     assert generate(model, params, PROMPTS, seed=4, **settings) != first
     companions = generate(model, params, [PROMPTS[0], [1, 2], PROMPTS[2]], seed=3, **settings)
     assert [companions[0], companions[2]] == [first[0], first[2]]
-    same = generate(model, params, [PROMPTS[0]] * 2, seed=3, **settings)
+    same = generate(model, params, [PROMPTS[0]] * 3, seed=3, **settings)
     assert same[0] != same[1]
 
 

@@ -1,6 +1,7 @@
 """Preference pairs: packed = pair by pair, microbatched = full, sharded = one device; formulas; the reference."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -18,7 +19,7 @@ from jaxlm.models import adapters
 from jaxlm.step import parts
 from jaxlm.step.objectives import dpo
 
-MODEL = dataclasses.replace(tiny.model_config(), attention="xla")
+MODEL = tiny.model_config(n_layers=1, attention="xla")
 OURS = models.build(MODEL, "xla")
 T, ROWS = 64, 8
 LOSSES = ("sigmoid", "ipo", "robust", "orpo", "simpo")
@@ -139,22 +140,25 @@ def test_a_policy_that_is_its_reference_has_margins_0_and_the_loss_of_its_own(of
         assert losses[1] != pytest.approx(begins, rel=1e-3)
 
 
-def stepped(rows: int, mesh=None, **changes) -> tuple:
+@functools.cache
+def step_of(rows: int, **mesh):
+    made = parts.make(settings("dpo.nll_weight=0.5", microbatch_size=rows), make_mesh(**mesh), dpo.make)
+    return made, made.jit()
+
+
+def stepped(made: parts.Parts, program, **changes) -> tuple:
     """The metrics of one step, and the parameters after it."""
-    c = settings("dpo.nll_weight=0.5", batch_size=ROWS, microbatch_size=rows)
-    mesh = mesh or make_mesh()
-    made = parts.make(c, mesh, dpo.make)
     given = {name: np.asarray(x) for name, x in (batch() | changes).items()}
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(made.mesh):
         state, frozen = made.create()
-        placed = sharding.to_global(given, mesh, ROWS, {name: x.sharding for name, x in made.batch().items()})
-        state, metrics = made.jit()(frozen, state, placed)
+        placed = sharding.to_global(given, made.mesh, ROWS, {name: x.sharding for name, x in made.batch().items()})
+        state, metrics = program(frozen, state, placed)
     return {name: float(x) for name, x in metrics.items()}, jax.device_get(state.params)
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return stepped(ROWS)
+    return stepped(*step_of(ROWS))
 
 
 def close(got: tuple, want: tuple) -> bool:
@@ -162,19 +166,14 @@ def close(got: tuple, want: tuple) -> bool:
     return same and tiny.difference(got[1], want[1]) < 1e-3
 
 
-def test_microbatched_is_full(whole):
-    assert close(stepped(2), whole)
-
-
-@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "context": 2}])
-def test_sharded_is_one_device(whole, sizes):
-    assert close(stepped(ROWS, make_mesh(**sizes)), whole)
+def test_microbatched_and_sharded_is_full_on_one_device(whole):
+    assert close(stepped(*step_of(4, data=2, fsdp=2, context=2)), whole)
 
 
 def test_other_pairs_or_another_reference_are_another_step(whole):
     given = batch()
-    assert not close(stepped(ROWS, pair=given["pair"].at[0, 0].set(0)), whole)
-    assert not close(stepped(ROWS, reference=given["reference"] + jnp.arange(8)), whole)
+    assert not close(stepped(*step_of(ROWS), pair=given["pair"].at[0, 0].set(0)), whole)
+    assert not close(stepped(*step_of(ROWS), reference=given["reference"] + jnp.arange(8)), whole)
 
 
 def test_the_cross_entropy_is_a_mean_over_the_tokens_of_all_microbatches():

@@ -12,7 +12,7 @@ from jaxlm import config, models
 from jaxlm.config import config_files
 from jaxlm.step.objectives import reward
 
-MODEL = tiny.model_config()
+MODEL = tiny.model_config(n_layers=1)
 OURS = models.build(MODEL, "xla")
 T, ROWS = 64, 8
 PAIRS = tiny_pairs.random_pairs(11, MODEL.vocab_size, 20)
@@ -25,8 +25,11 @@ OBJECTIVE = reward.make(
 SCORES = tiny.jit(lambda tokens: OURS.apply({"params": VARIABLES["params"]}, tokens) @ KERNEL)
 
 
+SUMS = tiny.jit(lambda v, b: OBJECTIVE.sums(v, b, None))
+
+
 def sums(batch: dict, variables=VARIABLES):
-    return tiny.jit(lambda v, b: OBJECTIVE.sums(v, b, None))(variables, batch)
+    return SUMS(variables, batch)
 
 
 def score(ids: list[int]) -> float:
