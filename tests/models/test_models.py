@@ -216,17 +216,6 @@ def test_dropout_is_off_unless_training():
     assert (with_key == tiny.hidden(plain, {"params": params}, batch)).all()
 
 
-def test_other_collections_reach_their_layer():
-    plain, params, variant = variants("llama")
-    batch = tiny.packed_batch(plain.config)
-    expected = tiny.hidden(plain, {"params": params}, batch)
-    extra = {f"layers_{i}": {"attn": {"a": jnp.full((3,), i)}} for i in range(2)}
-    for model in (plain, variant(scan_layers=True)):
-        variables = {"params": params, "lora": extra}
-        assert tiny.difference(tiny.hidden(model, variables, batch), expected) < 1e-5
-        assert model.bind(variables).layer_variables(1)["lora"]["attn"]["a"][0] == 1
-
-
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_a_collection_of_no_layer_does_no_harm(scan_layers):
     plain, params, variant = variants("llama")

@@ -12,7 +12,6 @@ from tiny_steps import make_mesh
 from jaxlm import models
 from jaxlm.devices import sharding, tree
 from jaxlm.models import quantized
-from jaxlm.ops.block_codes import quantize
 from jaxlm.train import announcement
 
 KINDS = ("nf4", "int8")
@@ -129,23 +128,3 @@ def test_each_parameter_is_read_when_the_one_before_is_in_codes():
     assert max(alive) - before < codes + whole / 8
     load(list(quantized.placed(read, abstract, on_mesh)))  # all are read first
     assert max(alive) - before > whole
-
-
-def test_requantised_is_decoded_added_and_quantised_again():
-    model, params = build()
-    frozen = quantized.freeze(params, "nf4", "float32")
-    decoded = tree.map_named(lambda name, leaf: quantized.rounded(name, leaf, "nf4"), params)
-    same = quantized.freeze(decoded, "nf4", "float32")
-    jax.tree.map(np.testing.assert_array_equal, same, frozen)
-
-    def merge(p):
-        changed = jax.tree.map(lambda x: x, p)
-        kernel = changed["layers_0"]["attn"]["o"]
-        kernel["kernel"] = kernel["kernel"] + 0.05
-        return changed
-
-    got = quantized.freeze(merge(decoded), "nf4", "float32")
-    want = quantize(tiny.thaw(frozen, model)["layers_0"]["attn"]["o"]["kernel"] + 0.05, "nf4", 2)
-    coded = got["quantized"]["layers_0"]["attn"]["o"]
-    jax.tree.map(np.testing.assert_array_equal, coded, {"codes": want.codes, "scales": want.scales})
-    assert not np.array_equal(want.codes, frozen["quantized"]["layers_0"]["attn"]["o"]["codes"])

@@ -13,7 +13,6 @@ import tiny_models as tiny
 import tiny_peft
 
 from jaxlm import config, models
-from jaxlm.devices import sharding
 from jaxlm.models import adapters, quantized
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import Engine, Entry, Settings, check_prompts
@@ -188,13 +187,6 @@ def test_bias_and_mask():
     assert one.step(np.array([True, True, False]), mask_BxW).sound_NxB[0].tolist()[:2] == [False, True]
 
 
-def test_bursts_are_steps():
-    one = engine()
-    enter(one, 0, SHORT, WARM)
-    drawn = [one.step(np.array([True, False, False]), steps=4) for _ in range(2)]
-    assert [token for four in drawn for token in four.token_NxB[:, 0].tolist()] == alone(SHORT, WARM, 8)
-
-
 def test_bfloat16_is_near_float32():
     model, variables = built(dtype="bfloat16")
     one = engine(model, variables)
@@ -205,18 +197,6 @@ def test_bfloat16_is_near_float32():
     read = np.concatenate([chunk.chosen for chunk in prefill.echo])
     gap = np.abs(read - [logp[at, LONG[at + 1]] for at in range(len(LONG) - 1)]).max()
     assert 0 < gap < 0.15
-
-
-def test_a_mesh_changes_no_token():
-    model, variables = built()
-    expected = alone(LONG)
-    mesh = sharding.make_mesh(config.MeshConfig(data=1, fsdp=4, tensor=2, context=1))
-    placed = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
-    split = {"params": jax.device_put(variables["params"], placed)}
-    with jax.set_mesh(mesh):
-        one = Engine(model, split, rows=4, chunk=8, shortest=16)
-        enter(one, 1, LONG)
-        assert steps(one, 1, 12) == expected
 
 
 def test_adapters_are_read():

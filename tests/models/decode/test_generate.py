@@ -14,7 +14,6 @@ from jaxlm.devices import sharding, tree
 from jaxlm.models import adapters, layers
 from jaxlm.models.decode import generate as generate_module
 from jaxlm.models.decode.sampling import Sampler, nucleus_threshold, sample
-from jaxlm.models.transformer import empty_cache
 
 PROMPTS = [[5, 7, 11], [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20], [42]]
 LONGEST = max(map(len, PROMPTS))
@@ -56,39 +55,6 @@ def test_cached_decode_is_full_forward(variant):
     _, other = built(seed=9, **variant)
     wrong = params | {"layers_1": other["layers_1"]}
     assert generate(model, wrong, PROMPTS, max_new_tokens=8) != expected
-
-
-def test_cached_hidden_states_are_those_of_the_full_forward():
-    """Every step's logits, not only their maximum: prefill of a padded row, then token by token."""
-    model, params = built()
-    c = model.config
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, c.vocab_size, (2, 12))
-    pad = np.array([0, 3])  # the second row begins with padding
-    forward = tiny.jit(lambda ids: tiny.logits(model, params, ids)[0])
-    full = [np.asarray(forward(jnp.asarray(tokens[row : row + 1, pad[row] :]))) for row in range(2)]
-    slots = jnp.arange(12)
-    positions = jnp.where(slots >= pad[:, None], slots - pad[:, None], 2**30)
-
-    def step(tokens_BxT, cache):
-        here = jax.lax.dynamic_slice_in_dim(positions, cache.slot, tokens_BxT.shape[1], 1)
-        real = (here < 2**30).astype(jnp.int32)
-        hidden, cache = model.apply({"params": params}, tokens_BxT, jnp.where(real, here, 0), real, cache=cache)
-        return hidden @ models.head_kernel(params, c)[:, : c.vocab_size], cache
-
-    empty = empty_cache(c, 2, 12)._replace(positions_BxS=positions)
-    scores, cache = tiny.jit(lambda tokens, e: step(tokens, e._replace(slot=0)))(jnp.asarray(tokens[:, :8]), empty)
-    for row in range(2):
-        assert tiny.difference(scores[row, pad[row] :], full[row][: 8 - pad[row]]) < 1e-5
-    decode = tiny.jit(lambda tokens, layers, slot: step(tokens, cache._replace(layers=layers, slot=slot)))
-    for t in range(8, 12):
-        scores, cache = decode(jnp.asarray(tokens[:, t : t + 1]), cache.layers, jnp.int32(t))
-        for row in range(2):
-            assert tiny.difference(scores[row, 0], full[row][t - pad[row]]) < 1e-5
-    # A slot of padding that is not masked is seen.
-    seen = empty._replace(positions_BxS=jnp.broadcast_to(slots, (2, 12)), layers=cache.layers, slot=jnp.int32(11))
-    wrong, _ = tiny.jit(step)(jnp.asarray(tokens[:, 11:]), seen)
-    assert tiny.difference(wrong[1, 0], full[1][8]) > 1e-3
 
 
 def test_a_cache_that_grows_loses_nothing(monkeypatch):

@@ -56,10 +56,3 @@ def test_margins_and_the_end_of_a_text_count():
     loss = float(sums(given).loss)
     assert float(sums(given | {"margin": given["margin"] * 0}).loss) != pytest.approx(loss, rel=1e-3)
     assert float(sums(tiny_pairs.batch(PAIRS, T, ROWS, MARGINS, room=4)).loss) != pytest.approx(loss, rel=1e-3)
-
-
-def test_a_new_head_is_undecided():
-    new = VARIABLES | {"score": {"score_head": {"kernel": jnp.zeros(MODEL.d_model)}}}
-    found = sums(tiny_pairs.batch(PAIRS, T, ROWS, closed=True, room=4), new)
-    assert float(found.loss / found.weight) == pytest.approx(np.log(2), rel=1e-6)
-    assert float(found.metrics["accuracy"] / found.weight) == 0.5
