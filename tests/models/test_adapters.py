@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_steps import make_batch, make_config
+from tiny_steps import changed, make_batch, make_config
 
 from jaxlm import models
 from jaxlm.config import ConfigError
@@ -48,10 +48,9 @@ def logits(model, variables, batch):
     return hidden_BxTxD @ head_DxV
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("gpt2", False)])
 def test_new_adapters_change_nothing_and_adapted_is_merged(family, tied):
-    model, params, batch = built(family, tie_embeddings=tied)
+    model, params, batch = built(family, tie_embeddings=tied, n_layers=1)
     of = adapter()
     with_adapter, plain = of.attach(model), {"params": params}
     np.testing.assert_array_equal(
@@ -76,9 +75,8 @@ def test_a_part_of_the_parameters_is_merged_as_the_whole_is():
     jax.tree.map(np.testing.assert_array_equal, one_by_one, whole)
 
 
-@pytest.mark.parametrize("changes", [{"remat": "full"}, {"scan_layers": True}, {"fuse_projections": False}])
-def test_values_and_gradients_are_the_same_however_the_layers_run(changes):
-    model, params, batch = built(dropout=0.2, remat="none", scan_layers=False, fuse_projections=True)
+def test_values_and_gradients_are_the_same_however_the_layers_run():
+    model, params, batch = built(dropout=0.0, remat="none", scan_layers=False, fuse_projections=True)
     of, key = adapter(dropout=0.3), jax.random.key(3)
     variables = {"params": params} | random_variables(of, model)
 
@@ -90,24 +88,23 @@ def test_values_and_gradients_are_the_same_however_the_layers_run(changes):
         return tiny.jit(jax.value_and_grad(value))(variables)
 
     want = value_and_grads(model)
-    other = models.build(dataclasses.replace(model.config, **changes), model.backend)
-    assert tiny.difference(value_and_grads(other), want) < 1e-5
+    for changes in ({"remat": "full", "fuse_projections": False}, {"scan_layers": True}):
+        other = models.build(dataclasses.replace(model.config, **changes), model.backend)
+        assert tiny.difference(value_and_grads(other), want) < 1e-5
     assert min(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want[1]["lora"])) > 0
 
 
 def test_dropout_is_of_what_a_reads_and_off_without_a_key():
-    model, params, batch = built(dropout=0.0)
+    model, params, batch = built(dropout=0.0, n_layers=1)
     of = adapter(dropout=0.5)
-    variables, plain = random_variables(of, model), {"params": params}
+    variables = {"params": params} | random_variables(of, model)
     inputs = (batch["tokens"], batch["positions"], batch["segment_ids"])
-    dropped = [
-        of.attach(model).apply(plain | variables, *inputs, train=True, rngs={"dropout": jax.random.key(seed)})
-        for seed in (1, 1, 2)
-    ]
+    trained = tiny.jit(lambda key: of.attach(model).apply(variables, *inputs, train=True, rngs={"dropout": key}))
+    dropped = [trained(jax.random.key(seed)) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(dropped[0], dropped[1])
     assert tiny.difference(dropped[0], dropped[2]) > 1e-3
-    sure = adapter().attach(model).apply(plain | variables, *inputs)
-    np.testing.assert_array_equal(of.attach(model).apply(plain | variables, *inputs), sure)
+    sure = tiny.hidden(adapter().attach(model), variables, batch)
+    np.testing.assert_array_equal(tiny.hidden(of.attach(model), variables, batch), sure)
     assert tiny.difference(dropped[0], sure) > 1e-3
 
 
@@ -127,7 +124,7 @@ def test_targets_choose_kernels_and_must_match_one():
 
 
 def test_adapters_reach_their_layers_in_the_prefill():
-    model, params, batch = built()
+    model, params, batch = built(n_layers=1)
     of = adapter()
     variables = random_variables(of, model)
 
@@ -140,25 +137,25 @@ def test_adapters_reach_their_layers_in_the_prefill():
 
 
 def test_a_prompt_is_vectors_in_front_of_a_text():
-    model, params, _ = built()
+    model, params, _ = built(n_layers=1)
     V, P = model.config.vocab_size, 3
     of = adapters.Adapter(dataclasses.replace(SETTINGS, kind="prompt", prompt_tokens=P))
     variables = {"params": params} | random_variables(of, model)
     text = jnp.asarray([[1, 5, 9, 2]])
     ids = jnp.concatenate([V + jnp.arange(P)[None], text], axis=1)
-    got = of.attach(model).apply(variables, ids)
+    apply = tiny.jit(lambda ids: of.attach(model).apply(variables, ids))
+    got = apply(ids)
     table = params["embed"]["embedding"]
     longer = table.at[V : V + P].set(variables["prompt"]["embed"]["prompt"])  # the vectors as rows of their own
-    want = model.apply({"params": params | {"embed": {"embedding": longer}}}, ids)
+    want = tiny.hidden(model, {"params": params | {"embed": {"embedding": longer}}}, {"tokens": ids})
     assert tiny.difference(got, want) < 1e-6
-    assert tiny.difference(of.attach(model).apply(variables, ids.at[0, 0].set(V + 1)), want) > 1e-3
+    assert tiny.difference(apply(ids.at[0, 0].set(V + 1)), want) > 1e-3
 
 
 @pytest.mark.parametrize("tile", [0, 16])
 def test_no_gradient_of_a_frozen_kernel_table_or_head_is_computed(tile):
-    c = make_config()
-    c = dataclasses.replace(c, loss=dataclasses.replace(c.loss, tile_tokens=tile))
-    c = dataclasses.replace(c, model=tiny.model_config(tie_embeddings=False, fuse_projections=False, vocab_size=300))
+    keys = {"n_layers": 1, "tie_embeddings": False, "fuse_projections": False, "vocab_size": 300}
+    c = changed(dataclasses.replace(make_config(), model=tiny.model_config(**keys)), loss__tile_tokens=tile)
     model, of = models.build(c.model, "xla"), adapter()
     frozen, batch = {"params": tiny.random_params(model)}, make_batch()
     variables, sums = random_variables(of, model), lm.make(of.attach(model), c).sums
@@ -173,4 +170,4 @@ def test_no_gradient_of_a_frozen_kernel_table_or_head_is_computed(tile):
         return [line for line in text.splitlines() if any(s in line for s in shapes) and any(w in line for w in words)]
 
     assert not made((0,))
-    assert len(made((0, 1))) >= 8  # three kernels in each of two layers, table and head: the test can fail
+    assert len(made((0, 1))) >= 5  # three kernels, table and head: the test can fail

@@ -24,8 +24,7 @@ def variants(family: str, backend: str = "xla", **overrides):
     return plain, tiny.random_params(plain), lambda **kw: models.build(dataclasses.replace(cfg, **kw), backend)
 
 
-@FAMILIES
-@pytest.mark.parametrize(("dropout", "remat"), [(0.0, "none"), (0.3, "full")])
+@pytest.mark.parametrize(("family", "dropout", "remat"), [("llama", 0.3, "full"), ("gpt2", 0.0, "none")])
 def test_scan_is_unrolled(family, dropout, remat):
     plain, params, variant = variants(family, dropout=dropout)
     key = jax.random.key(7) if dropout else None
@@ -39,12 +38,12 @@ def test_scan_is_unrolled(family, dropout, remat):
         assert tiny.difference(tiny.value(scanned, params, batch, jax.random.key(8)), expected[0]) > 1e-4
 
 
-@FAMILIES
-def test_remat_is_plain(family):
-    plain, params, variant = variants(family, dropout=0.2)
+@pytest.mark.parametrize(("family", "policies"), [("llama", ("dots", "names")), ("gpt2", ("names",))])
+def test_remat_is_plain(family, policies):
+    plain, params, variant = variants(family, dropout=0.2, n_layers=1)
     batch, key = tiny.packed_batch(plain.config), jax.random.key(3)
     expected = tiny.value_and_grads(plain, params, batch, key)
-    for remat in ("full", "dots", "names"):
+    for remat in policies:
         assert tiny.difference(tiny.value_and_grads(variant(remat=remat), params, batch, key), expected) < 1e-5
     wrong = tiny.value(variant(remat=remat, dropout=0.0), params, batch, key)
     assert tiny.difference(wrong, expected[0]) > 1e-3
@@ -52,7 +51,7 @@ def test_remat_is_plain(family):
 
 def test_remat_policies_save_less_and_less():
     """Residuals kept for the backward pass shrink in the order in which the config lists the policies."""
-    plain, params, variant = variants("llama", n_layers=4)
+    plain, params, variant = variants("llama")
     batch = tiny.packed_batch(plain.config)
 
     def residuals(model) -> int:
@@ -64,29 +63,29 @@ def test_remat_policies_save_less_and_less():
     assert len(set(sizes)) == 4
 
 
-@pytest.mark.parametrize(
-    ("family", "bias"), [("llama", ""), ("llama", "bias"), ("llama", "qkv_bias"), ("gpt2", "bias")]
-)
+@pytest.mark.parametrize(("family", "bias"), [("llama", "qkv_bias"), ("gpt2", "bias")])
 def test_fused_and_packed_are_unfused(family, bias):
-    plain, params, variant = variants(family, **{bias: True} if bias else {})
+    plain, params, variant = variants(family, n_layers=1, **{bias: True})
     batch = tiny.packed_batch(plain.config)
     expected = tiny.value_and_grads(plain, params, batch)
     fused = variant(fuse_projections=True)
     assert tiny.difference(tiny.value_and_grads(fused, params, batch), expected) < 1e-5
 
     hidden = tiny.hidden(plain, {"params": params}, batch)
+    inputs = (batch["tokens"], batch["positions"], batch["segment_ids"])
+    apply = tiny.jit(lambda variables: fused.apply(variables, *inputs))
     for order, low, high in (("qkv", 0, 1e-5), ("qvk", 1e-3, np.inf)):
-        attn = params["layers_1"]["attn"]
+        attn = params["layers_0"]["attn"]
         attn = attn | {name: attn[order["qkv".index(name)]] for name in "qkv"}
-        mixed = params | {"layers_1": params["layers_1"] | {"attn": attn}}
+        mixed = params | {"layers_0": params["layers_0"] | {"attn": attn}}
         for every_product in (False, True):
             variables = {"params": params, "packed": params_module.pack_params(mixed, fused.config, every_product)}
-            assert low <= tiny.difference(tiny.hidden(fused, variables, batch), hidden) < high
+            assert low <= tiny.difference(apply(variables), hidden) < high
 
 
-@pytest.mark.parametrize(("family", "backend"), [("llama", "xla"), ("llama", "blocked"), ("gpt2", "blocked")])
+@pytest.mark.parametrize(("family", "backend"), [("llama", "xla"), ("gpt2", "blocked")])
 def test_packed_is_unpacked(family, backend):
-    plain, params, _ = variants(family, backend)
+    plain, params, _ = variants(family, backend, n_layers=1)
     batch = tiny.packed_batch(plain.config, batch=1)
     apply = tiny.jit(lambda b: plain.apply({"params": params}, b["tokens"], b["positions"], b["segment_ids"])[0])
     packed = np.asarray(apply(batch))
@@ -103,7 +102,7 @@ def test_packed_is_unpacked(family, backend):
             assert tiny.difference(leaky[inside], alone) > 1e-3
 
 
-@pytest.mark.parametrize(("family", "scan_layers"), [("llama", False), ("llama", True), ("gpt2", True)])
+@pytest.mark.parametrize(("family", "scan_layers"), [("llama", True), ("gpt2", False)])
 def test_sharded_is_one_device(family, scan_layers):
     plain, params, variant = variants(family, vocab_size=250, fuse_projections=True)
     batch = tiny.packed_batch(plain.config, batch=8)
@@ -142,10 +141,9 @@ def test_every_large_parameter_is_split_by_fsdp(family):
             assert np.prod(split.shard_shape(leaf.shape)) * 8 == np.prod(leaf.shape), name
 
 
-@FAMILIES
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("gpt2", False)])
 def test_padded_vocabulary_is_dead(family, tied):
-    plain, params, _ = variants(family, tie_embeddings=tied)
+    plain, params, _ = variants(family, tie_embeddings=tied, n_layers=1)
     cfg = plain.config
     assert (cfg.vocab_size, cfg.padded_vocab_size) == (101, 128)
     batch = tiny.packed_batch(cfg)
@@ -164,8 +162,9 @@ def test_padded_vocabulary_is_dead(family, tied):
         rows = jnp.arange(128)[:, None] if tied else jnp.arange(128)
         return params | {part: {name: jnp.where((rows >= start) & (rows < end), 1e3, params[part][name])}}
 
-    assert tiny.difference(tiny.value(plain, filled(101, 128), batch), value) < 1e-6
-    assert tiny.difference(tiny.value(plain, filled(100, 128), batch), value) > 1e-3
+    loss = tiny.jit(lambda p: tiny.loss(plain, p, batch))
+    assert tiny.difference(loss(filled(101, 128)), value) < 1e-6
+    assert tiny.difference(loss(filled(100, 128)), value) > 1e-3
 
 
 @FAMILIES
@@ -209,23 +208,12 @@ def test_bfloat16_stays_near_float32(family):
 
 
 def test_dropout_is_off_unless_training():
-    plain, params, _ = variants("gpt2", dropout=0.5)
+    plain, params, _ = variants("gpt2", dropout=0.5, n_layers=1)
     batch = tiny.packed_batch(plain.config)
     off, on = (tiny.value(plain, params, batch, key) for key in (None, jax.random.key(0)))
     assert off != on
     with_key = tiny.hidden(plain, {"params": params}, batch, train=False, rngs={"dropout": jax.random.key(0)})
     assert (with_key == tiny.hidden(plain, {"params": params}, batch)).all()
-
-
-def test_other_collections_reach_their_layer():
-    plain, params, variant = variants("llama")
-    batch = tiny.packed_batch(plain.config)
-    expected = tiny.hidden(plain, {"params": params}, batch)
-    extra = {f"layers_{i}": {"attn": {"a": jnp.full((3,), i)}} for i in range(2)}
-    for model in (plain, variant(scan_layers=True)):
-        variables = {"params": params, "lora": extra}
-        assert tiny.difference(tiny.hidden(model, variables, batch), expected) < 1e-5
-        assert model.bind(variables).layer_variables(1)["lora"]["attn"]["a"][0] == 1
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

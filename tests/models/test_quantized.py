@@ -12,7 +12,6 @@ from tiny_steps import make_mesh
 from jaxlm import models
 from jaxlm.devices import sharding, tree
 from jaxlm.models import quantized
-from jaxlm.ops.block_codes import quantize
 from jaxlm.train import announcement
 
 KINDS = ("nf4", "int8")
@@ -20,7 +19,7 @@ KINDS = ("nf4", "int8")
 
 def build(**keys):
     """A tiny model and random parameters of its shapes."""
-    config = tiny.model_config(**keys)
+    config = tiny.model_config(**({"n_layers": 1} | keys))
     model = models.build(config, "xla")
     return model, tiny.random_params(model)
 
@@ -31,10 +30,9 @@ def test_every_kernel_of_a_layer_is_quantised_and_nothing_else():
     coded = {name.rsplit("/", 1)[0] for name, _ in tree.named_leaves(frozen["quantized"])}
     whole = {name for name, _ in tree.named_leaves(frozen["params"])}
     projections = {"attn/q", "attn/k", "attn/v", "attn/o", "mlp/gate", "mlp/up", "mlp/down"}
-    assert coded == {f"layers_{i}/{name}" for i in range(2) for name in projections}
-    assert whole == {"embed/embedding", "head/kernel", "final_norm/scale"} | {
-        f"layers_{i}/{part}_norm/scale" for i in range(2) for part in ("attn", "mlp")
-    }
+    assert coded == {f"layers_0/{name}" for name in projections}
+    norms = {"final_norm/scale", "layers_0/attn_norm/scale", "layers_0/mlp_norm/scale"}
+    assert whole == {"embed/embedding", "head/kernel"} | norms
     kept = dict(tree.named_leaves(frozen["params"]))
     assert (kept["head/kernel"].dtype, kept["final_norm/scale"].dtype) == (jnp.bfloat16, jnp.float32)
 
@@ -51,9 +49,7 @@ def test_kernels_that_no_block_fits_are_kept_and_the_others_quantised(kind):
     """d_model 33 is no multiple of 32 to 64; the 64 inputs of mlp/down and the 32 of attn/o are."""
     model, params = build(d_model=33, n_heads=2, head_dim=16, d_ff=64)
     frozen = quantized.freeze(params, kind, "bfloat16")
-    whole = {
-        f"layers_{i}/{name}/kernel" for i in range(2) for name in ("attn/q", "attn/k", "attn/v", "mlp/gate", "mlp/up")
-    }
+    whole = {f"layers_0/{name}/kernel" for name in ("attn/q", "attn/k", "attn/v", "mlp/gate", "mlp/up")}
     assert set(quantized.whole_kernels(frozen)) == whole
     assert set(frozen["quantized"]["layers_0"]) == {"attn", "mlp"}
     assert set(frozen["quantized"]["layers_0"]["mlp"]) == {"down"}
@@ -66,7 +62,7 @@ def test_kernels_that_no_block_fits_are_kept_and_the_others_quantised(kind):
         np.testing.assert_array_equal(leaf, np.asarray(quantized.rounded(name, want, kind), np.float32))
     (line,) = announcement.of_whole_kernels(frozen, kind)
     assert line == (
-        f"adapter.quantize={kind} leaves 10 kernels (attn/k, attn/q, attn/v, mlp/gate, mlp/up) as they are: no block of 32 "
+        f"adapter.quantize={kind} leaves 5 kernels (attn/k, attn/q, attn/v, mlp/gate, mlp/up) as they are: no block of 32 "
         "to 64 divides their inputs"
     )
     assert announcement.of_whole_kernels(quantized.freeze(build()[1], kind, "float32"), kind) == []
@@ -78,7 +74,8 @@ def test_a_model_in_which_some_kernels_are_quantised_is_the_one_that_rounding_gi
     tokens = np.arange(12)[None] % model.config.vocab_size
     rounded = {"params": tree.map_named(lambda name, leaf: quantized.rounded(name, leaf, "nf4"), params)}
     frozen = quantized.freeze(params, "nf4", "float32")
-    np.testing.assert_allclose(model.apply(frozen, tokens), model.apply(rounded, tokens), rtol=1e-4, atol=1e-5)
+    apply = tiny.jit(model.apply)
+    np.testing.assert_allclose(apply(frozen, tokens), apply(rounded, tokens), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("keys", [{}, {"family": "gpt2"}])
@@ -93,8 +90,7 @@ def test_thawed_it_is_the_model_that_rounding_gives(keys):
     tree.map_named(check, thawed, params)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 2, "context": 2}, {"fsdp": 8}])
+@pytest.mark.parametrize(("kind", "mesh"), [("nf4", {"fsdp": 2, "tensor": 2, "context": 2}), ("int8", {"fsdp": 8})])
 def test_loaded_on_a_mesh_it_has_the_values_of_one_device(kind, mesh):
     model, params = build(n_heads=4, n_kv_heads=2, d_model=128, d_ff=256)
     want, mesh = quantized.freeze(params, kind, "float32"), make_mesh(**mesh)
@@ -111,8 +107,8 @@ def test_loaded_on_a_mesh_it_has_the_values_of_one_device(kind, mesh):
 
 
 def test_each_parameter_is_read_when_the_one_before_is_in_codes():
-    """What a whole model takes in float32 is never in memory: here it is 16 times what loading may hold beside the codes."""
-    model, _ = build(n_layers=16, d_model=128, d_ff=512, vocab_size=128)
+    """What a whole model takes in float32 is never in memory: here it is 8 times what loading may hold beside the codes."""
+    model, _ = build(n_layers=8, d_model=128, d_ff=512, vocab_size=128)
     abstract, mesh = models.abstract_params(model), make_mesh()
     whole = 4 * tree.count(abstract)
     shapes = dict(tree.named_leaves(abstract))
@@ -129,27 +125,6 @@ def test_each_parameter_is_read_when_the_one_before_is_in_codes():
     before = sum(array.nbytes for array in jax.live_arrays())
     kept = load(quantized.placed(read, abstract, on_mesh))
     codes = sum(leaf.nbytes for leaf in jax.tree.leaves(kept))
-    assert max(alive) - before < codes + whole / 16
+    assert max(alive) - before < codes + whole / 8
     load(list(quantized.placed(read, abstract, on_mesh)))  # all are read first
     assert max(alive) - before > whole
-
-
-def test_requantised_is_decoded_added_and_quantised_again():
-    model, params = build()
-    frozen = quantized.freeze(params, "nf4", "float32")
-    decoded = tree.map_named(lambda name, leaf: quantized.rounded(name, leaf, "nf4"), params)
-    same = quantized.freeze(decoded, "nf4", "float32")
-    jax.tree.map(np.testing.assert_array_equal, same, frozen)
-
-    def merge(p):
-        changed = jax.tree.map(lambda x: x, p)
-        kernel = changed["layers_1"]["attn"]["o"]
-        kernel["kernel"] = kernel["kernel"] + 0.05
-        return changed
-
-    got = quantized.freeze(merge(decoded), "nf4", "float32")
-    base = tiny.thaw(frozen, model)["layers_1"]["attn"]["o"]["kernel"]
-    want = quantize(base + 0.05, "nf4", 2)
-    np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["codes"], want.codes)
-    np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["scales"], want.scales)
-    assert not np.array_equal(want.codes, frozen["quantized"]["layers_1"]["attn"]["o"]["codes"])

@@ -47,22 +47,24 @@ def test_nf4_equals_the_reference_in_blocks_of_64():
     assert not np.array_equal(reference(x, block=32)[2], decoded)
 
 
-def test_blocks_go_on_from_one_input_axis_to_the_next():
-    x = kernel(4, 32, 48)  # o: heads, head size, outputs
-    coded = encode(x, "nf4", 2)
-    assert (coded.codes.shape, coded.scales.shape) == ((64, 48), (2, 48))
-    np.testing.assert_array_equal(
-        decode(coded, x.shape, jnp.float32), reference(x.reshape(128, 48))[2].reshape(x.shape)
-    )
-
-
-def test_each_head_has_blocks_of_its_own():
-    x = kernel(128, 4, 32)  # q: inputs, heads, head size
-    coded = encode(x, "nf4", 1)
-    assert (coded.codes.shape, coded.scales.shape) == ((64, 4, 32), (2, 4, 32))
-    np.testing.assert_array_equal(
-        decode(coded, x.shape, jnp.float32), reference(x.reshape(128, 128))[2].reshape(x.shape)
-    )
+@pytest.mark.parametrize(
+    ("shape", "inputs", "codes", "scales"),
+    [
+        (
+            (4, 32, 48),
+            2,
+            (64, 48),
+            (2, 48),
+        ),  # o: heads, head size, outputs. Blocks go on from one input axis to the next.
+        ((128, 4, 32), 1, (64, 4, 32), (2, 4, 32)),  # q: inputs, heads, head size. Each head has blocks of its own.
+    ],
+)
+def test_kernels_of_attention(shape, inputs, codes, scales):
+    x = kernel(*shape)
+    coded = encode(x, "nf4", inputs)
+    assert (coded.codes.shape, coded.scales.shape) == (codes, scales)
+    want = reference(x.reshape(128, -1))[2].reshape(x.shape)
+    np.testing.assert_array_equal(decode(coded, x.shape, jnp.float32), want)
 
 
 @pytest.mark.parametrize(("kind", "typical", "bits"), [("nf4", 0.1, 4.5), ("int8", 0.01, 8.5)])

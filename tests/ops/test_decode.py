@@ -27,15 +27,14 @@ def test_cached_attention_is_attention(new):
     kv_positions = jnp.stack([jnp.arange(s), jnp.where(jnp.arange(s) < 3, 99, jnp.arange(s))])
     mask = kv_positions[:, None, :] <= q_positions[:, :, None]
     expected = masked_attention(q, keys, values, mask, h**-0.5)
-    assert relative(decode.cached_attention(q, *caches, mask), expected) < 1e-5
-    assert relative(decode.cached_attention(q, *caches, jnp.ones_like(mask)), expected) > 1e-2
+    cached = jax.jit(decode.cached_attention)
+    assert relative(cached(q, *caches, mask), expected) < 1e-5
+    assert relative(cached(q, *caches, jnp.ones_like(mask)), expected) > 1e-2
     swapped = (jnp.roll(caches[0], 1, axis=1), caches[1])
-    assert relative(decode.cached_attention(q, *swapped, mask), expected) > 1e-2
+    assert relative(cached(q, *swapped, mask), expected) > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [(5, 24, 7), (8, 512, 64), (1, 96, 32), (16, 24, 10), (1, 7, 6)]
-)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(5, 24, 7), (8, 512, 64), (1, 7, 6)])
 def test_row_product_is_the_product(rows, inputs, outputs):
     rng = np.random.default_rng(1)
     x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((rows, inputs), (outputs, inputs)))

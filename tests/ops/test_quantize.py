@@ -90,3 +90,15 @@ def test_noise_is_the_same_on_any_mesh_and_another_for_another_seed():
     )
     jax.tree.map(np.testing.assert_array_equal, sharded, encode(x, noise(x.shape), jnp.int8))
     assert np.mean(np.asarray(noise(x.shape, 0)) == np.asarray(noise(x.shape, 1))) < 0.01
+
+
+def test_numbers_are_those_of_the_flat_array():
+    flat = np.arange(24, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    np.testing.assert_array_equal(quantize.numbers((2, 3, 4)), flat.reshape(2, 3, 4))
+
+
+def test_mix_is_murmur3_and_spreads_one_bit_over_all():
+    assert int(quantize.mix(jnp.uint32(1))) == 0x514E28B7
+    x = jnp.arange(4096, dtype=jnp.uint32)
+    flipped = np.asarray(jax.lax.population_count(quantize.mix(x) ^ quantize.mix(x ^ 1)))
+    assert abs(flipped.mean() - 16) < 0.5

@@ -33,14 +33,6 @@ def test_is_rotate_half(x):
     np.testing.assert_allclose(got, _rotate_half(x, positions, inv_freq), atol=2e-6)
 
 
-def test_interleaved_order_would_differ(x):
-    """Mutation: GPT-J's interleaved pairs are another function."""
-    positions, inv_freq = np.arange(7)[None], rope.rope_frequencies(16, 10000.0)
-    order = np.stack([np.arange(8), np.arange(8) + 8], axis=1).reshape(-1)
-    other = _rotate_half(x[..., np.argsort(order)], positions, inv_freq)[..., order]
-    assert np.abs(other - _rotate_half(x, positions, inv_freq)).max() > 0.1
-
-
 def test_scores_depend_on_distance_only(x):
     q, k = (jnp.asarray(a, jnp.float32) for a in (x[:, :1], x[:, 1:2]))
     inv_freq = rope.rope_frequencies(16, 500000.0)
@@ -86,22 +78,14 @@ def test_frequencies_are_hugging_faces(kind):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    scaling = {"none": {"rope_type": "default"}, "linear": {"rope_type": "linear", "factor": 4.0}}.get(
-        kind,
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    )
+    ours = {"none": {}, "linear": dict(scaling="linear", factor=4.0), "llama3": LLAMA3}[kind]
+    theirs = {"scaling": "rope_type", "original_max_len": "original_max_position_embeddings"}
+    scaling = {theirs.get(name, name): value for name, value in ({"scaling": "default"} | ours).items()}
     config = transformers.LlamaConfig(
         hidden_size=512, num_attention_heads=4, rope_parameters=scaling | {"rope_theta": 500000.0}
     )
     init = ROPE_INIT_FUNCTIONS.get(scaling["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters)
     want, _ = init(config, device="cpu")
-    ours = {"none": {}, "linear": dict(scaling="linear", factor=4.0), "llama3": LLAMA3}[kind]
     np.testing.assert_allclose(rope.rope_frequencies(128, 500000.0, **ours), want.numpy(), rtol=2e-6)
 
 

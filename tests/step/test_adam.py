@@ -35,12 +35,6 @@ def run(tx, steps, grads=gradients):
     return updates, state
 
 
-def test_in_float32_it_is_that_of_optax():
-    (a, state), (b, expected) = run(scale_by_adam(B1, B2, EPS), 5), run(optax.scale_by_adam(B1, B2, EPS), 5)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), tuple(state), tuple(expected))
-
-
 def test_a_first_moment_in_bfloat16_is_no_worse_than_that_of_optax():
     exact, _ = run(optax.scale_by_adam(B1, B2, EPS), 5)
     (ours, state), (theirs, _) = (
@@ -89,10 +83,8 @@ def test_in_eight_bits_the_updates_stay_near(monkeypatch):
     assert off(broken, expected) > 1
 
 
-@pytest.mark.parametrize("b2", [0.95, 0.999])
-def test_a_second_moment_fades_when_gradients_stop(b2, monkeypatch):
-    zero = jax.tree.map(jnp.zeros_like, PARAMS)
-    steps = round(3 / (1 - b2))
+def test_a_second_moment_fades_when_gradients_stop(monkeypatch):
+    zero, b2, steps = jax.tree.map(jnp.zeros_like, PARAMS), 0.999, 1000
 
     def fade():
         tx = eight_bits(b2)
@@ -102,9 +94,8 @@ def test_a_second_moment_fades_when_gradients_stop(b2, monkeypatch):
         return float(quantize.decode(state.nu["layers_0"]["up"]["kernel"]).sum() / before.sum())
 
     assert fade() == pytest.approx(b2**steps, rel=0.1)
-    if b2 == 0.999:
-        monkeypatch.setattr(quantize, "noise", lambda shape, seed: jnp.full(shape, 0x80008000, jnp.uint32))
-        assert fade() == 1.0  # rounded to the nearest, it never moves
+    monkeypatch.setattr(quantize, "noise", lambda shape, seed: jnp.full(shape, 0x80008000, jnp.uint32))
+    assert fade() == 1.0  # rounded to the nearest, it never moves
 
 
 def test_an_element_whose_second_moment_is_out_of_range_does_not_explode():
@@ -130,18 +121,12 @@ def test_a_step_that_is_not_ok_leaves_the_state_bit_for_bit():
 
 def test_sharded_is_one_device_exactly_and_moves_no_codes():
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    specs = {(32, 128): ("fsdp", "tensor"), (16, 2, 64): ("fsdp", "tensor"), (64,): ()}
     tx, shapes = eight_bits(), (32, 128)
-    where = jax.tree.map(lambda p: NamedSharding(mesh, PartitionSpec(*specs[p.shape])), PARAMS)
-
-    def of_state(state):
-        return jax.tree.map(
-            lambda x: NamedSharding(mesh, PartitionSpec(*("fsdp", "tensor")[: min(x.ndim, 2)] if x.ndim > 1 else ())),
-            state,
-        )
-
     state = tx.init(PARAMS)
-    placed = of_state(state)
+    where, placed = (
+        jax.tree.map(lambda x: NamedSharding(mesh, PartitionSpec(*("fsdp", "tensor") if x.ndim > 1 else ())), given)
+        for given in (PARAMS, state)
+    )
     update = jax.jit(tx.update, in_shardings=(where, placed), out_shardings=(where, placed), donate_argnums=1)
     sharded = jax.device_put(jax.tree.map(jnp.copy, state), placed)
     text = update.lower(PARAMS, sharded).compile().as_text()

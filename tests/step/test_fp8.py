@@ -21,7 +21,7 @@ def losses(**model) -> np.ndarray:
     """Of each of 30 steps of a small model on three batches in turn."""
     c = config.resolve(config_files.load("base", ["data.path=x", "train.batch_size=4", "train.seq_len=24"]))
     optimizer = dataclasses.replace(c.optim, warmup_steps=5, lr=3e-3)
-    c = dataclasses.replace(c, model=tiny.model_config(init_std=0.1, **model), optim=optimizer)
+    c = dataclasses.replace(c, model=tiny.model_config(n_layers=1, init_std=0.1, **model), optim=optimizer)
     built = models.build(c.model, "xla")
     tx = optim.make(c.optim, models.abstract_params(built))
     now = state.init({"params": tiny.random_params(built)}, tx)

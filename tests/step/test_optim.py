@@ -32,6 +32,8 @@ def test_schedule_values(schedule, at):
     lr = optim.rates(optim_config(schedule=schedule), 1000)
     for step, value in at.items():
         np.testing.assert_allclose(lr(step), value, rtol=1e-5)
+    at_once = dataclasses.replace(optim_config(schedule=schedule), warmup_steps=0)
+    assert float(optim.rates(at_once, 1000)(0)) == 1.0
 
 
 @pytest.mark.parametrize("schedule", ["linear", "wsd"])
@@ -87,10 +89,6 @@ def test_a_decay_leaves_the_schedule_and_falls_linearly_towards_zero(schedule):
     assert [float(branch(step)) for step in before] == [float(whole(step)) for step in before]
     falling = [float(jax.jit(branch)(step)) for step in after]
     np.testing.assert_allclose(falling, float(whole(500)) * np.linspace(1, 0.01, 100), rtol=1e-5)
-
-
-def test_no_warmup_starts_at_the_peak():
-    assert float(optim.rates(dataclasses.replace(optim_config(), warmup_steps=0), 1000)(0)) == 1.0
 
 
 MATRICES = {
@@ -226,10 +224,11 @@ def test_adamw_is_optax_adamw_with_decay_on_kernels_only():
         1.0, c.b1, c.b2, c.eps, weight_decay=c.weight_decay, mask=lambda p: {"embed": False, "layers_0": True}
     )
     state, expected_state = tx.init(PARAMS), reference.init(PARAMS)
+    update, expected_update = jax.jit(tx.update), jax.jit(reference.update)
     for seed in range(3):
-        grads = jax.tree.map(lambda p, s=seed: jax.random.normal(jax.random.key(s), p.shape), PARAMS)
-        updates, state = tx.update(grads, state, PARAMS, ok=True)
-        expected, expected_state = reference.update(grads, expected_state, PARAMS)
+        grads = random_like(PARAMS, seed)
+        updates, state = update(grads, state, PARAMS, ok=True)
+        expected, expected_state = expected_update(grads, expected_state, PARAMS)
         jax.tree.map(lambda u, e: np.testing.assert_allclose(-u, e, rtol=1e-6), updates, expected)
 
 
@@ -237,12 +236,11 @@ def test_adamw_is_optax_adamw_with_decay_on_kernels_only():
 def test_no_optimizer_has_a_number_that_is_not_finite_by_design(name):
     """A checkpoint is refused if any array of the state has one."""
     tx = optim.make(optim_config(name=name), MATRICES)
-    state, finite = tx.init(MATRICES), []
+    state, update = tx.init(MATRICES), jax.jit(lambda g, s: tx.update(g, s, MATRICES, ok=jnp.bool_(True))[1])
     for size in (0.0, 1e-30, 1e10):
-        _, state = tx.update(jax.tree.map(lambda p, s=size: p * s, MATRICES), state, MATRICES, ok=jnp.bool_(True))
-        finite += [bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state)]
-    assert finite
-    assert all(finite)
+        state = update(jax.tree.map(lambda p, s=size: p * s, MATRICES), state)
+        assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(state))
+    assert jax.tree.leaves(state)
 
 
 def test_matrices_have_a_rate_of_their_own():
@@ -261,10 +259,7 @@ def test_matrices_have_a_rate_of_their_own():
 def test_a_ratio_for_matrices_of_which_none_is_trained_is_refused():
     factors = {"layers_0": {"attn": {"q": {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}}}}
     for what in (lambda c: optim.make(c, factors), lambda c: optim.rates(c, 1000, factors)):
-        with pytest.raises(
-            ConfigError,
-            match=r"optim\.matrix_lr_ratio=4 needs layer kernels; only .*lora_a, .* are trained: leave it at 1",
-        ):
+        with pytest.raises(ConfigError, match=r"matrix_lr_ratio=4 needs layer kernels; only .*lora_a, .* are trained"):
             what(optim_config(matrix_lr_ratio=4.0))
 
 
@@ -284,19 +279,14 @@ def test_decay_that_follows_the_rate_falls_as_its_square(ratio):
             params = jax.tree.map(jnp.subtract, params, moved)
         return params
 
-    def by_hand(name: str, follows: bool) -> np.ndarray:
-        part, inner = (
-            (PARAMS["embed"], ["embedding"]) if name == "embed" else (PARAMS["layers_0"], ["attn", "q", "kernel"])
-        )
-        matrix, p, peak, m, v = name != "embed", part, 0.1, 0.0, 0.0
-        for key in inner:
-            p = p[key]
-        p = np.asarray(p, np.float64)
+    def of(params, matrix: bool) -> np.ndarray:
+        found = params["layers_0"]["attn"]["q"]["kernel"] if matrix else params["embed"]["embedding"]
+        return np.asarray(found, np.float64)
+
+    def by_hand(matrix: bool, follows: bool) -> np.ndarray:
+        p, peak, m, v = of(PARAMS, matrix), 0.1, 0.0, 0.0
         for step in range(1, 13):
-            g = random_like(PARAMS, step)["embed" if name == "embed" else "layers_0"]
-            for key in inner:
-                g = g[key]
-            g = np.asarray(g, np.float64)
+            g = of(random_like(PARAMS, step), matrix)
             share = step / 4 if step <= 4 else (12 - step) / 8
             m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
             direction = (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.95**step)) + 1e-8)
@@ -306,11 +296,10 @@ def test_decay_that_follows_the_rate_falls_as_its_square(ratio):
 
     for follows in (True, False):
         found = trained(follows)
-        np.testing.assert_allclose(found["embed"]["embedding"], by_hand("embed", follows), rtol=1e-4, atol=1e-6)
-        kernel = found["layers_0"]["attn"]["q"]["kernel"]
-        np.testing.assert_allclose(kernel, by_hand("kernel", follows), rtol=1e-4, atol=1e-6)
+        for matrix in (True, False):
+            np.testing.assert_allclose(of(found, matrix), by_hand(matrix, follows), rtol=1e-4, atol=1e-6)
         with pytest.raises(AssertionError):
-            np.testing.assert_allclose(kernel, by_hand("kernel", not follows), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(of(found, True), by_hand(True, not follows), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
@@ -333,11 +322,6 @@ def test_the_state_has_the_same_form_with_and_without_the_new_keys():
     mask = {"embed": False, "final_norm": False, "layers_0": True}
     older = optax.chain(optax.identity(), optax.add_decayed_weights(0.1, mask=mask)).init(MATRICES)
     assert jax.tree.structure(optim.make(optim_config(), MATRICES).init(MATRICES)[1]) == jax.tree.structure(older[1])
-
-
-def test_every_parameter_must_be_named():
-    with pytest.raises(ConfigError, match="embed/embedding matches neither"):
-        optim.make(optim_config(no_decay=()), PARAMS)
 
 
 def test_some_rows_learn_at_another_rate():

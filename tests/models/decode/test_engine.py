@@ -13,7 +13,6 @@ import tiny_models as tiny
 import tiny_peft
 
 from jaxlm import config, models
-from jaxlm.devices import sharding
 from jaxlm.models import adapters, quantized
 from jaxlm.models.decode import ring
 from jaxlm.models.decode.engine import Engine, Entry, Settings, check_prompts
@@ -26,7 +25,7 @@ GREEDY, WARM = Settings(temperature=0.0), Settings(temperature=0.9, top_k=20, to
 
 @functools.cache
 def built(**overrides):
-    model = models.build(tiny.model_config(**overrides), "xla")
+    model = models.build(tiny.model_config(**({"n_layers": 1} | overrides)), "xla")
     return model, {"params": tiny.random_params(model)}
 
 
@@ -63,7 +62,7 @@ def full_logp(model, variables, ids: list[int]) -> np.ndarray:
     return np.asarray(forward(jnp.asarray([ids])))
 
 
-@pytest.mark.parametrize("overrides", [{}, {"family": "gpt2"}])
+@pytest.mark.parametrize("overrides", [{"n_layers": 2}, {"family": "gpt2"}])
 def test_decode_and_echo_are_the_full_forward(overrides):
     model, variables = built(**overrides)
     one = engine(model, variables)
@@ -83,13 +82,12 @@ def test_decode_and_echo_are_the_full_forward(overrides):
     assert np.abs(read - [logp[at, SHORT[at % 3]] for at in range(len(LONG) - 1)]).max() > 0.1
 
 
-@pytest.mark.parametrize("settings", [GREEDY, WARM])
-def test_a_row_among_neighbours_that_come_and_go_is_the_row_alone(settings):
-    expected = alone(LONG, settings, 30)
+def test_a_row_among_neighbours_that_come_and_go_is_the_row_alone():
+    expected = alone(LONG, WARM, 30)
     one, rng, got, others = engine(), np.random.default_rng(1), [], set()
     enter(one, 2, SHORT, WARM)
     steps(one, 2, 5)  # the clock is not at 0, and row 2 leaves without being wiped
-    enter(one, 1, LONG, settings, 30)
+    enter(one, 1, LONG, WARM, 30)
     for _ in range(30):
         if rng.random() < 0.4:
             row = int(rng.choice([0, 2]))
@@ -100,8 +98,8 @@ def test_a_row_among_neighbours_that_come_and_go_is_the_row_alone(settings):
                 enter(one, row, rng.integers(0, 101, int(rng.integers(1, 12))).tolist(), WARM)
         got += steps(one, 1, 1, tuple(others))
     assert got == expected
-    assert alone(LONG, settings._replace(seed=8), 30) != expected or settings is GREEDY
-    assert alone(LONG[:-1], settings, 30) != expected
+    assert alone(LONG, WARM._replace(seed=8), 30) != expected
+    assert alone(LONG[:-1], WARM, 30) != expected
 
 
 def test_the_ring_turns_round_many_times():
@@ -157,9 +155,8 @@ def test_log_probabilities_are_those_that_are_asked_for():
         drawn[asked] = one.step(np.array([True, False, False])).logprobs
     assert (drawn[None].chosen[0, 0], np.abs(drawn[None].top).max()) == (0, 0)
     assert drawn[5].chosen[0, 0] == drawn[5].top[0, 0, 0] < 0
-    assert drawn[0].chosen[0, 0] == pytest.approx(
-        drawn[5].chosen[0, 0], rel=1e-6
-    )  # of two programs: a last bit may differ
+    # Of two programs: a last bit may differ.
+    assert drawn[0].chosen[0, 0] == pytest.approx(drawn[5].chosen[0, 0], rel=1e-6)
     assert np.abs(drawn[0].top).max() == 0
 
 
@@ -189,13 +186,6 @@ def test_bias_and_mask():
     assert one.step(np.array([True, True, False]), mask_BxW).sound_NxB[0].tolist()[:2] == [False, True]
 
 
-def test_bursts_are_steps():
-    one = engine()
-    enter(one, 0, SHORT, WARM)
-    drawn = [one.step(np.array([True, False, False]), steps=4) for _ in range(2)]
-    assert [token for four in drawn for token in four.token_NxB[:, 0].tolist()] == alone(SHORT, WARM, 8)
-
-
 def test_bfloat16_is_near_float32():
     model, variables = built(dtype="bfloat16")
     one = engine(model, variables)
@@ -206,18 +196,6 @@ def test_bfloat16_is_near_float32():
     read = np.concatenate([chunk.chosen for chunk in prefill.echo])
     gap = np.abs(read - [logp[at, LONG[at + 1]] for at in range(len(LONG) - 1)]).max()
     assert 0 < gap < 0.15
-
-
-def test_a_mesh_changes_no_token():
-    model, variables = built()
-    expected = alone(LONG)
-    mesh = sharding.make_mesh(config.MeshConfig(data=1, fsdp=4, tensor=2, context=1))
-    placed = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
-    split = {"params": jax.device_put(variables["params"], placed)}
-    with jax.set_mesh(mesh):
-        one = Engine(model, split, rows=4, chunk=8, shortest=16)
-        enter(one, 1, LONG)
-        assert steps(one, 1, 12) == expected
 
 
 def test_adapters_are_read():

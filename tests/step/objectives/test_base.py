@@ -11,7 +11,7 @@ from jaxlm.config import config_files
 from jaxlm.devices import sharding
 from jaxlm.step.objectives import base
 
-CONFIG = tiny.model_config()
+CONFIG = tiny.model_config(n_layers=1)
 MODEL = models.build(CONFIG, "xla")
 VARIABLES = {"params": tiny.random_params(MODEL)}
 BATCH = tiny.packed_batch(CONFIG, batch=8)
@@ -22,24 +22,24 @@ def logp_by_hand(variables):
     return jnp.take_along_axis(jax.nn.log_softmax(logits), BATCH["targets"][..., None], -1)[..., 0]
 
 
-@pytest.mark.parametrize("tile", [0, 7])
-@pytest.mark.parametrize("mesh", [(1, 1, 1, 1), (2, 2, 1, 2)])
+@pytest.mark.parametrize(("tile", "mesh"), [(0, (1, 1, 1, 1)), (7, (2, 2, 1, 2))])
 def test_token_logp_and_its_gradient_are_those_of_all_logits_at_once(tile, mesh):
     slope = jnp.asarray(np.random.default_rng(0).normal(size=BATCH["tokens"].shape), jnp.float32)
 
     def of(logp):
-        return jax.jit(jax.value_and_grad(lambda v: jnp.sum(logp(v) * slope)))
+        def loss(v):
+            by_token = logp(v)
+            return jnp.sum(by_token * slope), by_token
 
-    want, d_want = of(logp_by_hand)(VARIABLES)
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    (want, by_token), d_want = of(logp_by_hand)(VARIABLES)
     on = sharding.make_mesh(config.MeshConfig(*mesh), jax.devices()[: int(np.prod(mesh))])
     with jax.set_mesh(on):
-        got, d_got = of(lambda v: base.token_logp(MODEL, v, BATCH, None, tile))(VARIABLES)
+        (got, found), d_got = of(lambda v: base.token_logp(MODEL, v, BATCH, None, tile))(VARIABLES)
     np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(found, by_token, rtol=1e-4)
     assert tiny.difference(d_got, d_want) < 1e-4
-
-
-def test_token_logp_is_by_token():
-    np.testing.assert_allclose(base.token_logp(MODEL, VARIABLES, BATCH, None, 7), logp_by_hand(VARIABLES), rtol=1e-4)
 
 
 def test_full_logits_never_exist_in_either_pass_of_token_logp():

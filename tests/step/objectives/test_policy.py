@@ -30,21 +30,11 @@ LOW, HIGH, BETA, CAP, VALUE_CLIP, VALUE_WEIGHT = 0.1, 0.15, 0.3, 1.05, 0.2, 0.4
 
 
 def settings(program: str = "grpo", *keys: str, rows: int = ROWS, **train) -> config.Config:
-    sizes = (
-        f"train.batch_size={rows}",
-        f"train.seq_len={T}",
-        f"rollout.prompts={PROMPTS}",
-        f"rollout.answers={ANSWERS}",
-    )
-    clips = (
-        f"policy.clip_low={LOW}",
-        f"policy.clip_high={HIGH}",
-        f"policy.beta={BETA}",
-        f"policy.value_clip={VALUE_CLIP}",
-    )
-    more = (f"policy.value_weight={VALUE_WEIGHT}", f"rollout.max_new_tokens={LONGEST}", "reward.function=a:b")
-    keys = ("data.path=x", f"program={program}", *sizes, *clips, *more, *keys)
-    made = config.resolve(config_files.load("base", list(keys)))
+    sizes = {"train.batch_size": rows, "train.seq_len": T, "rollout.prompts": PROMPTS, "rollout.answers": ANSWERS}
+    clips = {"policy.clip_low": LOW, "policy.clip_high": HIGH, "policy.beta": BETA, "policy.value_clip": VALUE_CLIP}
+    more = {"policy.value_weight": VALUE_WEIGHT, "rollout.max_new_tokens": LONGEST, "reward.function": "a:b"}
+    given = {"data.path": "x", "program": program} | sizes | clips | more
+    made = config.resolve(config_files.load("base", [*(f"{key}={value}" for key, value in given.items()), *keys]))
     return dataclasses.replace(made, model=MODEL, train=dataclasses.replace(made.train, **train))
 
 
