@@ -16,7 +16,7 @@ from jaxlm.train import origin
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def grown(request):
     """(config before and after, parameters before, what reads the grown ones). 126 ids become 131: more padding rows."""
-    old = tiny.model_config(vocab_size=126, tie_embeddings=request.param)
+    old = tiny.model_config(n_layers=1, vocab_size=126, tie_embeddings=request.param)
     new = dataclasses.replace(old, vocab_size=131)
     given = tiny.random_params(models.build(old, "xla"))
     host = {name: np.asarray(x) for name, x in tree.named_leaves(given)}

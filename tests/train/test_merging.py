@@ -14,11 +14,11 @@ from jaxlm.models import adapters, quantized
 from jaxlm.train import origin
 
 
-@pytest.mark.parametrize("quantize", ["none", "nf4", "int8"])
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
 def test_one_by_one_equals_all_at_once(quantize):
     settings = config.resolve(config_files.load("base", ["data.path=x", "adapter.kind=lora", "adapter.rank=2"])).adapter
     adapter = adapters.of(dataclasses.replace(settings, quantize=quantize), (3, 7))
-    model = models.build(tiny.model_config(d_model=64, tie_embeddings=False), "xla")
+    model = models.build(tiny.model_config(n_layers=1, d_model=64, tie_embeddings=False), "xla")
     params = jax.device_get(tiny.random_params(model))
     rng = np.random.default_rng(0)
     drawn = jax.eval_shape(lambda: adapter.init(model, jax.random.key(0)))

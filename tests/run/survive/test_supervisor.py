@@ -108,14 +108,6 @@ def test_a_child_that_a_signal_ends_again_and_again_gives_1(tmp_path):
     assert run(tmp_path, "at(12); os.kill(os.getpid(), signal.SIGSEGV)") == (1, 2)
 
 
-def test_two_steps_in_turn_are_no_progress(tmp_path):
-    assert run(tmp_path, "at(1 + start % 2); sys.exit(1)") == (1, 3)
-
-
-def test_a_newer_checkpoint_is_progress_at_the_same_step(tmp_path):
-    assert run(tmp_path, *["save(start); at(9); sys.exit(1)"] * 4, "sys.exit(3)") == (3, 5)
-
-
 def test_a_newer_checkpoint_shortens_the_wait(tmp_path, capfd):
     starts = ["at(1); sys.exit(1)", "at(2); sys.exit(1)", "save(4); at(5); sys.exit(1)", "sys.exit(0)"]
     assert run(tmp_path, *starts, **{"runs.backoff_s": 0.1}) == (0, 4)
@@ -148,19 +140,11 @@ def test_a_signal_before_training_began_is_4(tmp_path, capfd):
     assert "stopped before training began; the same command goes on" in capfd.readouterr().err
 
 
-def test_a_start_that_hears_no_signal_has_nothing_to_save(tmp_path):
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); at(0, clock.RESTORE); (folder / 'ready').touch(); hang()"
-    s = make(tmp_path, deaf)
-    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
-    assert s.run() == 4
-
-
-@pytest.mark.parametrize("requests", [1, 2])
-def test_a_compilation_before_the_first_step_is_ended_and_nothing_was_to_be_saved(tmp_path, capfd, requests):
+def test_a_compilation_before_the_first_step_is_ended_and_nothing_was_to_be_saved(tmp_path, capfd):
     """XLA hears no signal for minutes. A second ctrl-C changes nothing."""
     deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN); at(0, clock.COMPILE); (folder / 'ready').touch(); hang()"
     s = make(tmp_path, deaf, times=dataclasses.replace(QUICK, still=30))
-    numbers = (signal.SIGINT,) * requests
+    numbers = (signal.SIGINT, signal.SIGINT)
     threading.Thread(target=when, args=(tmp_path / "ready", *numbers), kwargs={"pause": 0.05}).start()
     began = time.monotonic()
     assert s.run() == 4
@@ -254,14 +238,12 @@ def test_what_means_the_same_request_costs_no_farewell(tmp_path):
 
 
 FAULT = "from jaxlm.run import supervised; supervised.mark_fault(); sys.exit(1)"
-TRACEBACK = "raise ValueError"
 
 
 @pytest.mark.parametrize(
     ("starts", "expected"),
     [
         ([FAULT, f"at(0, clock.RESTORE); {FAULT}", FAULT, "sys.exit(0)"], (0, 4)),
-        ([FAULT, FAULT, TRACEBACK], (1, 4)),  # the fault is over: then as always
         ([f"at(7); {FAULT}"], (1, 2)),  # it was training
     ],
 )
@@ -275,9 +257,8 @@ def test_storage_that_fails_for_ever_is_given_up(tmp_path, capfd):
     assert "as before, and storage or network failed for too long: not started again" in said
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST"])
-def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
+def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert run(tmp_path, FAULT) == (1, 2)
 
 
@@ -285,9 +266,7 @@ def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, m
     ("error", "marked"),
     [
         ("config.RunError('a mirror') from OSError(5, 'I/O error')", True),
-        ("OSError(30, 'read-only')", True),
         ("config.RunError('reward.function refuses')", False),
-        ("config.ConfigError('no')", False),
     ],
 )
 def test_a_command_that_trains_marks_what_storage_and_network_did(tmp_path, error, marked):
@@ -547,13 +526,6 @@ def test_a_child_that_can_not_be_killed_is_given_up(tmp_path, capfd, monkeypatch
     assert run(tmp_path, stays, times=times, **{"runs.hang_s": 0.3}) == (1, 1)
     assert "can't be ended: it waits inside the kernel" in capfd.readouterr().err
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-
-
-def test_the_supervisor_imports_no_jax():
-    code = (
-        "import sys, jaxlm.cli.cli, jaxlm.run.survive.supervisor; print('jax' in sys.modules, 'numpy' in sys.modules)"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT).split() == [b"False", b"False"]
 
 
 def test_times_of_a_start(monkeypatch):

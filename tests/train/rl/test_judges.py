@@ -4,7 +4,6 @@ import dataclasses
 import math
 import random
 import re
-import subprocess
 import sys
 import time
 import types
@@ -313,11 +312,3 @@ def test_options_that_can_not_be(gym, options, why):
 def test_a_task_that_is_not_there(gym):
     with pytest.raises(judges.Refused, match=r"reasoning_gym has no task 'sum'; did you mean sums\?$"):
         judges.Judge().load([("reasoning_gym", "sum", {})], "", "")
-
-
-def test_the_program_imports_no_jax_and_no_config():
-    modules = "[m for m in sys.modules if m[:3] in ('jax', 'num')]"
-    program = f"import sys; from jaxlm.host import child; import jaxlm.train.rl.judges; print({modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert {name.split(".")[0] for name in done.stdout.strip("[]\n").replace("'", "").split(", ")} == {"jaxlm"}
-    assert "config" not in done.stdout
