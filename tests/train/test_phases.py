@@ -243,8 +243,7 @@ def test_a_resumed_phase_goes_on_with_its_dollars():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"phase": 3}, {"usd": "much"}, {"usd": True}, {"ended": None}, {"val_loss": []}, {"accepted": "x"}],
+    "change", [{"phase": 3}, {"usd": "much"}, {"usd": True}, {"ended": None}, {"val_loss": []}, {"accepted": "x"}]
 )
 def test_rows_that_somebody_mangled_are_left_out(change):
     run = Run()
