@@ -97,7 +97,10 @@ STARTS = [
         ),
     },
     {"commands.prepare commands.tokenize commands.audit commands.compare commands.diff": "jax flax orbax grain"},
-    {"train.rl.judges": "jax numpy jaxlm.config", "run.checkpoints.mirror_worker": "jax"},
+    {
+        "train.rl.judges": "jax numpy jaxlm.config",
+        "run.checkpoints.mirror_worker run.ledger run.spent run.metrics": "jax",
+    },
 ]
 
 

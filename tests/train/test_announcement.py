@@ -3,7 +3,6 @@
 import dataclasses
 import types
 
-import jax
 import pytest
 
 from jaxlm import config, models
@@ -77,12 +76,6 @@ def test_the_table_of_parameters():
     shown = announcement.table({"params": models.abstract_params(models.build(model, model.attention))})
     assert "layers/attn" in shown
     assert "layers_0" not in shown
-
-
-def test_layers_are_stacked():
-    leaf = jax.ShapeDtypeStruct((4, 2), "float32")
-    stacked = announcement.stacked_shapes({"embed": leaf, "layers_0": {"w": leaf}, "layers_1": {"w": leaf}})
-    assert stacked == {"embed": leaf, "layers": {"w": jax.ShapeDtypeStruct((2, 4, 2), "float32")}}
 
 
 class Time:

@@ -27,8 +27,10 @@ def test_what_is_left_is_what_will_be_due(every, milestones):
         assert hook.left(step, 25) == sum(hook.due(s, 25) for s in range(step, 26)), step
 
 
-def test_without_held_out_text_nothing_is_left():
-    assert held_out(5, None).left(1, 25) == 0
+def test_without_held_out_text_nothing_is_due():
+    hook = held_out(5, None)
+    assert hook.left(1, 25) == 0
+    assert not any(hook.due(step, 25) for step in range(26))
 
 
 def test_samples_are_counted_at_their_own_steps(tmp_path):

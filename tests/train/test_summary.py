@@ -7,46 +7,18 @@ from jaxlm.config import config_files
 from jaxlm.train import outlook
 
 
+def line(step, wall_s, cost_usd, step_s):
+    return {"step": step, "tokens": 10 * step, "wall_s": wall_s, "cost_usd": cost_usd, "time/step_s": step_s}
+
+
 def make_run(folder):
     c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=30", "optim.warmup_steps=5"]))
     (folder / "config.json").write_text(config.to_json(c))
     lines = [
-        {
-            "step": 10,
-            "tokens": 100,
-            "wall_s": 5.0,
-            "cost_usd": 0.1,
-            "train/loss": 5.0,
-            "train/lr": 1e-3,
-            "time/step_s": 4.0,
-        },
-        {
-            "step": 20,
-            "tokens": 200,
-            "wall_s": 9.0,
-            "cost_usd": 0.2,
-            "train/loss": 4.0,
-            "time/step_s": 7.0,
-            "goodput": 0.7,
-        },
-        {
-            "step": 20,
-            "tokens": 200,
-            "wall_s": 9.5,
-            "cost_usd": 0.2,
-            "val/loss": 4.5,
-            "val/prose/loss": 4.6,
-            "time/step_s": 7.0,
-        },
-        {
-            "step": 15,
-            "tokens": 150,
-            "wall_s": 12.0,
-            "cost_usd": 0.3,
-            "train/loss": 4.4,
-            "time/step_s": 9.0,
-            "goodput": 0.75,
-        },
+        {"train/loss": 5.0, "train/lr": 1e-3} | line(10, 5.0, 0.1, 4.0),
+        {"train/loss": 4.0, "goodput": 0.7} | line(20, 9.0, 0.2, 7.0),
+        {"val/loss": 4.5, "val/prose/loss": 4.6} | line(20, 9.5, 0.2, 7.0),
+        {"train/loss": 4.4, "goodput": 0.75} | line(15, 12.0, 0.3, 9.0),
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "samples").mkdir()

@@ -61,9 +61,9 @@ def no_worker_left():
             worker.wait(5)  # a zombie has no command line, which others ask for
 
 
-def mirrored(run, url, *steps, config=CONFIG, **more):
+def mirrored(run, url, *steps):
     """A mirror after copies of these steps, one after the other, and its end."""
-    mirror = Mirror(url, config, run, **more)
+    mirror = Mirror(url, CONFIG, run)
     mirror.restore()
     for step in steps:
         mirror.begin(step)
@@ -91,14 +91,6 @@ def test_a_run_whose_folder_is_gone_comes_back(run, url, capfd):
     error = capfd.readouterr().err
     assert f"no checkpoints in {run}: looking into the mirror {url}\n" in error
     assert "checkpoint 30 and the logs came back from the mirror in 0m0" in error
-
-
-def test_rotation_keeps_milestones_and_the_best(run, url):
-    tiny_mirror.save(run, 30)
-    tiny_mirror.save(run, 40)
-    config = dataclasses.replace(CONFIG, mirror_keep_last=1, keep_best=1)
-    mirrored(run, url, 10, 20, 30, 40, config=config, pinned={20}, scores={10: 1.0, 20: 2.0, 30: 3.0})
-    assert held(url) == [10, 20, 40]
 
 
 def test_logs_go_along_once_more_at_the_end(run, url):
@@ -189,23 +181,6 @@ def test_a_mirror_that_can_not_be_written_is_told_once_and_tried_again(run, url,
     lines = capfd.readouterr().err.splitlines()
     assert len([line for line in lines if "Not a directory" in line]) == 1
     assert lines[-1] == f"mirror {url}: it takes copies again"
-
-
-def test_a_full_disk_under_the_mirror(run, url, tmp_path):
-    """/dev/full is a disk without room: what is written there fails as it does on a real one."""
-    (tmp_path / "mirror").mkdir()
-    full = tmp_path / "mirror" / "run_id.json.tmp"
-    full.symlink_to("/dev/full")
-    mirror = Mirror(url, CONFIG, run)
-    assert mirror.restore() is None
-    assert "No space left on device" in mirror.failing
-    mirror.begin(10)
-    assert mirror.wait(60)
-    assert (mirror.latest(), mirror.wanted()) == (None, {10})
-    full.unlink()
-    mirror.begin(20)
-    assert mirror.close(60)
-    assert (mirror.latest(), mirror.failing) == (20, "")
 
 
 def test_a_run_without_checkpoints_does_not_start_anew_while_its_mirror_is_out_of_reach(tmp_path, url):

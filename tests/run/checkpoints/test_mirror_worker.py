@@ -71,16 +71,6 @@ def test_what_was_copied_comes_back_to_the_byte(run, url, tmp_path):
     assert back == {name: was[name] for name in expected}
 
 
-def test_a_manifest_follows_all_files_and_the_mark_follows_the_manifest(run, url):
-    watched = Watched(url)
-    copy(watched, run, 10)
-    names = [name.removeprefix("checkpoints/10/") for name in watched.written if name.startswith("checkpoints/10/")]
-    assert names[-2:] == ["manifest.json", "verified.json"]
-    files = set(tiny_mirror.content(run / "checkpoints" / "10"))
-    assert set(names[: len(files)]) == files
-    assert names[len(files)].startswith("workdir/")
-
-
 def test_a_copy_counts_only_once_the_logs_have_its_steps(run, url, tmp_path):
     """A machine that is lost just then comes back with all lines up to the checkpoint's step."""
     copy(Remote(str(url)), run, 10)
