@@ -29,26 +29,11 @@ OPTIMIZERS = ("adamw", "adamw8bit", "muon")
 TO_THE_BIT = ("adamw", "adamw8bit")
 # The stop falls on an evaluation and samples that are then owed, and on no checkpoint of its own.
 STEPS, CHECKPOINT, STOP = 8, 4, 6
-TINY = {
-    "model.n_layers": 2,
-    "model.d_model": 64,
-    "model.n_heads": 4,
-    "model.d_ff": 128,
-    "model.vocab_size": 384,
-    "train.steps": STEPS,
-    "train.batch_size": 8,
-    "train.seq_len": 64,
-    "train.eval_every_steps": 3,
-    "eval.batch_size": 8,
-    "eval.max_batches": 2,
-    "checkpoint.every_steps": CHECKPOINT,
-    "optim.warmup_steps": 2,
-    "log.every_steps": 1,
-    "log.tensorboard": False,
-    "sample.every_steps": STOP,
-    "sample.max_new_tokens": 4,
-    "data.val_fraction": 0.1,
-}
+TINY = {"model.n_layers": 2, "model.d_model": 64, "model.n_heads": 4, "model.d_ff": 128, "model.vocab_size": 384}
+TINY |= {"train.steps": STEPS, "train.batch_size": 8, "train.seq_len": 64, "train.eval_every_steps": 3}
+TINY |= {"eval.batch_size": 8, "eval.max_batches": 2, "checkpoint.every_steps": CHECKPOINT, "optim.warmup_steps": 2}
+TINY |= {"log.every_steps": 1, "log.tensorboard": False, "sample.every_steps": STOP, "sample.max_new_tokens": 4}
+TINY |= {"data.val_fraction": 0.1}
 FINGERPRINT = {"data", "mixture", "seed", "seq_len", "batch_size", "sha256"}
 
 

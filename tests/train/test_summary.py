@@ -1,4 +1,4 @@
-"""What a run's files say: gathered at any moment, whatever is absent or cut short."""
+"""What a run's files say, for its page and for the forecast: gathered at any moment, whatever is absent or cut short."""
 
 import json
 
@@ -65,3 +65,19 @@ def test_benchmarks_are_gathered_by_step_and_damaged_ones_left_out(tmp_path):
         (5, {"acc": 0.5}, 0.25),
         (20, {"acc": 0.5}, 0.25),
     ]
+
+
+def losses(folder, *overrides: str):
+    keys = ["data.dir=d", "train.steps=100", "optim.warmup_steps=0", *overrides]
+    return outlook.of_run(folder, config.resolve(config_files.load("base", keys))).losses()
+
+
+def test_the_losses_of_a_final_mixture_are_left_out(tmp_path):
+    lines = [{"step": step, "train/loss": float(step)} for step in range(10, 101, 10)] + [{"step": 90, "val/loss": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    final = ("data.final.share=0.3", "data.final.weights.math=4")
+    assert losses(tmp_path) == ([*range(10, 101, 10)], [float(step) for step in range(10, 101, 10)])
+    assert losses(tmp_path, *final)[0] == [10, 20, 30, 40, 50, 60, 70]
+    assert losses(tmp_path, *final, "optim.decay_at_step=45")[0] == [10, 20, 30, 40]
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [], "passed_over": [[11, 15]]}))
+    assert losses(tmp_path, *final)[0] == [10, 20, 30, 40, 50, 60]  # step 66 has batch 71

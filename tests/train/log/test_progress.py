@@ -9,16 +9,8 @@ import pytest
 from jaxlm.host import screen
 from jaxlm.train.log.progress import Progress
 
-RECORD = {
-    "step": 260,
-    "train/loss": 2.0,
-    "train/lr": 3e-4,
-    "tokens_per_second": 1500.0,
-    "mfu_palm": 0.5,
-    "cost_usd": 1.5,
-    "wall_s": 91.0,
-    "eta_s": 3725,
-}
+RECORD = {"step": 260, "train/loss": 2.0, "train/lr": 3e-4, "tokens_per_second": 1500.0, "mfu_palm": 0.5}
+RECORD |= {"cost_usd": 1.5, "wall_s": 91.0, "eta_s": 3725}
 WHOLE = (
     "step 260/520  50%  loss 2.0000  best held-out 2.1000  lr 3.00e-04  1.5k tokens/s  MFU 50.0%  $1.50  elapsed 1m31s  "
     "left 1h02m\n"

@@ -80,23 +80,11 @@ def tokenizer():
 
 def make(tokenizer, folder, mesh=None, **keys):
     """(rollouts, parts, state) of a tiny model."""
-    overrides = {
-        "program": "grpo",
-        "workdir": folder,
-        "data.path": "x",
-        "reward.function": "a:b",
-        "rollout.prompts": PROMPTS,
-        "rollout.answers": ANSWERS,
-        "rollout.max_new_tokens": NEW,
-        "train.batch_size": ROWS,
-        "train.seq_len": T,
-        "train.steps": 10,
-        "policy.mask_truncated": False,
-        "optim.lr": 1e-3,
-        "optim.warmup_steps": 0,
-        "log.every_steps": 2,
-        "eval.max_examples": 4,
-    } | {name.replace("__", "."): value for name, value in keys.items()}
+    overrides = {"program": "grpo", "workdir": folder, "data.path": "x", "reward.function": "a:b"}
+    overrides |= {"rollout.prompts": PROMPTS, "rollout.answers": ANSWERS, "rollout.max_new_tokens": NEW}
+    overrides |= {"train.batch_size": ROWS, "train.seq_len": T, "train.steps": 10, "policy.mask_truncated": False}
+    overrides |= {"optim.lr": 1e-3, "optim.warmup_steps": 0, "log.every_steps": 2, "eval.max_examples": 4}
+    overrides |= {name.replace("__", "."): value for name, value in keys.items()}
     overrides |= {f"model.{name}": value for name, value in (tiny.BASE | {"n_layers": 1}).items()}
     overrides |= {"model.vocab_size": tokenizer.vocab_size, "model.attention": "xla"}
     c = config.resolve(config_files.load("base", [f"{name}={value}" for name, value in overrides.items()]))
