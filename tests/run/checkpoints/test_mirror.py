@@ -113,46 +113,6 @@ def hangs(url, step=20, name="workdir/metrics.jsonl"):
     return os.path.exists(f"{url}/checkpoints/{step}/{name}")
 
 
-def test_a_worker_killed_between_files_and_manifest_leaves_no_whole_copy(run, url, tmp_path, capfd):
-    mirror = Mirror(url, CONFIG, run)
-    mirror.restore()
-    mirror.begin(10)
-    assert mirror.wait(60)
-    hang(run)
-    mirror.begin(20)
-    wait_for(lambda: hangs(url))
-    assert content(run / "checkpoints" / "20").keys() < content(tmp_path / "mirror" / "checkpoints" / "20").keys()
-    assert tiny_mirror.restore(shutil.copytree(url, tmp_path / "copy"), tmp_path / "back" / "run")[0] == 10
-    killed = workers()
-    killed[0].kill()
-    wait_for(lambda: any(worker.pid != killed[0].pid for worker in workers()))
-    (run / "report.html").unlink()
-    wait_for(lambda: workers())[0].kill()  # if it waits for the old pipe already
-    mirror.begin(20)
-    assert mirror.close(60)
-    assert mirror.latest() == 20
-    assert "the copy of checkpoint 20 begins again where it was: the process that copies died" in capfd.readouterr().err
-
-
-def test_a_copy_that_hangs_is_abandoned_and_begun_again(run, url, capfd):
-    began, first = time.monotonic(), Mirror(url, CONFIG, run)
-    first.restore()
-    first.close(60)
-    timeout_s = 4 * round(time.monotonic() - began, 1)  # a busy machine takes seconds to start the process that copies
-    mirror = Mirror(url, dataclasses.replace(CONFIG, mirror_timeout_s=timeout_s), run)
-    mirror.restore()
-    hang(run)
-    mirror.begin(20)
-    said = ""
-    while f"the copy of checkpoint 20 begins again where it was: no end after {timeout_s:g} s" not in said:
-        time.sleep(0.02)
-        said += capfd.readouterr().err
-    assert (mirror.latest(), mirror.failing, mirror.wanted()) == (None, "", {20})
-    (run / "report.html").unlink()
-    assert mirror.close(60)
-    assert mirror.latest() == 20
-
-
 def test_the_end_of_a_run_waits_no_longer_than_it_is_told(run, url):
     mirror = Mirror(url, CONFIG, run)
     hang(run)

@@ -229,17 +229,6 @@ def test_what_means_the_same_request_costs_no_farewell(tmp_path):
 FAULT = "from jaxlm.run import supervised; supervised.mark_fault(); sys.exit(1)"
 
 
-@pytest.mark.parametrize(
-    ("starts", "expected"),
-    [
-        ([FAULT, f"at(0, clock.RESTORE); {FAULT}", FAULT, "sys.exit(0)"], (0, 4)),
-        ([f"at(7); {FAULT}"], (1, 2)),  # it was training
-    ],
-)
-def test_storage_that_fails_at_the_start_is_waited_for(tmp_path, starts, expected):
-    assert run(tmp_path, *starts) == expected
-
-
 def test_storage_that_fails_for_ever_is_given_up(tmp_path, capfd):
     assert run(tmp_path, FAULT, times=dataclasses.replace(QUICK, patience=0.0)) == (1, 2)
     said = capfd.readouterr().err
