@@ -87,17 +87,6 @@ def test_a_model_trains_on_what_its_data_config_makes(data, train):
     assert not any(source.path for source in used.data.sources.values())
 
 
-def test_the_first_storys_budget_is_its_mixture_in_bytes():
-    sources = resolve(name="data/gpuburnout").prepare.sources
-    weights = {"fineweb_edu": 87.0, "finemath": 10.0, "python_edu": 3.0}
-    assert {name: source.weight for name, source in sources.items()} == weights
-    for source in sources.values():
-        tokens = 30e9 * source.weight / 100
-        assert 3 * tokens < source.max_bytes < 6 * tokens  # between 3 and 6 bytes a token, what is removed included
-        assert any(stage.split()[0] == "junk" for stage in source.stages)
-        assert source.path.startswith("hub:")
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import time
 import types
 
 import jax.numpy as jnp
@@ -199,13 +198,6 @@ def test_a_stop_saves_at_its_step_and_loses_no_evaluation(stop_at):
     assert sorted(losses) == [4, 8]
 
 
-def test_what_an_earlier_start_measured_is_not_owed():
-    for losses, evaluations in (({}, 2), ({4: 1.0}, 1)):  # the run may have passed this step before a crash
-        r = Recorder()
-        run(r, first=4, losses=losses)
-        assert len(of(r, "evaluate")) == evaluations
-
-
 def test_what_the_last_step_still_owes_is_made_up_for(tmp_path):
     r = Recorder()
     r.saved[8] = {}
@@ -231,14 +223,6 @@ def test_an_evaluation_without_a_finite_loss_is_not_owed_for_ever(tmp_path):
     again.saved = dict(r.saved)
     run(again, first=8, losses=metrics.held_out_losses(tmp_path / "metrics.jsonl"))
     assert len(of(again, "evaluate")) == 0
-
-
-def test_the_time_of_hooks_is_no_training_time():
-    r = Recorder()
-    run(r, steps=4, more_hooks=[At(2, lambda moment: time.sleep(0.3))])
-    (third,) = [record for record in r.records if record["step"] == 3 and "tokens_per_second" in record]
-    assert third["time/evaluate_s"] >= 0.3
-    assert 1 / third["tokens_per_second"] < 0.3
 
 
 def test_a_stop_at_the_last_step_is_a_whole_run():

@@ -88,19 +88,6 @@ def test_a_run_of_an_older_version_is_told_that_its_mfu_steps(tmp_path, says, ke
     assert bool(line) is says
 
 
-def test_of_the_red_team_the_line_has_a_figure_a_category(tmp_path, capsys):
-    """metrics.jsonl has them all."""
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
-    c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}"]))
-    toxic = {f"eval/redteam_toxic/{name}": 0.25 for name in ("flagged", "score", "overlap", "longest_run")}
-    figures = {"eval/piqa/acc": 0.5, **toxic, "eval/redteam_bias/stereotype": 0.75}
-    with start.Log(tmp_path, clock.Clock(), c.train, c.hardware) as log:
-        log.begin(settle.Settled(c, c), DATA, mesh, 0, Scores(c.checkpoint)).add(1, "benchmarks", figures)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "benchmarks" in line]
-    assert line == "step 1  benchmarks: piqa/acc 0.5000  redteam_toxic/flagged 0.2500  redteam_bias/stereotype 0.7500"
-    assert any(figures.items() <= record.items() for record in metrics.records(tmp_path / "metrics.jsonl"))
-
-
 @pytest.mark.parametrize(
     ("error", "steps", "counts"),
     [(ConfigError, 0, False), (ConfigError, 1, True), (RunError, 0, True), (None, 0, True)],

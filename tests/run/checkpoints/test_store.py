@@ -214,15 +214,6 @@ def test_without_digests_a_flipped_bit_would_pass(saved, monkeypatch):
     assert passed
 
 
-def test_nothing_left_to_restore_is_said(saved):
-    for step in (1, 2):
-        largest_file(saved / str(step) / "params").write_bytes(b"")
-    checkpointer = Checkpointer(saved, KEEP)
-    with pytest.raises(ConfigError, match="none of the checkpoints"):
-        checkpointer.restore_latest(*shardings())
-    assert checkpointer.steps() == [1, 2]  # nothing moved: the next start must not begin anew
-
-
 def test_a_meta_without_what_a_run_needs_is_damage(saved):
     """Such as that of an imported model, from whose weights alone no run goes on."""
     checkpointer = Checkpointer(saved, KEEP)

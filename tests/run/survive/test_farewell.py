@@ -75,11 +75,6 @@ def test_what_the_run_said_of_its_mirror_is_believed(tmp_path, told):
     assert (tmp_path / "paid").exists()
 
 
-def test_nothing_to_mirror_is_mirrored(tmp_path):
-    c = make(tmp_path, checkpoint=False, checkpoint__mirror=tmp_path / "elsewhere/run")
-    assert farewell.is_mirrored(c, tmp_path / "run", START)
-
-
 @pytest.mark.parametrize("start", [farewell.Start(8, 0.0), farewell.Start(7, 4e9)])
 def test_a_start_that_died_before_it_was_recorded_has_not_the_reason_of_the_one_before(tmp_path, told, start):
     c = make(
@@ -236,17 +231,12 @@ def test_a_start_that_is_refused_leaves_the_run_of_the_other_one_alone(tmp_path,
     assert ended(tmp_path) == {}
 
 
-def test_a_folder_that_can_not_be_locked_is_a_failure(tmp_path):
-    (tmp_path / "run/.lock").mkdir(parents=True)
-    process = begin(tmp_path, "return 0")
-    assert process.wait(60) == 1
-    assert ended(tmp_path) == {"failed": "1 exit code 1"}
-
-
-def test_a_config_that_is_wrong_is_a_failure(tmp_path):
-    process = begin(tmp_path, "raise config.ConfigError('no')")
-    assert process.wait(60) == 2
-    assert ended(tmp_path) == {"failed": "2 exit code 2"}
+@pytest.mark.parametrize(("program", "code"), [("return 0", 1), ("raise config.ConfigError('no')", 2)])
+def test_a_folder_that_can_not_be_locked_or_a_wrong_config_is_a_failure(tmp_path, program, code):
+    if code == 1:
+        (tmp_path / "run/.lock").mkdir(parents=True)
+    assert begin(tmp_path, program).wait(60) == code
+    assert ended(tmp_path) == {"failed": f"{code} exit code {code}"}
 
 
 @pytest.mark.parametrize(("program", "number"), [("ready()", signal.SIGTERM), (STEPS, signal.SIGINT)])

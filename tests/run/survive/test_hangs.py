@@ -80,14 +80,6 @@ def test_an_alarm_for_what_stands_still(activity, at_least, at_most):
     assert at_least <= after <= at_most
 
 
-def test_the_first_of_its_kind_has_time():
-    run = Simulated()
-    assert run.spend(clock.EVALUATE, 59 * MINUTE)
-    assert run.spend(clock.SAVE, 59 * MINUTE)
-    assert run.spend(clock.STEP, 29 * MINUTE)
-    assert not run.spend(clock.STEP, 31 * MINUTE)
-
-
 def test_steps_of_minutes_get_budgets_of_an_hour():
     run = Simulated()
     run.steps(21, 200.0)
@@ -124,18 +116,6 @@ def test_a_new_process_begins_with_what_was_learned():
     run.watch.begin(run.now)
     run.spend(clock.START, 60, busy=0.5)
     assert run.watch.budget(Sign(activity=clock.STEP)) == 120
-
-
-@pytest.mark.parametrize(
-    ("sign", "words"),
-    [
-        (Sign(7, 0, clock.STEP), "the device, in step 8"),
-        (Sign(7, 0, clock.SAVE, "r/checkpoints/7"), "a save (r/checkpoints/7)"),
-        (Sign(7, 0, clock.DATA, "prose/00003"), "a batch (prose/00003)"),
-    ],
-)
-def test_what_is_waited_for_is_named(sign, words):
-    assert sign.waits_for() == words
 
 
 @pytest.mark.parametrize(("hang_s", "mirror_s", "alarm"), [(0.0, 7200.0, 7321), (30.0, 600.0, 721), (900.0, 60.0, 901)])

@@ -36,12 +36,6 @@ def test_what_is_not_known_is_left_out(progress, capsys):
     assert capsys.readouterr().err == "step 1/520  0%  loss 8.3302  elapsed 0m05s\n"
 
 
-def test_updates_that_were_skipped_are_told(progress, capsys):
-    progress.stepped(260, 2.0)
-    progress.update(RECORD | {"train/skipped": 3.0}, None)
-    assert "  skipped 3  " in capsys.readouterr().err
-
-
 def test_the_loss_is_a_mean_of_the_last_steps(progress, capsys):
     progress.stepped(1, 4.0)
     assert progress.loss == pytest.approx(4.0)  # corrected: an uncorrected mean would begin at 0.2
@@ -66,12 +60,6 @@ def test_the_mean_goes_on_where_an_earlier_start_left_it(every, capsys):
     assert abs(resumed.loss - losses[100]) > 0.2  # not the last one alone
     for progress in (whole, resumed):
         progress.close()
-
-
-def test_a_loss_that_is_not_finite_is_shown_as_it_is(progress, capsys):
-    progress.stepped(260, 2.0)
-    progress.update(RECORD | {"train/loss": math.nan}, None)
-    assert "loss nan" in capsys.readouterr().err
 
 
 def live(progress: Progress, width: int) -> str:
