@@ -274,7 +274,7 @@ def s3(monkeypatch):
 def test_three_of_ten_puts_that_fail_cost_no_step_of_a_mirror_on_s3(run, s3, capfd):
     pytest.importorskip("s3fs")
     s3.share, url = 0.3, "s3://bucket/runs/a"
-    (run / "checkpoints" / "20" / "params" / "d" / "large").write_bytes(random.Random(1).randbytes(10**6) * 120)
+    (run / "checkpoints" / "20" / "params" / "d" / "large").write_bytes(random.Random(1).randbytes(10**6) * 60)
     mirror = Mirror(url, CONFIG, run)
     assert mirror.restore() is None
     for step in (10, 20):

@@ -75,6 +75,11 @@ def test_what_the_run_said_of_its_mirror_is_believed(tmp_path, told):
     assert (tmp_path / "paid").exists()
 
 
+def test_nothing_to_mirror_is_mirrored(tmp_path):
+    c = make(tmp_path, checkpoint=False, checkpoint__mirror=tmp_path / "elsewhere/run")
+    assert farewell.is_mirrored(c, tmp_path / "run", START)
+
+
 @pytest.mark.parametrize("start", [farewell.Start(8, 0.0), farewell.Start(7, 4e9)])
 def test_a_start_that_died_before_it_was_recorded_has_not_the_reason_of_the_one_before(tmp_path, told, start):
     c = make(
