@@ -87,66 +87,33 @@ def test_a_model_trains_on_what_its_data_config_makes(data, train):
     assert not any(source.path for source in used.data.sources.values())
 
 
-def test_the_first_storys_budget_is_its_mixture_in_bytes():
-    sources = resolve(name="data/gpuburnout").prepare.sources
-    weights = {"fineweb_edu": 87.0, "finemath": 10.0, "python_edu": 3.0}
-    assert {name: source.weight for name, source in sources.items()} == weights
-    for source in sources.values():
-        tokens = 30e9 * source.weight / 100
-        assert 3 * tokens < source.max_bytes < 6 * tokens  # between 3 and 6 bytes a token, what is removed included
-        assert any(stage.split()[0] == "junk" for stage in source.stages)
-        assert source.path.startswith("hub:")
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("gpuburnout_134m", 134_994_432),
-        ("gpuburnout_1b", 1_038_692_352),
-        ("gpuburnout_1b_h128", 1_038_692_352),
-        ("gpuburnout_3b", 3_122_969_600),
-    ],
-)
-def test_parameter_counts(name, count):
-    assert flops.count_params(resolve(name=name).model) == count
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ("modl.n_layers=3", "did you mean config.model.n_layers?"),
-        ("model.n_layer=3", "did you mean config.model.n_layers?"),
         ("lr=3", "did you mean config.optim.lr?"),
         ("train.steps=abc", "expected int"),
-        ("train.steps=1.5", "expected int"),
         ("optim.lr=fast", "expected float"),
         ("log.tensorboard=maybe", "expected bool"),
         ("train=5", "is a section"),
         ("model.n_heads=3", "not divisible by model.n_heads=3"),
-        ("model.n_kv_heads=3", "not divisible by model.n_kv_heads=3"),
         ("model.family=lama", "did you mean 'llama'?"),
-        ("model.remat=ful", "did you mean 'full'?"),
         ("train.microbatch_size=3", "not divisible by train.microbatch_size=3"),
         ("optim.warmup_steps=100000", "not shorter than train.steps"),
         ("train.steps=0", "must be at least 1"),
         ("model.dropout=1.0", "below 1"),
         ("sample.top_p=0", "greater than 0"),
-        ("sample.temperature=-1", "at least 0"),
         ("train.microbatch_size=-2", "at least -1"),
         ("optim.b2=1.5", "at least 0 and below 1"),
         ("optim.name=adamw8bits", "did you mean 'adamw8bit'?"),
         ("optim.name=adamw8bit optim.mu_dtype=bfloat16", "mu_dtype=bfloat16 is for adamw and muon"),
-        ("optim.name=adafactor optim.mu_dtype=bfloat16", "mu_dtype=bfloat16 is for adamw and muon"),
         ("optim.full_precision=('[',)", "is not a regular expression"),
         ("model.offload=True", "needs model.remat=names"),
         ("optim.lr=inf", "must be finite and at least 0"),
-        ("optim.lr=-1", "must be at least 0"),
         ("model.rope.factor=0", "at least 1"),
-        ("eval.max_mb=-1", "at least 0"),
         ("prepare.sources.prose.weight=-1", "must be at least 0"),
         ("prepare.sources.prose.priority=200", "in -128 to 127"),
         ("prepare.task_mb=0", "at least 0.001"),
-        ("optim.decay=('(',)", "not a regular expression"),
         ("mesh.data=0", "must be at least 1, or -1 for all remaining devices"),
         ("mesh.fsdp=-1", "only one axis"),
         ("model.family=gpt2 model.n_kv_heads=1", "no GQA"),

@@ -1,4 +1,4 @@
-"""Whole runs as a user starts them, in processes of their own: killed, resumed, moved to other meshes and processes."""
+"""Whole runs as a user starts them, in processes of their own: resumed, and of several processes."""
 
 import json
 import os
@@ -8,17 +8,18 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 
 import pytest
 import tiny_data
+from documented import ROOT
 
+from jaxlm.cli import cli
 from jaxlm.run import metrics
 
 STEPS = 24
 TINY = {
-    "model": {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128, "vocab_size": 384},
+    "model": {"n_layers": 1, "d_model": 64, "n_heads": 4, "d_ff": 128, "vocab_size": 384},
     "train": {"steps": STEPS, "batch_size": 8, "seq_len": 64, "eval_every_steps": 12},
     "eval": {"at_start": True, "batch_size": 8, "max_mb": 0.003},
     "checkpoint": {"every_steps": 4},
@@ -60,23 +61,20 @@ def environment(devices: int = 1) -> dict:
     return os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
 
 
-def train(place, workdir, *, devices: int = 1, code: int = 0, **overrides) -> str:
-    words, env = command(place, workdir, **overrides), environment(devices)
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done.stderr
+def finish(words: list[str], devices: int = 1) -> subprocess.CompletedProcess:
+    done = subprocess.run(words, env=environment(devices), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
 
 
-def wait_for_step(place, workdir, step: int, process: subprocess.Popen) -> None:
-    """Until metrics.jsonl shows `step` and a first checkpoint is whole (saving is asynchronous, these steps are short)."""
-    path, checkpoints = place / workdir / "metrics.jsonl", place / workdir / "checkpoints"
-    end = time.monotonic() + 200
-    while time.monotonic() < end and process.poll() is None:
-        saved = checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir())
-        if saved and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"never came to step {step}: exit code {process.poll()}")
+def train(place, workdir, *, devices: int = 1, **overrides) -> str:
+    return finish(command(place, workdir, **overrides), devices).stderr
+
+
+def train_in_turn(place, *runs: tuple[str, dict]) -> str:
+    """Runs (workdir, overrides) one after the other in one process; what they said."""
+    jobs = [{"argv": command(place, workdir, **overrides)[3:], "code": 0} for workdir, overrides in runs]
+    return finish([sys.executable, str(ROOT / "tests/several_runs.py"), json.dumps(jobs)]).stderr
 
 
 def results(place, workdir) -> dict[int, dict]:
@@ -89,65 +87,66 @@ def results(place, workdir) -> dict[int, dict]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(place) -> dict[int, dict]:
-    """Metrics of a run that nothing happened to."""
-    train(place, "whole")
-    return results(place, "whole")
+def whole(place) -> tuple[dict[int, dict], str]:
+    """(Metrics of a run that nothing happened to, what it said; it was started again at its end)."""
+    said = train_in_turn(place, ("whole", {}), ("whole", {}))
+    return results(place, "whole"), said
 
 
-def test_the_run_learns_evaluates_samples_and_is_then_complete(place, uninterrupted):
-    assert list(uninterrupted) == list(range(STEPS + 1))
-    assert uninterrupted[STEPS]["val/loss"] < uninterrupted[0]["val/loss"] - 1
-    last = uninterrupted[STEPS]
+@pytest.fixture(scope="module")
+def uninterrupted(whole) -> dict[int, dict]:
+    return whole[0]
+
+
+def test_the_run_learns_evaluates_samples_and_is_then_complete(place, whole):
+    found, said = whole
+    assert list(found) == list(range(STEPS + 1))
+    assert found[STEPS]["val/loss"] < found[0]["val/loss"] - 1
+    last = found[STEPS]
     assert {"val/a/loss", "val/a/bits_per_byte", "val/b/bits_per_byte", "train/grad_norm/layers/mlp"} <= set(last)
     sample = json.loads((place / "whole/samples" / f"{STEPS}.jsonl").read_text())
     assert sample["prompt"] == "one "
     assert sample["text"]
-    assert "complete" in train(place, "whole")
-    assert results(place, "whole") == uninterrupted
+    assert "complete" in said
+    steps = [json.loads(line)["step"] for line in (place / "whole/metrics.jsonl").read_text().splitlines()]
+    assert steps.count(STEPS - 1) == 1
 
 
-def jaxlm(*argv: str, folder: pathlib.Path) -> str:
-    words = [sys.executable, "-m", "jaxlm.cli.cli", *argv]
-    done = subprocess.run(words, env=environment(), cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_sample_trace_and_tokenize_read_the_run(place, uninterrupted, tmp_path):
+def test_sample_trace_and_tokenize_read_the_run(place, uninterrupted, capsys):
     run = f"--config.workdir={place / 'whole'}"
-    record = json.loads(jaxlm("sample", run, "--prompt=one two", "--checkpoint=best", "--json", folder=tmp_path))
+    sample = [sys.executable, "-m", "jaxlm.cli.cli", "sample", run, "--prompt=one two", "--checkpoint=best", "--json"]
+    record = json.loads(finish(sample).stdout)
     assert record["prompt"] == "one two"
     assert record["text"]
     texts = {
         source: [json.loads(line)["text"] for line in (place / f"{source}.jsonl").read_text().splitlines()]
         for source in "ab"
     }
-    rows = [json.loads(line) for line in jaxlm("trace", run, "--step=5", "--json", folder=tmp_path).splitlines()]
+    assert cli.main(["trace", run, "--step=5", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["slot"] for row in rows} == set(range(8))
     for row in rows:
         file, line = row["document"].rsplit(":", 1)
         assert file.endswith(f"{row['source']}.jsonl")
         assert row["text"].strip("\N{REPLACEMENT CHARACTER}") in texts[row["source"]][int(line) - 1]
-    config = f"--config={place / 'tiny.py'}"
-    table = jaxlm(
-        "tokenize", config, run, "--config.model.vocab_size=384", "--config.data.val_fraction=0.1", folder=tmp_path
-    )
-    assert [line.split()[0] for line in table.splitlines()] == ["source", "a", "b"]
+    sizes = ["--config.model.vocab_size=384", "--config.data.val_fraction=0.1"]
+    assert cli.main(["tokenize", f"--config={place / 'tiny.py'}", run, *sizes]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["source", "a", "b"]
 
 
-def test_more_steps_continue(place, uninterrupted):
-    train(place, "more", train__steps=STEPS // 2, **LOSSES_ALONE)
-    assert f"resuming at step {STEPS // 2}" in train(place, "more", **LOSSES_ALONE)
-    more = results(place, "more")
-    assert [more[s]["train/loss"] for s in range(1, STEPS + 1)] == [
-        uninterrupted[s]["train/loss"] for s in range(1, STEPS + 1)
-    ]
+def test_more_steps_continue_and_the_comparison_can_fail(place, uninterrupted):
+    half, seed = {"train__steps": STEPS // 2}, {"seed": 1, "train__steps": 6, "data__dir": place / "data_seed"}
+    runs = ("more", LOSSES_ALONE | half), ("more", LOSSES_ALONE), ("seed", LOSSES_ALONE | seed)
+    assert f"resuming at step {STEPS // 2}" in train_in_turn(place, *runs)
+    more, other = results(place, "more"), results(place, "seed")
+    steps = range(1, STEPS + 1)
+    assert [more[s]["train/loss"] for s in steps] == [uninterrupted[s]["train/loss"] for s in steps]
+    assert other[3]["train/loss"] != uninterrupted[3]["train/loss"]
 
 
 def test_a_wheel_carries_the_configs_and_prompts(tmp_path):
     """So `jaxlm train --config=quickstart` works from any folder after `pip install .`."""
-    root, source = pathlib.Path(__file__).resolve().parents[1], tmp_path / "source"
+    root, source = ROOT, tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, source)
@@ -163,67 +162,26 @@ def test_a_wheel_carries_the_configs_and_prompts(tmp_path):
 
 
 @pytest.mark.faults
-def test_killed_and_resumed_is_bit_identical(place, uninterrupted):
-    step = random.randint(5, STEPS - 4)
-    with subprocess.Popen(command(place, "killed"), env=environment(), stderr=subprocess.DEVNULL) as process:
-        wait_for_step(place, "killed", step, process)
-        process.kill()
-    message = train(place, "killed")
-    assert "resuming at step" in message, f"killed at {step}"
-    assert results(place, "killed") == uninterrupted
-
-
-def test_the_comparison_can_fail(place, uninterrupted):
-    train(place, "seed", seed=1, data__dir=place / "data_seed", **LOSSES_ALONE)
-    assert results(place, "seed")[3]["train/loss"] != uninterrupted[3]["train/loss"]
-
-
-def compare(got: dict, expected: dict, since: int = 0) -> None:
-    for step, record in expected.items():
-        for key in ("train/loss", "train/grad_norm", "val/loss", "val/b/bits_per_byte"):
-            if key in record and step >= since:
-                assert got[step][key] == pytest.approx(record[key], rel=1e-6), (step, key)
-
-
-@pytest.mark.faults
-def test_resumed_on_another_mesh(place, uninterrupted):
-    with subprocess.Popen(command(place, "mesh"), env=environment(), stderr=subprocess.DEVNULL) as process:
-        wait_for_step(place, "mesh", 14, process)
-        process.kill()
-    train(place, "mesh", devices=8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
-    compare(results(place, "mesh"), uninterrupted)
-
-
-def processes(place, workdir, n: int = 2, devices: int = 2, **overrides) -> list[subprocess.Popen]:
-    """Starts one run as `n` processes. Without samples, unless asked for: they are one more program to compile."""
+def test_several_processes_equal_one(place, uninterrupted):
+    """Two processes hold each row's first half, the others its second one."""
+    n, workdir = 4, "processes"
     with socket.socket() as server:
         server.bind(("localhost", 0))
         keys = {"distributed__coordinator": f"localhost:{server.getsockname()[1]}", "distributed__num_processes": n}
-    keys |= {"sample__prompts": "()"} | overrides
+    keys |= {"mesh__fsdp": 2, "mesh__context": 2, "mesh__data": 1}
+    keys |= {"checkpoint__every_steps": 6, "checkpoint__keep_last": 1}
     commands = [command(place, workdir, distributed__process_id=i, **keys) for i in range(n)]
-    return [subprocess.Popen(words, env=environment(devices), stderr=subprocess.PIPE, text=True) for words in commands]
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    ("n", "devices", "overrides"),
-    [
-        (2, 2, {"mesh__data": 2, "mesh__fsdp": 2}),
-        # Two processes hold each row's first half, the others its second one.
-        (4, 1, {"mesh__fsdp": 2, "mesh__context": 2, "mesh__data": 1, "sample__prompts": "('one ',)"}),
-    ],
-)
-def test_several_processes_equal_one(place, uninterrupted, n, devices, overrides):
-    workdir = f"processes{n}{'context' if 'mesh__context' in overrides else ''}"
-    started = processes(place, workdir, n, devices, checkpoint__every_steps=6, checkpoint__keep_last=1, **overrides)
+    pipe = subprocess.PIPE
+    started = [subprocess.Popen(words, env=environment(), stderr=pipe, text=True) for words in commands]
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0] * n, "\n".join(error[-3000:] for error in errors)
-    compare(results(place, workdir), uninterrupted)
-    losses = {
-        step: record["val/loss"] for step, record in results(place, workdir).items() if "val/loss" in record and step
-    }
+    found = results(place, workdir)
+    for step, record in uninterrupted.items():
+        for key in ("train/loss", "train/grad_norm", "val/loss", "val/b/bits_per_byte"):
+            if key in record:
+                assert found[step][key] == pytest.approx(record[key], rel=1e-6), (step, key)
+    losses = {step: record["val/loss"] for step, record in found.items() if "val/loss" in record and step}
     kept = {STEPS, min(losses, key=losses.get)}  # the last one, and the best one that was evaluated
     assert {int(path.name) for path in (place / workdir / "checkpoints").iterdir()} == kept
-    if "sample__prompts" in overrides:
-        said = [(place / run / "samples" / f"{STEPS}.jsonl").read_text() for run in (workdir, "whole")]
-        assert said[0] == said[1]
+    said = [(place / run / "samples" / f"{STEPS}.jsonl").read_text() for run in (workdir, "whole")]
+    assert said[0] == said[1]

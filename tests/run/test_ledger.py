@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 import sys
 
 import pytest
@@ -69,22 +68,17 @@ def test_a_full_disk_at_the_end_is_one_line(tmp_path, monkeypatch, capsys):
         ledger.append(tmp_path, "phases", {"name": "one"})
 
 
-DAMAGED = {
-    "starts are a number": b'{"starts": 5}',
-    "an entry is a number": b'{"starts": [5]}',
-    "starts are null": b'{"starts": null}',
-    "a list": b"[]",
-    "a number": b"5",
-    "NUL": b"\x00" * 200,
-    "empty": b"",
-    "half": b'{"starts": [{"step": 0, "ti',
-    "binary": b"\xff\xfe\x80{}",
-    "deep": b"[" * 100_000,
-    "a window of one": b'{"passed_over": [[3]]}',
-}
+DAMAGED = [
+    b'{"starts": 5}',
+    b'{"starts": [5]}',
+    b'{"starts": null}',
+    b'{"passed_over": [[3]]}',
+    b'{"starts": [{"step": 0, "ti',
+]
+DAMAGED += [b"[]", b"5", b"\x00" * 200, b"", b"\xff\xfe\x80{}", b"[" * 100_000]
 
 
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_one_is_moved_away_and_the_run_goes_on(tmp_path, capsys, content):
     path = tmp_path / "run.json"
     for number in (1, 2):
@@ -130,8 +124,3 @@ def test_secrets_are_not_in_the_ledger_and_only_the_owner_reads_the_config(tmp_p
         "--config.notify.urls=('https://hooks.example.org/***',)",
     ]
     assert config_files.from_run(tmp_path / "config.json").notify.urls == (url,)  # it stays usable
-
-
-def test_it_needs_no_jax():
-    code = "import sys, jaxlm.run.ledger, jaxlm.run.spent, jaxlm.run.metrics; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

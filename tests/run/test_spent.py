@@ -1,4 +1,4 @@
-"""Time and dollars go on over starts: nothing is lost, counted twice or priced again."""
+"""Time and dollars go on over starts: nothing is lost, counted twice or priced again; how long things usually take."""
 
 import datetime
 import json
@@ -174,3 +174,39 @@ def test_a_start_begins_with_its_process_or_its_supervisor():
     env = os.environ | {supervised.SINCE: str(begun - 1000)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert float(done.stdout.split()[0]) == pytest.approx(1000 + took, abs=took + 1)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    found = clock.Clock()
+
+    def spend(activity: str, detail: str, seconds: float) -> str:
+        with found.spend(activity, detail):
+            now[0] += seconds
+            return found.doing()
+
+    return found, spend
+
+
+def test_the_first_of_several_does_not_count_since_it_compiled(counted):
+    found, spend = counted
+    assert found.usual_s("held-out") == 0
+    spend(clock.EVALUATE, "held-out", 30.0)
+    assert found.usual_s("held-out") == 30
+    spend(clock.EVALUATE, "held-out", 3.0)
+    spend(clock.EVALUATE, "held-out", 5.0)
+    assert found.usual_s("held-out") == 4
+    assert found.usual_s("samples") == 0
+
+
+def test_it_says_what_goes_on(counted):
+    found, spend = counted
+    assert found.doing() == "starting"
+    found.begin(clock.STEP)
+    assert found.doing() == ""
+    assert spend(clock.EVALUATE, "held-out", 1.0) == "evaluating"
+    assert spend(clock.EVALUATE, "samples", 1.0) == "sampling"
+    assert spend(clock.SAVE, "checkpoint", 1.0) == "saving"
+    assert found.doing() == ""

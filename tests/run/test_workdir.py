@@ -78,16 +78,8 @@ def test_checkpoints_of_another_optimizer_are_not_called_damaged(tmp_path, key, 
     ],
 )
 def test_a_start_is_refused_before_anything_is_read(tmp_path, override, message):
-    same = [
-        f"workdir={tmp_path}",
-        "train.batch_size=16",
-        "train.microbatch_size=8",
-        "eval.batch_size=8",
-        "mesh.data=1",
-        "mesh.fsdp=-1",
-        "train.seq_len=60",
-        "optim.warmup_steps=1",
-    ]
+    same = [f"workdir={tmp_path}", "train.batch_size=16", "train.microbatch_size=8", "eval.batch_size=8", "mesh.data=1"]
+    same += ["mesh.fsdp=-1", "train.seq_len=60", "optim.warmup_steps=1"]
     c = resolve(*same)
     (tmp_path / "config.json").write_text(config.to_json(c))
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)

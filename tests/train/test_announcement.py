@@ -3,7 +3,6 @@
 import dataclasses
 import types
 
-import jax
 import pytest
 
 from jaxlm import config, models
@@ -14,7 +13,7 @@ from jaxlm.plan.lower import Room
 from jaxlm.plan.tune import machines
 from jaxlm.plan.tune.tune import Program
 from jaxlm.run import clock
-from jaxlm.train import announcement, loop
+from jaxlm.train import announcement
 
 
 @pytest.fixture
@@ -66,23 +65,11 @@ def test_a_speed_that_was_measured_here_before(mesh, monkeypatch):
     assert said(c, mesh, done=640)[-1].endswith("; about 6m00s, $0.36 at 1.02k tokens/s, as measured here before")
 
 
-def test_without_a_step_left_there_is_no_memory_to_tell(mesh):
-    assert not any(line.startswith("memory") for line in said(quickstart(), mesh, done=460))
-    unknown = Program(None, int(4.9e9), 0, 0, None)
-    assert any(line.startswith("memory: a step needs 4.9 GB a device (") for line in said(quickstart(), mesh, unknown))
-
-
 def test_the_table_of_parameters():
     model = quickstart("model.n_layers=3").model
     shown = announcement.table({"params": models.abstract_params(models.build(model, model.attention))})
     assert "layers/attn" in shown
     assert "layers_0" not in shown
-
-
-def test_layers_are_stacked():
-    leaf = jax.ShapeDtypeStruct((4, 2), "float32")
-    stacked = announcement.stacked_shapes({"embed": leaf, "layers_0": {"w": leaf}, "layers_1": {"w": leaf}})
-    assert stacked == {"embed": leaf, "layers": {"w": jax.ShapeDtypeStruct((2, 4, 2), "float32")}}
 
 
 class Time:
@@ -98,18 +85,9 @@ class Time:
         return {"often": 7.0}.get(detail, 0.0)
 
 
-class Often(loop.Hook):
-    """Ten times more."""
-
-    name = "often"
-
-    def left(self, step: int, end: int) -> float:
-        return 10
-
-
-def rate(time, price=0.0, first=1, steps=1000, each=3.0, most=20, hooks=()):
+def rate(time, price=0.0, first=1, steps=1000, each=3.0, most=20):
     lines = []
-    watch = announcement.FirstRate(time, hooks, steps, lambda: (100.0, 0.5), price, lines.append)
+    watch = announcement.FirstRate(time, (), steps, lambda: (100.0, 0.5), price, lines.append)
     for step in range(first, min(first + most, steps + 1)):
         assert watch(step, {}) is None
         time.spent["step"] += each
@@ -127,11 +105,6 @@ def test_the_first_rate_is_said_once():
 def test_evaluations_and_saves_count_as_they_did():
     """Over 100 steps 200 s went into them: 2 s more for each of the 897 steps that are left."""
     assert rate(Time(evaluate=150.0, save=50.0), first=101) == ["3 s a step: 1h14m to step 1,000"]
-
-
-def test_evaluations_of_this_start_count_first():
-    """49m51s, and 70 s more."""
-    assert rate(Time(), hooks=[Often()]) == ["3 s a step: 51m01s to step 1,000"]
 
 
 def test_a_run_that_is_over_at_once_says_no_rate():

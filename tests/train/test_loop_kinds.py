@@ -1,6 +1,8 @@
 """What other kinds of training stand on, on the real loop with a real step and real checkpoints."""
 
 import dataclasses
+import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -42,28 +44,23 @@ def spiky(model, c):
     return dataclasses.replace(plain, sums=sums)
 
 
+@jax.jit
+def rollout(state, batch):
+    """A batch that the state writes: tokens follow from its parameters, weights from what it adapts."""
+    norm = jnp.sum(jnp.abs(state.params["params"]["embed"]["embedding"])) * 1e4
+    tokens = (batch["tokens"] + norm.astype(jnp.int32) + state.step) % 101
+    weights = batch["weights"] * state.running.get("penalty", jnp.float32(1))
+    return batch | {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": weights}
+
+
 class Rollouts:
-    """Batches that the state writes: tokens follow from its parameters, weights from what it adapts."""
-
-    def __init__(self, mesh):
-        self._mesh, self.made = mesh, []
-
-        @jax.jit
-        def write(state):
-            batch = make_batch()
-            norm = jnp.sum(jnp.abs(state.params["params"]["embed"]["embedding"])) * 1e4
-            tokens = (batch["tokens"] + norm.astype(jnp.int32) + state.step) % 101
-            weights = batch["weights"] * state.running.get("penalty", jnp.float32(1))
-            return batch | {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": weights}
-
-        self._write = write
+    def __init__(self, mesh, first):
+        self._mesh = mesh
 
     activity, from_state = "rollout", True
 
     def __call__(self, state):
-        batch = jax.device_get(self._write(state))
-        self.made.append(batch)
-        return sharding.to_global(batch, self._mesh, B)
+        return sharding.to_global(jax.device_get(rollout(state, make_batch())), self._mesh, B)
 
     def close(self):
         pass
@@ -119,15 +116,32 @@ class Gate(hooks.Hook):
         return loop.Ending(loop.STOPPED, "the gate is shut")
 
 
+@functools.cache
+def program(objective, microbatch=B, **optim):
+    """(a one-layer model's parts on two devices, its train step, its first state on the host)."""
+    c = make_config(batch_size=B, microbatch_size=microbatch)
+    model = tiny.model_config(n_layers=1, attention="xla")
+    c = dataclasses.replace(c, model=model, optim=dataclasses.replace(c.optim, **optim))
+    made = parts.make(c, make_mesh(data=2), objective)
+    state, _ = made.create()
+    return made, made.jit(), jax.device_get(state)
+
+
+def stepped(made, step, state, batch):
+    """The state after one step, and its metrics."""
+    with jax.set_mesh(made.mesh):
+        return step({}, jax.device_put(state, made.shardings), sharding.to_global(jax.device_get(batch), made.mesh, B))
+
+
 def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, more_hooks=(), more_watches=()):
     """(last state, how it ended) of a run in a folder, from its newest checkpoint if it has any."""
-    c = make_config(batch_size=B, microbatch_size=2 if objective is iterated else B)
-    c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
-    made = parts.make(c, make_mesh(data=2), objective)
+    made, train_step, state = program(objective, 2 if objective is iterated else B)
+    c = made.config
     checkpointer = Checkpointer(folder, dataclasses.replace(c.checkpoint, keep_last=9))
-    state, frozen = made.create()
     if checkpointer.steps():
         state, _ = checkpointer.restore_latest(made.abstract, made.shardings)
+    else:
+        state = jax.device_put(state, made.shardings)
     first = int(state.step)
     spent = clock.Clock()
     meter = Meter(spent, tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
@@ -136,9 +150,9 @@ def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, 
     job = loop.Run(
         mesh=made.mesh,
         steps=steps,
-        train_step=made.jit(),
-        frozen=frozen,
-        batches=batches(made.mesh) if batches is Rollouts else batches(made.mesh, first),
+        train_step=train_step,
+        frozen={},
+        batches=batches(made.mesh, first),
         hooks=[hooks.Save(checkpointer, dataclasses.replace(c.checkpoint, every_steps=every), 0.0, {}), *more_hooks],
         watches=watching,
         recorder=Recorder(meter, None, first=first + 1, steps=steps, every_steps=100, reads=reads),
@@ -152,48 +166,37 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
 
-def test_a_producer_that_reads_the_state_resumes_to_the_bit_with_four_updates_a_step(tmp_path):
+def test_a_producer_that_reads_the_state_resumes_to_the_bit_with_four_updates_a_step(tmp_path, monkeypatch):
     whole, ending = train(tmp_path / "whole", iterated)
     assert ending.code == loop.DONE
     adam = whole.opt_state[0]
     assert (int(whole.step), int(adam.count), int(whole.skipped)) == (STEPS, 4 * STEPS, 0)
     assert float(whole.running["penalty"]) not in (0.0, 1.0)
     stopped, ending = train(tmp_path / "parts", iterated, more_hooks=[Gate(4)])
-    assert (ending.code, int(stopped.step)) == (loop.STOPPED, 4)  # saved at 3, and at its end
+    assert (ending, int(stopped.step)) == (loop.Ending(loop.STOPPED, "the gate is shut"), 4)
+    assert Checkpointer(tmp_path / "parts", read_only=True).steps() == [3, 4]  # saved at 3, and at its end
+    shutil.copytree(tmp_path / "parts", tmp_path / "forgets")
     resumed, _ = train(tmp_path / "parts", iterated)
     assert_same(resumed, whole)
-    train(tmp_path / "early", iterated, steps=3)
-    assert_same(train(tmp_path / "early", iterated)[0], whole)
-
-
-def test_a_resume_that_forgets_what_it_adapted_is_noticed(tmp_path, monkeypatch):
-    """The mutation: `running` begins anew."""
-    whole, _ = train(tmp_path / "whole", iterated)
-    train(tmp_path / "parts", iterated, steps=3)
-    restore = Checkpointer.restore
-
-    def forgetful(self, *args):
-        return dataclasses.replace(restore(self, *args), running={"penalty": jnp.float32(1)})
-
+    restore = Checkpointer.restore  # the mutation: `running` begins anew
+    forgetful = lambda *args: dataclasses.replace(restore(*args), running={"penalty": jnp.float32(1)})  # noqa: E731
     monkeypatch.setattr(Checkpointer, "restore", forgetful)
-    resumed, _ = train(tmp_path / "parts", iterated)
+    resumed, _ = train(tmp_path / "forgets", iterated)
     with pytest.raises(AssertionError):
         assert_same(resumed, whole)
 
 
 def test_each_update_takes_its_own_rows_and_the_metrics_are_means():
     """Four updates on four rows each by hand, one after the other, against one step."""
-    c = make_config(batch_size=B, microbatch_size=2)
-    c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
-    at_once = parts.make(c, make_mesh(), iterated)
-    one = dataclasses.replace(c, train=dataclasses.replace(c.train, batch_size=2, microbatch_size=2))
-    apart = parts.make(one, make_mesh(), lm.make)
-    batch, (state, _) = make_batch(1), at_once.create()
-    got, found = jax.jit(at_once.step())({}, state, batch)
+    at_once, step, state = program(iterated, 2)
+    one = dataclasses.replace(at_once.config.train, batch_size=2, microbatch_size=2)
+    apart = parts.make(dataclasses.replace(at_once.config, train=one), make_mesh(), lm.make)
+    batch, by_hand = make_batch(1), jax.jit(apart.step())
+    got, found = stepped(at_once, step, state, batch)
     want, losses = dataclasses.replace(state, running={}), []
     for update in range(4):
         want = dataclasses.replace(want, step=jnp.int32(0))
-        want, metrics_of = jax.jit(apart.step())({}, want, jax.tree.map(lambda x, u=update: x[u::4], batch))
+        want, metrics_of = by_hand({}, want, jax.tree.map(lambda x, u=update: x[u::4], batch))
         losses.append(float(metrics_of["loss"]))
     assert tiny.difference(got.params, want.params) < 1e-4
     assert float(found["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
@@ -201,18 +204,13 @@ def test_each_update_takes_its_own_rows_and_the_metrics_are_means():
 
 
 def test_what_adapts_does_not_learn_from_a_step_that_was_not_finite():
-    c = dataclasses.replace(make_config(batch_size=B, microbatch_size=2))
-    made = parts.make(
-        dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla")), make_mesh(), iterated
-    )
-    state, _ = made.create()
+    made, step, state = program(iterated, 2)
     batch = make_batch(1)
     bad = batch | {"weights": batch["weights"].at[1, 0].set(jnp.nan)}  # in one of four updates
-    fn = jax.jit(made.step())
-    after, found = fn({}, state, bad)
+    after, found = stepped(made, step, state, bad)
     assert (int(after.skipped), float(found["skipped"])) == (1, 1.0)
     assert float(after.running["penalty"]) == 1.0
-    good, _ = fn({}, state, batch)
+    good, _ = stepped(made, step, state, batch)
     assert float(good.running["penalty"]) != 1.0
 
 
@@ -226,27 +224,14 @@ def test_rows_that_updates_and_microbatches_do_not_divide_are_refused(microbatch
         made.step()
 
 
+def two_updates(*args):
+    return dataclasses.replace(lm.make(*args), updates=2)
+
+
 def test_updates_of_whole_rows_and_with_the_optimizer_offloaded():
     """A microbatch that is larger than an update's rows is those rows."""
-    c = make_config(batch_size=B, microbatch_size=B)
-    c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
-    away = dataclasses.replace(c, optim=dataclasses.replace(c.optim, offload=True))
-
-    def after(c):
-        made = parts.make(c, make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), updates=2))
-        state, frozen = made.create()
-        with jax.set_mesh(made.mesh):
-            return made.jit()(frozen, state, sharding.to_global(jax.tree.map(np.asarray, make_batch(1)), made.mesh, B))[
-                0
-            ]
-
-    assert_same(after(c), after(away))
-
-
-def test_a_hook_ends_a_real_run_with_its_state_saved(tmp_path):
-    state, ending = train(tmp_path, more_hooks=[Gate(2)])
-    assert ending == loop.Ending(loop.STOPPED, "the gate is shut")
-    assert Checkpointer(tmp_path, read_only=True).steps() == [int(state.step)] == [2]
+    here, away = (stepped(*program(two_updates, offload=offload), make_batch(1))[0] for offload in (False, True))
+    assert_same(here, away)
 
 
 def test_a_watch_rolls_a_real_run_back_past_the_window_that_spoiled_it(tmp_path):

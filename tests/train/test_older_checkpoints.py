@@ -27,28 +27,14 @@ COMMIT = "b4c35ecab25f0e74c6210f56dc053f1f1468ea5f"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPTIMIZERS = ("adamw", "adamw8bit", "muon")
 TO_THE_BIT = ("adamw", "adamw8bit")
+RESUMED = [("stopped", "adamw"), ("saved", "adamw"), ("stopped", "adamw8bit"), ("saved", "muon")]
 # The stop falls on an evaluation and samples that are then owed, and on no checkpoint of its own.
 STEPS, CHECKPOINT, STOP = 8, 4, 6
-TINY = {
-    "model.n_layers": 2,
-    "model.d_model": 64,
-    "model.n_heads": 4,
-    "model.d_ff": 128,
-    "model.vocab_size": 384,
-    "train.steps": STEPS,
-    "train.batch_size": 8,
-    "train.seq_len": 64,
-    "train.eval_every_steps": 3,
-    "eval.batch_size": 8,
-    "eval.max_batches": 2,
-    "checkpoint.every_steps": CHECKPOINT,
-    "optim.warmup_steps": 2,
-    "log.every_steps": 1,
-    "log.tensorboard": False,
-    "sample.every_steps": STOP,
-    "sample.max_new_tokens": 4,
-    "data.val_fraction": 0.1,
-}
+TINY = {"model.n_layers": 1, "model.d_model": 64, "model.n_heads": 4, "model.d_ff": 128, "model.vocab_size": 384}
+TINY |= {"train.steps": STEPS, "train.batch_size": 8, "train.seq_len": 64, "train.eval_every_steps": 3}
+TINY |= {"eval.batch_size": 8, "eval.max_batches": 2, "checkpoint.every_steps": CHECKPOINT, "optim.warmup_steps": 2}
+TINY |= {"log.every_steps": 1, "log.tensorboard": False, "sample.every_steps": STOP, "sample.max_new_tokens": 4}
+TINY |= {"data.val_fraction": 0.1}
 FINGERPRINT = {"data", "mixture", "seed", "seq_len", "batch_size", "sha256"}
 
 
@@ -116,7 +102,7 @@ def runs(place, old_tree) -> pathlib.Path:
     `saved` is `old` as it was at its first checkpoint; `stopped-resumed` and `saved-resumed` are what the present code made
     of them.
     """
-    stopped = [job(place, "stopped", name, code=4, stop_at=STOP) for name in OPTIMIZERS]
+    stopped = [job(place, "stopped", name, code=4, stop_at=STOP) for name in TO_THE_BIT]
     with start(old_tree, stopped + [job(place, "old", name, stop_at=None) for name in OPTIMIZERS]) as old:
         finish(old)
     for name in OPTIMIZERS:
@@ -125,9 +111,9 @@ def runs(place, old_tree) -> pathlib.Path:
         metrics = place / f"saved-{name}/metrics.jsonl"
         lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] <= CHECKPOINT]
         metrics.write_text("".join(line + "\n" for line in lines))
-        for run in ("stopped", "saved"):
-            shutil.copytree(place / f"{run}-{name}", place / f"{run}-resumed-{name}")
-    resumed = [job(place, f"{run}-resumed", name) for name in OPTIMIZERS for run in ("stopped", "saved")]
+    for run, name in RESUMED:
+        shutil.copytree(place / f"{run}-{name}", place / f"{run}-resumed-{name}")
+    resumed = [job(place, f"{run}-resumed", name) for run, name in RESUMED]
     with start(ROOT, [job(place, "new", name) for name in OPTIMIZERS]) as new, start(ROOT, resumed) as later:
         finish(new)
         finish(later)
@@ -156,9 +142,9 @@ def test_the_same_run_from_the_start(runs, optimizer):
     assert last(new) == last(old)
 
 
-@pytest.mark.parametrize("optimizer", TO_THE_BIT)
-@pytest.mark.parametrize(("run", "step", "interrupted"), [("saved", CHECKPOINT, False), ("stopped", STOP, True)])
-def test_an_older_checkpoint_resumes_to_the_bit(runs, optimizer, run, step, interrupted):
+@pytest.mark.parametrize(("run", "optimizer"), RESUMED[:3])
+def test_an_older_checkpoint_resumes_to_the_bit(runs, optimizer, run):
+    step, interrupted = (STOP, True) if run == "stopped" else (CHECKPOINT, False)
     before, after = runs / f"{run}-{optimizer}", runs / f"{run}-resumed-{optimizer}"
     assert meta(before, step)["interrupted"] is interrupted
     assert list(metrics(before)) == [str(s) for s in range(1, step + 1)]
@@ -168,9 +154,9 @@ def test_an_older_checkpoint_resumes_to_the_bit(runs, optimizer, run, step, inte
     assert last(after) == last(runs / f"new-{optimizer}")
 
 
-@pytest.mark.parametrize(("run", "step"), [("saved", CHECKPOINT), ("stopped", STOP)])
-def test_an_older_checkpoint_of_muon_resumes_where_it_was(runs, run, step):
+def test_an_older_checkpoint_of_muon_resumes_where_it_was(runs):
     """The next step sees the old parameters to the bit; it moves them by the new optimizer, about as far as the old one did."""
+    run, step = "saved", CHECKPOINT
     resumed, old, new = (metrics(runs / f"{name}-muon") for name in (f"{run}-resumed", "old", "new"))
     starts = json.loads((runs / f"{run}-resumed-muon/run.json").read_text())["starts"]
     assert [s["step"] for s in starts] == [0, step]

@@ -21,7 +21,7 @@ from jaxlm.step import parts
 from jaxlm.step.objectives import lm
 from jaxlm.train import origin
 
-KEYS = [f"model.{name}={value}" for name, value in (tiny.BASE | {"vocab_size": 300}).items()]
+KEYS = [f"model.{name}={value}" for name, value in (tiny.BASE | {"vocab_size": 300, "n_layers": 1}).items()]
 
 
 @pytest.fixture(scope="module")

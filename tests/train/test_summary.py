@@ -1,4 +1,4 @@
-"""What a run's files say: gathered at any moment, whatever is absent or cut short."""
+"""What a run's files say, for its page and for the forecast: gathered at any moment, whatever is absent or cut short."""
 
 import json
 
@@ -7,46 +7,18 @@ from jaxlm.config import config_files
 from jaxlm.train import outlook
 
 
+def line(step, wall_s, cost_usd, step_s):
+    return {"step": step, "tokens": 10 * step, "wall_s": wall_s, "cost_usd": cost_usd, "time/step_s": step_s}
+
+
 def make_run(folder):
     c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=30", "optim.warmup_steps=5"]))
     (folder / "config.json").write_text(config.to_json(c))
     lines = [
-        {
-            "step": 10,
-            "tokens": 100,
-            "wall_s": 5.0,
-            "cost_usd": 0.1,
-            "train/loss": 5.0,
-            "train/lr": 1e-3,
-            "time/step_s": 4.0,
-        },
-        {
-            "step": 20,
-            "tokens": 200,
-            "wall_s": 9.0,
-            "cost_usd": 0.2,
-            "train/loss": 4.0,
-            "time/step_s": 7.0,
-            "goodput": 0.7,
-        },
-        {
-            "step": 20,
-            "tokens": 200,
-            "wall_s": 9.5,
-            "cost_usd": 0.2,
-            "val/loss": 4.5,
-            "val/prose/loss": 4.6,
-            "time/step_s": 7.0,
-        },
-        {
-            "step": 15,
-            "tokens": 150,
-            "wall_s": 12.0,
-            "cost_usd": 0.3,
-            "train/loss": 4.4,
-            "time/step_s": 9.0,
-            "goodput": 0.75,
-        },
+        {"train/loss": 5.0, "train/lr": 1e-3} | line(10, 5.0, 0.1, 4.0),
+        {"train/loss": 4.0, "goodput": 0.7} | line(20, 9.0, 0.2, 7.0),
+        {"val/loss": 4.5, "val/prose/loss": 4.6} | line(20, 9.5, 0.2, 7.0),
+        {"train/loss": 4.4, "goodput": 0.75} | line(15, 12.0, 0.3, 9.0),
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "samples").mkdir()
@@ -93,3 +65,19 @@ def test_benchmarks_are_gathered_by_step_and_damaged_ones_left_out(tmp_path):
         (5, {"acc": 0.5}, 0.25),
         (20, {"acc": 0.5}, 0.25),
     ]
+
+
+def losses(folder, *overrides: str):
+    keys = ["data.dir=d", "train.steps=100", "optim.warmup_steps=0", *overrides]
+    return outlook.of_run(folder, config.resolve(config_files.load("base", keys))).losses()
+
+
+def test_the_losses_of_a_final_mixture_are_left_out(tmp_path):
+    lines = [{"step": step, "train/loss": float(step)} for step in range(10, 101, 10)] + [{"step": 90, "val/loss": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    final = ("data.final.share=0.3", "data.final.weights.math=4")
+    assert losses(tmp_path) == ([*range(10, 101, 10)], [float(step) for step in range(10, 101, 10)])
+    assert losses(tmp_path, *final)[0] == [10, 20, 30, 40, 50, 60, 70]
+    assert losses(tmp_path, *final, "optim.decay_at_step=45")[0] == [10, 20, 30, 40]
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [], "passed_over": [[11, 15]]}))
+    assert losses(tmp_path, *final)[0] == [10, 20, 30, 40, 50, 60]  # step 66 has batch 71

@@ -32,19 +32,15 @@ def test_what_stays(last, every, best, kept):
     assert keep.obsolete(STEPS, LOSSES, config) == [step for step in STEPS if step not in kept]
 
 
-def test_a_loss_that_is_not_finite_never_hides_the_best():
+def test_the_best_which_a_loss_that_is_not_finite_never_hides():
     """NaN has no place in an order: sorted with it, the best one would go."""
+    assert keep.best(STEPS, LOSSES) == 2
+    assert keep.best(STEPS, {9: 0.1}) is keep.best([], LOSSES) is None
     losses = {1: float("nan"), 2: 1.0, 3: 2.0, 4: float("inf")}
     config = dataclasses.replace(BASE, keep_last=1, keep_every=0, keep_best=1)
     assert keep.obsolete([1, 2, 3, 4], losses, config) == [1, 3]
     assert keep.best([1, 2, 3, 4], losses) == 2
     assert keep.best([1, 4], losses) is None
-
-
-def test_the_best():
-    assert keep.best(STEPS, LOSSES) == 2
-    assert keep.best(STEPS, {9: 0.1}) is None
-    assert keep.best([], LOSSES) is None
 
 
 @pytest.mark.parametrize(
@@ -111,20 +107,14 @@ def test_a_run_that_does_not_fit_is_told(tmp_path, monkeypatch):
     ("error", "number", "words"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/a/b"), errno.ENOSPC, "No space left on device: /a/b"),
-        (
-            ValueError('RESOURCE_EXHAUSTED: Error writing "k" in "/c/d" [OS error 28: ENOSPC No space left on device]'),
-            errno.ENOSPC,
-            "No space left on device: /c/d",
-        ),
-        (
-            ValueError("UNKNOWN: Failed to fsync: Input/output error [os_error_code='5']"),
-            errno.EIO,
-            "Input/output error: here",
-        ),
+        (ValueError('RESOURCE_EXHAUSTED: "k" in "/c/d" [OS error 28: ENOSPC No space left on device]'), errno.ENOSPC,
+         "No space left on device: /c/d"),
+        (ValueError("UNKNOWN: Failed to fsync: Input/output error [os_error_code='5']"), errno.EIO,
+         "Input/output error: here"),
         (ValueError("a shape\nand more"), None, "a shape: here"),
         (damage.ToldError("process 1: x: /y"), None, "process 1: x: /y"),
     ],
-)
+)  # fmt: skip
 def test_errors_in_words(error, number, words):
     assert damage.number(error) == number
     assert damage.passing(error) == (number is not None)

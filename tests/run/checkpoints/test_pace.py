@@ -1,4 +1,4 @@
-"""When a save is due, by the first process's clock."""
+"""How often to save (Young's and Daly's interval), and when a save is due, by the first process's clock."""
 
 import math
 
@@ -35,3 +35,18 @@ def test_none_by_time_but_what_is_wanted(monkeypatch):
     assert pace.minutes == math.inf
     assert not pace.due(1, lambda: False, 0.0)
     assert pace.due(2, lambda: True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stall", "verify", "failures", "expected"),
+    [
+        (2.0, 0, 2, math.sqrt(2 * 2.0 * 43200) / 60),
+        (0.1, 0, 2, 1.549),
+        (0.01, 0, 2, 1.0),  # never under a minute
+        (1.0, 0, 0, 120.0),  # a machine that is never lost
+        (30.0, 0, 100, 50.0),  # the stall stays under 1%
+        (2.0, 30, 2, 25.0),  # verifying stays under 2%
+    ],
+)
+def test_the_interval(stall, verify, failures, expected):
+    assert interval.minutes(stall, verify, failures) == pytest.approx(expected, rel=1e-3)

@@ -9,7 +9,7 @@ import tiny_mirror
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from jaxlm.run.checkpoints.remote import Remote, measure, seal, unseal
+from jaxlm.run.checkpoints.remote import Remote, seal, unseal
 
 
 class Flaky(AbstractFileSystem):
@@ -90,14 +90,6 @@ def test_what_is_absent_is_no_error_where_nothing_is_expected(tmp_path):
     remote.delete(["a", "b/c"])
     with pytest.raises(FileNotFoundError):
         remote.read("a")
-
-
-def test_measures_are_those_of_the_file(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc" * 10**6)
-    remote = Remote(str(tmp_path / "there"))
-    remote.put(tmp_path / "a", "x/y/a")
-    assert remote.measure("x/y/a") == measure(tmp_path / "a") == remote.fetch("x/y/a", tmp_path / "new" / "b")
-    assert (tmp_path / "new" / "b").read_bytes() == b"abc" * 10**6
 
 
 def test_a_sealed_record_is_whole_or_none():

@@ -102,24 +102,6 @@ def test_the_end_of_a_run_that_can_not_be_saved_is_an_error(tmp_path, monkeypatc
     assert checkpointer.steps() == [1]
 
 
-def test_a_finished_state_is_held_until_there_is_room(tmp_path, monkeypatch):
-    said, alive, probe = [], [], saving.probe
-    checkpointer = Checkpointer(tmp_path / "checkpoints", KEEP)
-    hook = hooks.Save(checkpointer, KEEP, 2.0, {}, alive=lambda: alive.append(1))
-
-    def full(folder):
-        if alive:
-            probe(folder)
-        open("/dev/full", "w").write("x" * 10**5 * (not alive))
-
-    monkeypatch.setattr(saving, "probe", full)
-    hook.close(moment(2, said), loop.Ending(loop.DONE))
-    assert (checkpointer.steps(), len(alive), len(said)) == ([2], 1, 1)
-    assert said[0].startswith(
-        "step 2, the last, is tried again for checkpoint.max_unprotected_minutes: checkpoint 2 can't be"
-    )
-
-
 @pytest.mark.parametrize("how", ["moved", "deleted", "another"])
 def test_nothing_is_made_where_the_folder_was(tmp_path, how):
     said, folder = [], tmp_path / "run"

@@ -1,7 +1,9 @@
 """Checkpoints: exact, rotated, mesh-independent, and never believed when they are damaged."""
 
 import dataclasses
+import functools
 import pathlib
+import shutil
 import threading
 import time
 
@@ -22,15 +24,19 @@ from jaxlm.step import state
 
 CONFIG = config.resolve(config_files.load("base", ["data.path=x", "checkpoint.reserve_mb=0"])).checkpoint
 KEEP = dataclasses.replace(CONFIG, every_steps=1, keep_last=2, keep_every=0, keep_best=0)
-MODEL = models.build(tiny.model_config(), "xla")
+MODEL = models.build(tiny.model_config(n_layers=1), "xla")
 TX = optax.adam(1e-3)
 
 
-def make_state(step: int = 0, seed: int = 0) -> state.TrainState:
+@functools.cache
+def drawn(seed: int) -> state.TrainState:
     params = tiny.random_params(MODEL, seed)
     made = state.init({"params": params}, TX)
-    _, opt_state = TX.update(params, made.opt_state)
-    return dataclasses.replace(made, step=jnp.int32(step), opt_state=opt_state)
+    return dataclasses.replace(made, opt_state=jax.jit(TX.update)(params, made.opt_state)[1])
+
+
+def make_state(step: int = 0, seed: int = 0) -> state.TrainState:
+    return dataclasses.replace(drawn(seed), step=jnp.int32(step))
 
 
 def shardings(mesh_sizes=(1, 1, 1), n=1):
@@ -47,14 +53,20 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """A run with checkpoints at steps 1 and 2."""
-    checkpointer = Checkpointer(tmp_path / "checkpoints", KEEP)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    checkpointer = Checkpointer(folder, KEEP)
     for step in (1, 2):
         checkpointer.save(make_state(step, seed=step), {"note": "x"})
     checkpointer.close()
-    return tmp_path / "checkpoints"
+    return folder
+
+
+@pytest.fixture
+def saved(whole, tmp_path):
+    """A run with checkpoints at steps 1 and 2."""
+    return shutil.copytree(whole, tmp_path / "checkpoints")
 
 
 def test_round_trip_on_another_mesh(tmp_path):
@@ -77,7 +89,7 @@ def test_round_trip_on_another_mesh(tmp_path):
 def test_saving_does_not_hold_on_to_memory_that_the_next_step_takes(tmp_path):
     """The save is asynchronous and the state's memory donated right after it."""
     checkpointer = Checkpointer(tmp_path, KEEP)
-    now = make_state(1)
+    now = jax.tree.map(jnp.copy, make_state(1))
     expected = jax.device_get(now)
     overwrite = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
     checkpointer.save(now, {})
@@ -86,34 +98,24 @@ def test_saving_does_not_hold_on_to_memory_that_the_next_step_takes(tmp_path):
     assert_same(checkpointer.restore(1, *shardings()), expected)
 
 
-def test_milestones_and_what_another_run_needs_stay(tmp_path):
-    checkpointer = Checkpointer(tmp_path, dataclasses.replace(KEEP, keep_last=1), pinned={1})
-    for step in range(1, 5):
-        checkpointer.save(make_state(step), {})
-        checkpointer.wait()
-        if step == 2:
-            keep.need(tmp_path, 2, tmp_path / "lora")
-    checkpointer.close()
-    assert checkpointer.steps() == [1, 2, 4]
-
-
-def test_rotation_keeps_last_every_and_best(tmp_path):
+def test_rotation_keeps_last_every_best_milestones_and_what_another_run_needs(tmp_path):
     """By the losses that evaluations after each save found, as in a run."""
     config = dataclasses.replace(KEEP, keep_every=4, keep_best=1)
     losses = {}
-    checkpointer = Checkpointer(tmp_path, config, scores=losses)
-    found = {1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0, 5: None, 6: 2.0, 7: 2.5, 8: 2.0, 9: None, 10: 3.0}
-    for step, loss in found.items():
+    checkpointer = Checkpointer(tmp_path, config, scores=losses, pinned={3})
+    for step, loss in {1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0, 5: None, 6: 2.0, 7: 2.5}.items():
         checkpointer.save(make_state(step), {})
         if loss is not None:
             losses[step] = loss
         checkpointer.wait()
-    assert checkpointer.steps() == [2, 4, 8, 9, 10]
-    assert (checkpointer.find("best"), checkpointer.find("latest"), checkpointer.find("8")) == (2, 10, 8)
-    with pytest.raises(ConfigError, match=r"no checkpoint '7'; there are 2, 4, 8, 9, 10"):
-        checkpointer.find("7")
+        if step == 2:
+            keep.need(tmp_path, 1, tmp_path / "lora")
+    assert checkpointer.steps() == [1, 2, 3, 4, 6, 7]
+    assert (checkpointer.find("best"), checkpointer.find("latest"), checkpointer.find("4")) == (2, 7, 4)
+    with pytest.raises(ConfigError, match=r"no checkpoint '5'; there are 1, 2, 3, 4, 6, 7"):
+        checkpointer.find("5")
     checkpointer.close()
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["10", "2", "4", "8", "9"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["1", "2", "3", "4", "6", "7"]
 
 
 def test_nothing_is_deleted_before_the_new_one_is_whole(tmp_path, monkeypatch):
@@ -177,8 +179,7 @@ def largest_file(folder: pathlib.Path) -> pathlib.Path:
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
-@pytest.mark.parametrize("item", ["params", "train"])
-@pytest.mark.parametrize("where", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize(("item", "where"), [("params", 0.3), ("train", 0.6)])
 def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_used(saved, item, where):
     file = largest_file(saved / "2" / item)
     data = bytearray(file.read_bytes())
@@ -192,14 +193,6 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_used(saved, item, w
     checkpointer.save(make_state(2, seed=5), {})
     checkpointer.wait()
     assert_same(checkpointer.restore(2, *shardings()), make_state(2, seed=5))
-
-
-def test_a_truncated_file_is_found(saved):
-    file = largest_file(saved / "2" / "params")
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    restored, meta = Checkpointer(saved, KEEP).restore_latest(*shardings())
-    assert_same(restored, make_state(1, seed=1))
-    assert meta["step"] == 1
 
 
 def test_without_digests_a_flipped_bit_would_pass(saved, monkeypatch):
@@ -219,24 +212,6 @@ def test_without_digests_a_flipped_bit_would_pass(saved, monkeypatch):
         differs = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), restored.params, clean.params)
         passed += any(jax.tree.leaves(differs))
     assert passed
-
-
-def test_nothing_left_to_restore_is_said(saved):
-    for step in (1, 2):
-        largest_file(saved / str(step) / "params").write_bytes(b"")
-    checkpointer = Checkpointer(saved, KEEP)
-    with pytest.raises(ConfigError, match="none of the checkpoints"):
-        checkpointer.restore_latest(*shardings())
-    assert checkpointer.steps() == [1, 2]  # nothing moved: the next start must not begin anew
-
-
-def test_damaged_meta_is_found(saved):
-    for file in (saved / "2" / "meta").rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[:10])
-    checkpointer = Checkpointer(saved, KEEP)
-    restored, _ = checkpointer.restore_latest(*shardings())
-    assert_same(restored, make_state(1, seed=1))
 
 
 def test_a_meta_without_what_a_run_needs_is_damage(saved):

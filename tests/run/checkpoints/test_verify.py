@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import shutil
 from concurrent import futures
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 from jaxlm import config
 from jaxlm.config import config_files
+from jaxlm.devices import sharding
 from jaxlm.run.checkpoints import digest, verify
 from jaxlm.run.checkpoints.saving import Saving
 from jaxlm.run.checkpoints.store import Checkpointer
@@ -34,43 +36,59 @@ def shapes():
     return like, jax.tree.map(lambda x: x.sharding, like)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """The checkpoints of a run at steps 1 and 2."""
-    checkpointer = Checkpointer(tmp_path / "checkpoints", KEEP)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    checkpointer = Checkpointer(folder, KEEP)
     for step in (1, 2):
         checkpointer.save(make(step), META)
     checkpointer.close()
-    return tmp_path / "checkpoints"
+    return folder
+
+
+@pytest.fixture
+def saved(whole, tmp_path):
+    """The checkpoints of a run at steps 1 and 2."""
+    return shutil.copytree(whole, tmp_path / "checkpoints")
+
+
+def test_the_digest_does_not_depend_on_the_mesh_and_sees_every_bit():
+    x = jax.random.normal(jax.random.key(0), (64, 32))
+    mesh = sharding.make_mesh(config.MeshConfig(1, 4, 2, 1))
+    whole = int(digest.digest(x))
+    assert int(digest.digest(jax.device_put(x, jax.NamedSharding(mesh, jax.P("fsdp", "tensor"))))) == whole
+    swapped = x.at[0, 0].set(x[1, 1]).at[1, 1].set(x[0, 0])
+    assert int(digest.digest(swapped)) != whole
+    for bit in range(32):
+        flipped = np.asarray(x).copy()
+        flipped.view(np.uint32)[5, 7] ^= np.uint32(1 << bit)
+        assert int(digest.digest(flipped)) != whole
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "float8_e4m3fn"]
+    ("dtype", "shape"),
+    [("float32", (3, 4, 5)), ("bfloat16", (5, 6)), ("int32", ()), ("int8", (7,)), ("float8_e4m3fn", (0, 3))],
 )
-@pytest.mark.parametrize("shape", [(), (7,), (5, 6), (3, 4, 5), (0, 3)])
 def test_the_host_computes_the_device_s_digest(dtype, shape):
     bits = np.random.default_rng(0).integers(0, 256, (*shape, jnp.dtype(dtype).itemsize), np.uint8)
     x = bits.view(jnp.dtype(dtype))[..., 0]
     assert digest.of_piece(x, (0,) * x.ndim, x.shape) == int(digest.digest(jnp.asarray(x)))
 
 
-def test_pieces_add_up_and_large_ones_are_split():
-    x = np.random.default_rng(0).normal(size=(1030, 1100)).astype(np.float32)
-    whole = int(digest.digest(jnp.asarray(x)))
-    assert digest.of_piece(x, (0, 0), x.shape) == whole
-    parts = [digest.of_piece(x[i : i + 515, j : j + 550], (i, j), x.shape) for i in (0, 515) for j in (0, 550)]
-    assert sum(parts) % 2**32 == whole
-    assert digest.of_piece(x[500:], (0, 0), x.shape) != digest.of_piece(x[500:], (500, 0), x.shape)
-
-
-def test_threads_hash_the_same():
+def test_pieces_add_up_large_ones_are_split_and_threads_hash_the_same():
     x = np.random.default_rng(0).normal(size=(3, 1030, 1100)).astype(np.float32)
+    whole = int(digest.digest(jnp.asarray(x)))
+    assert digest.of_piece(x, (0, 0, 0), x.shape) == whole
+    places = [(i, j) for i in (0, 515) for j in (0, 550)]
+    parts = [digest.of_piece(x[:, i : i + 515, j : j + 550], (0, i, j), x.shape) for i, j in places]
+    assert sum(parts) % 2**32 == whole
     with futures.ThreadPoolExecutor(3) as pool:
         parts = [digest.of_piece(x[at:end], (at, 0, 0), x.shape, pool) for at, end in ((0, 1), (1, 3))]
-    assert sum(parts) % 2**32 == int(digest.digest(jnp.asarray(x)))
+    assert sum(parts) % 2**32 == whole
+    assert digest.of_piece(x[2:], (0, 0, 0), x.shape) != digest.of_piece(x[2:], (2, 0, 0), x.shape)
 
 
-@pytest.mark.parametrize("ahead", [0, 300, 2**20])
+@pytest.mark.parametrize("ahead", [0, 300])
 def test_any_chunk_of_any_array_counts_however_many_are_read_at_a_time(tmp_path, monkeypatch, ahead):
     """Eight devices write eight chunks of 128 bytes."""
     monkeypatch.setattr(verify, "_AHEAD", ahead)
@@ -88,13 +106,6 @@ def test_any_chunk_of_any_array_counts_however_many_are_read_at_a_time(tmp_path,
     assert verify.read_back(tmp_path / "7", digests | {"params/none": 1}) == "params/none can't be read"
     asked = iter([True, False])
     assert verify.read_back(tmp_path / "7", digests | {"params/d": 1}, lambda: next(asked)) == ""
-
-
-def test_read_back_names_the_array(saved):
-    digests = json.loads((saved / "2/meta/metadata").read_text())["digests"]
-    assert verify.read_back(saved / "2", digests) == ""
-    assert verify.read_back(saved / "2", digests | {"params/b/c": 1}) == "params/b/c is not what was saved"
-    assert verify.read_back(saved / "2", digests | {"params/none": 1}) == "params/none can't be read"
 
 
 def test_checksums_name_the_files(saved):
@@ -147,7 +158,7 @@ def restore_all(saved, count):
 
 
 def test_no_flipped_bit_is_believed_and_none_ends_the_run(saved):
-    found = restore_all(saved, 34)
+    found = restore_all(saved, 24)
     assert min(found.values()) > 3
 
 
@@ -156,8 +167,9 @@ def test_500_flipped_bits(saved):
     assert sum(restore_all(saved, 500).values()) == 500
 
 
-@pytest.mark.parametrize("name", ["params/manifest.ocdbt", "train/_METADATA", "meta/metadata"])
-@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize(
+    ("name", "checksums"), [("params/manifest.ocdbt", True), ("train/_METADATA", False), ("meta/metadata", False)]
+)
 def test_an_empty_file_goes_back_and_is_named(saved, capsys, name, checksums):
     (saved / "2" / name).write_bytes(b"")
     if not checksums:

@@ -111,10 +111,6 @@ def test_milestones_and_the_best_stay_in_the_mirror_after_a_crash(tmp_path):
     assert sorted(int(name) for name in os.listdir(f"{url}/checkpoints")) == [10, 20, 40]
 
 
-# The files of a run's folder that the farewell reads, with a mirror and without.
-TOUCHED = ("run.json", "metrics.jsonl", ".run_id", "checkpoints")
-
-
 def spoil(path, how):
     """From now on to read this file gives EIO, as /proc/self/mem does, or never ends, as of a pipe that nobody writes to.
 
@@ -130,9 +126,16 @@ def spoil(path, how):
         os.mkfifo(path)
 
 
-@pytest.mark.parametrize("mirror", [False, True], ids=["no mirror", "mirror"])
 @pytest.mark.parametrize(
-    ("name", "how"), [*((name, "EIO") for name in TOUCHED), *((name, "hangs") for name in TOUCHED[:3])]
+    ("name", "how", "mirror"),
+    [
+        ("run.json", "EIO", False),
+        ("run.json", "hangs", True),
+        ("metrics.jsonl", "EIO", True),
+        (".run_id", "hangs", True),
+        ("checkpoints", "EIO", True),
+        ("checkpoints", "EIO", False),
+    ],
 )
 def test_a_disk_that_fails_holds_no_farewell_up(tmp_path, told, monkeypatch, capsys, name, how, mirror):
     """What can't be read counts as not mirrored if there is a mirror, and does not matter if there is none."""
@@ -233,21 +236,15 @@ def test_a_start_that_is_refused_leaves_the_run_of_the_other_one_alone(tmp_path,
     assert ended(tmp_path) == {}
 
 
-def test_a_folder_that_can_not_be_locked_is_a_failure(tmp_path):
-    (tmp_path / "run/.lock").mkdir(parents=True)
-    process = begin(tmp_path, "return 0")
-    assert process.wait(60) == 1
-    assert ended(tmp_path) == {"failed": "1 exit code 1"}
+@pytest.mark.parametrize(("program", "code"), [("return 0", 1), ("raise config.ConfigError('no')", 2)])
+def test_a_folder_that_can_not_be_locked_or_a_wrong_config_is_a_failure(tmp_path, program, code):
+    if code == 1:
+        (tmp_path / "run/.lock").mkdir(parents=True)
+    assert begin(tmp_path, program).wait(60) == code
+    assert ended(tmp_path) == {"failed": f"{code} exit code {code}"}
 
 
-def test_a_config_that_is_wrong_is_a_failure(tmp_path):
-    process = begin(tmp_path, "raise config.ConfigError('no')")
-    assert process.wait(60) == 2
-    assert ended(tmp_path) == {"failed": "2 exit code 2"}
-
-
-@pytest.mark.parametrize("program", ["ready()", STEPS], ids=["before", "after"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("program", "number"), [("ready()", signal.SIGTERM), (STEPS, signal.SIGINT)])
 def test_at_a_terminal_ctrl_c_alone_leaves_the_machine(tmp_path, program, number):
     """Before the first step, and after it: SIGTERM comes from the machine, even if a terminal is there."""
     ours, its = pty.openpty()

@@ -1,10 +1,13 @@
-"""Budgets learned from the run's own times: no alarm for what is slow, one for what stands still. The clock is not real."""
+"""Budgets learned from the run's own times (the clock is not real); what is told of a death, what counts as progress."""
 
 import random
+import signal
+import time
 
 import pytest
 
 from jaxlm.run import clock
+from jaxlm.run.survive import children
 from jaxlm.run.survive.children import MINUTE, Sign, Watch
 
 
@@ -80,14 +83,6 @@ def test_an_alarm_for_what_stands_still(activity, at_least, at_most):
     assert at_least <= after <= at_most
 
 
-def test_the_first_of_its_kind_has_time():
-    run = Simulated()
-    assert run.spend(clock.EVALUATE, 59 * MINUTE)
-    assert run.spend(clock.SAVE, 59 * MINUTE)
-    assert run.spend(clock.STEP, 29 * MINUTE)
-    assert not run.spend(clock.STEP, 31 * MINUTE)
-
-
 def test_steps_of_minutes_get_budgets_of_an_hour():
     run = Simulated()
     run.steps(21, 200.0)
@@ -126,18 +121,6 @@ def test_a_new_process_begins_with_what_was_learned():
     assert run.watch.budget(Sign(activity=clock.STEP)) == 120
 
 
-@pytest.mark.parametrize(
-    ("sign", "words"),
-    [
-        (Sign(7, 0, clock.STEP), "the device, in step 8"),
-        (Sign(7, 0, clock.SAVE, "r/checkpoints/7"), "a save (r/checkpoints/7)"),
-        (Sign(7, 0, clock.DATA, "prose/00003"), "a batch (prose/00003)"),
-    ],
-)
-def test_what_is_waited_for_is_named(sign, words):
-    assert sign.waits_for() == words
-
-
 @pytest.mark.parametrize(("hang_s", "mirror_s", "alarm"), [(0.0, 7200.0, 7321), (30.0, 600.0, 721), (900.0, 60.0, 901)])
 def test_the_wait_for_the_mirror_ends_before_it_is_a_hang(hang_s, mirror_s, alarm):
     run = Simulated(hang_s, mirror_s=mirror_s)
@@ -152,3 +135,60 @@ def test_the_wait_for_other_processes_ends_before_it_is_a_hang():
     assert run.spend(clock.STEP, 29)
     assert not run.spend(clock.STEP, 40)
     assert not Simulated(hang_s=30).spend(clock.START, 40)
+
+
+def test_the_wait_doubles_up_to_five_minutes():
+    assert [children.backoff(5, n) for n in (1, 2, 3, 7, 2000)] == [5, 10, 20, 300, 300]
+    assert children.backoff(0, 9) == 0
+
+
+KILLED = children.Death(-signal.SIGKILL, 7, clock.STEP, out_of_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        (children.Death(1, 7, clock.STEP), "training failed (exit code 1) after step 7"),
+        (KILLED, "training was ended by SIGKILL after step 7 (the machine is out of memory)"),
+        (children.Death(-63, 7, clock.STEP), "training was ended by signal 63 after step 7"),
+        (children.Death(4, 7, clock.SAVE, hung=60.0), "training hung after step 7"),
+    ],
+)
+def test_a_death_is_told(death, words):
+    assert death.words() == words
+
+
+def test_progress_is_a_newer_checkpoint_or_another_step(tmp_path):
+    """Temporary folders of a save that did not finish are no checkpoint."""
+    (tmp_path / "10").mkdir()
+    progress = children.Progress(tmp_path, 60.0)
+    seen = []
+    for step, saved in ((12, ""), (13, ""), (12, "20.tmp"), (12, "20"), (0, ""), (12, ""), (0, "")):
+        if saved:
+            (tmp_path / saved).mkdir()
+        progress.note(children.Death(1, step, clock.STEP))
+        seen.append((progress.newer, progress.again))
+    no, again, newer = (False, False), (False, True), (True, False)
+    assert seen == [no, no, again, newer, no, again, again]
+
+
+def test_a_fault_of_the_storage_at_the_start_is_waited_out(tmp_path, monkeypatch):
+    """For 30 minutes since the first of them in a row. Other deaths count as ever, before them and after."""
+    now = [100.0]
+    monkeypatch.setattr(children.time, "monotonic", lambda: now[0])
+    progress, seen = children.Progress(tmp_path, 1800.0), []
+    faults = {0: False, 1: True, 16: True, 30: True, 32: True, 33: False, 34: True, 63: True}
+    for minutes, fault in faults.items():
+        now[0] = 100.0 + 60 * minutes
+        progress.note(children.Death(1, 0, clock.START, fault=fault))
+        seen.append(progress.again)
+    assert seen == [False, False, False, False, True, True, False, False]
+
+
+def test_storage_that_hangs_or_fails_has_no_answer():
+    def fails():
+        raise OSError("stale")
+
+    assert children.within(1, lambda: 3) == 3
+    assert children.within(1, fails) is None
+    assert children.within(0.05, lambda: time.sleep(0.5)) is None

@@ -37,9 +37,10 @@ def settings(*urls: str, **keys) -> config.NotifyConfig:
 
 def test_a_webhook_gets_what_slack_and_discord_read(httpserver):
     httpserver.expect_oneshot_request("/services/SECRET", method="POST").respond_with_data("ok")
+    notify.tell(settings(httpserver.url_for("/"), events=("crash",)), "end", "it was not asked for", "runs/one")
     notify.tell(settings(httpserver.url_for("/services/SECRET")), "gate", "loss 9.1 is over 7", "runs/one", step=200)
     notify.wait()
-    (request, _) = httpserver.log[0]
+    ((request, _),) = httpserver.log
     body = request.get_json()
     assert body["text"] == body["content"]
     assert body["text"].startswith("jaxlm gate: one on ")
@@ -54,13 +55,6 @@ def test_a_message_is_short_enough_for_discord(httpserver):
     notify.tell(settings(httpserver.url_for("/")), "crash", "x" * 5000, "run")
     notify.wait()
     assert len(httpserver.log[0][0].get_json()["content"]) <= 2000
-
-
-def test_only_the_events_that_are_asked_for(httpserver):
-    httpserver.expect_request("/").respond_with_data("")
-    notify.tell(settings(httpserver.url_for("/"), events=("crash",)), "end", "done", "run")
-    notify.wait()
-    assert httpserver.log == []
 
 
 def test_a_failure_is_tried_three_times_and_said_once(httpserver, capsys):
@@ -204,11 +198,6 @@ def test_nothing_is_thrown_away_that_is_not_mirrored(tmp_path, capsys):
     assert ended(tmp_path, "touch OUT; echo ran > OUT", mirrored=False, step=60) == ""
     assert capsys.readouterr().err == "runs.on_exit.done not run: step 60 is not in the mirror yet\n"
     assert ended(tmp_path, "echo ran > OUT", mirrored=False, unmirrored=True) == "ran\n"
-
-
-def test_ctrl_c_at_a_terminal_leaves_the_machine(tmp_path, capsys):
-    assert ended(tmp_path, "echo ran > OUT", 4, by_hand=True) == ""
-    assert "ctrl-C at a terminal" in capsys.readouterr().err
 
 
 def test_the_commands_output_and_failure_are_shown(tmp_path, capfd):

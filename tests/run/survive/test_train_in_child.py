@@ -53,10 +53,7 @@ def test_a_loss_that_is_not_finite_is_none(tmp_path):
     ("override", "said"),
     [
         ("optim.lr=1e-3", "optim.lr=0.01 where now it is 0.001"),
-        ("optim.b2=0.99", "optim.b2=0.994 where now it is 0.99"),
-        ("optim.weight_decay=0.3", "optim.weight_decay=0.1 where now it is 0.3"),
         ("model.qk_norm=False", "model.qk_norm=True where now it is False"),
-        ("model.tie_embeddings=False", "model.tie_embeddings=True where now it is False"),
         ("loss.z_loss=1e-4", "loss.z_loss=0.0 where now it is 0.0001"),
         ("train.steps=600", "train.steps=460 where now it is 600"),
         ("seed=3", "seed=0 where now it is 3"),
@@ -72,17 +69,11 @@ def test_the_folder_of_another_run_is_refused(tmp_path, override, said):
             ask(other)
 
 
-def test_what_is_left_to_a_rule_fits_the_value_that_the_run_kept(tmp_path):
+def test_what_changes_no_loss_or_is_left_to_the_rule_that_the_run_followed_is_no_other_run(tmp_path):
     (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
     write(tmp_path, last())
-    assert train_in_child.result(resolve(tmp_path, "optim.b2=0", "optim.lr=0"), MIXTURE)
-
-
-@pytest.mark.parametrize("override", ["optim.offload=True", "model.remat=full", "log.every_steps=7"])
-def test_what_changes_no_loss_is_no_other_run(tmp_path, override):
-    (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
-    write(tmp_path, last())
-    assert train_in_child.result(resolve(tmp_path, override), MIXTURE)
+    for keys in (["optim.offload=True", "model.remat=full", "log.every_steps=7"], ["optim.b2=0", "optim.lr=0"]):
+        assert train_in_child.result(resolve(tmp_path, *keys), MIXTURE)
 
 
 def test_a_run_from_before_a_key_existed_has_its_default(tmp_path):

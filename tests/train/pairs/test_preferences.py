@@ -15,15 +15,8 @@ from jaxlm.train.pairs import preferences
 CONFIG = config.resolve(config_files.load("base", ["data.path=x", "train.steps=400", "model.dtype=float32"]))
 LN2 = math.log(2)
 STEPS = 300
-FIRST = {
-    "loss": LN2,
-    "margin": 0.0,
-    "chosen_reward": 0.0,
-    "rejected_reward": 0.0,
-    "chosen_logp": -300.0,
-    "rejected_logp": -280.0,
-    "nll": 1.5,
-}
+FIRST = {"loss": LN2, "margin": 0.0, "chosen_reward": 0.0, "rejected_reward": 0.0}
+FIRST |= {"chosen_logp": -300.0, "rejected_logp": -280.0, "nll": 1.5}
 
 
 def of(**keys):

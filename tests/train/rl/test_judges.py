@@ -4,7 +4,6 @@ import dataclasses
 import math
 import random
 import re
-import subprocess
 import sys
 import time
 import types
@@ -37,65 +36,33 @@ def test_the_form_is_that_of_the_whole_answer_and_a_dot_is_any_character():
     assert judge.format([right, right + " so", "so " + right, "12"]) == [1.0, 0.0, 0.0, 0.0]
 
 
-SEVERAL = (
-    *(
-        "(17, 18)",
-        "17, 18",
-        "[17, 18]",
-        "(17; 18)",
-        "16, 17, 18",
-        "17 18",
-        "17\n18",
-        "10, 18 or 20",
-        "The answer is (17, 18).",
-    ),
-    *(
-        "17 or 18",
-        "17 or 18 apples",
-        "x=17 or x=18",
-        "either 17 apples or 18 apples",
-        "$17$ or 18",
-        "17 or 18. I saw 2.",
-    ),
-    *("17 and 18", "The answers are 17 and 18.", "x = 17 and x = 18", "between 17 and 18", "$17\\cup 18$"),
-    *("17 to 18", "17 through 18", "17 ... 18", "(-oo, 18)", "17 < x < 18", "x<=18", "x \\ne 18", "18 > x", "not 18"),
-    *("17, 18 is the answer", "The answer is 17, 18 or 19", "17 or maybe 18", "$17 to $18", "**17** or **18**"),
-    *("between 17 and 18 apples", "at least 17", "at least 18 apples", "at most 18", "It is 17, 18."),
+def listed(text, *more):
+    """The answers that a text holds, between bars, and more of them."""
+    return [answer for line in text.strip().splitlines() for answer in line.split(" | ")] + [*more]
+
+
+SEVERAL = listed(
+    """
+(17, 18) | 17, 18 | [17, 18] | (17; 18) | 16, 17, 18 | 17 18 | 10, 18 or 20 | The answer is (17, 18). | 17 or 18
+17 or 18 apples | x=17 or x=18 | either 17 apples or 18 apples | $17$ or 18 | 17 or 18. I saw 2. | 17 and 18
+The answers are 17 and 18. | x = 17 and x = 18 | between 17 and 18 | $17\\cup 18$ | 17 to 18 | 17 through 18
+17 ... 18 | (-oo, 18) | 17 < x < 18 | x<=18 | x \\ne 18 | 18 > x | not 18 | 17, 18 is the answer
+The answer is 17, 18 or 19 | 17 or maybe 18 | $17 to $18 | **17** or **18** | between 17 and 18 apples | at least 17
+at least 18 apples | at most 18 | It is 17, 18.
+""",
+    "17\n18",
 )
-ONE = (
-    *(
-        "18",
-        "18.",
-        "$18",
-        "$18.00",
-        "18 eggs",
-        "18%",
-        "**18**",
-        "x = 18",
-        "#### 18",
-        "\\boxed{18}",
-        "=> 18",
-        "about 18",
-    ),
-    *(
-        "36/2",
-        "17+1",
-        "10 + 8 = 18",
-        "10 and 8 make 18",
-        "<<10+8=18>>18 eggs",
-        "16 - 3 - 4 = 9.\n9 * 2 = 18",
-        "18 or 18.0",
-    ),
-    *(
-        "Is it 17 or 18? It is 18.",
-        "The answer is 18, the sum of 10 and 8.",
-        "rose from 10 to 18",
-        "If x is 3, 18 are left",
-    ),
-    *("between 10 and 20, she made 18", "In 2 to 3 hours he makes 18", "If 20 > 18, then she has 18 left"),
-    *("He paid 2 and 18 remained", "He sold 2, 18 remain", "17 apples and 18 pears", "2 + 16 = 18"),
-    *("The price went up from $12 to 18", "From **12** to **18**", "Who buys 3 or more pays 18"),
-    *("Is it 17 or 18? It is 9*2", "If she needs at least 10, she has 18", "between 17 and 19 lies 18"),
+ONE = listed(
+    """
+18 | 18. | $18 | $18.00 | 18 eggs | 18% | **18** | x = 18 | #### 18 | \\boxed{18} | => 18 | about 18 | 36/2 | 17+1
+10 + 8 = 18 | 10 and 8 make 18 | <<10+8=18>>18 eggs | 18 or 18.0 | Is it 17 or 18? It is 18.
+The answer is 18, the sum of 10 and 8. | rose from 10 to 18 | If x is 3, 18 are left
+between 10 and 20, she made 18 | In 2 to 3 hours he makes 18 | If 20 > 18, then she has 18 left
+He paid 2 and 18 remained | He sold 2, 18 remain | 17 apples and 18 pears | 2 + 16 = 18
+The price went up from $12 to 18 | From **12** to **18** | Who buys 3 or more pays 18 | Is it 17 or 18? It is 9*2
+If she needs at least 10, she has 18 | between 17 and 19 lies 18
+""",
+    "16 - 3 - 4 = 9.\n9 * 2 = 18",
 )
 
 
@@ -313,11 +280,3 @@ def test_options_that_can_not_be(gym, options, why):
 def test_a_task_that_is_not_there(gym):
     with pytest.raises(judges.Refused, match=r"reasoning_gym has no task 'sum'; did you mean sums\?$"):
         judges.Judge().load([("reasoning_gym", "sum", {})], "", "")
-
-
-def test_the_program_imports_no_jax_and_no_config():
-    modules = "[m for m in sys.modules if m[:3] in ('jax', 'num')]"
-    program = f"import sys; from jaxlm.host import child; import jaxlm.train.rl.judges; print({modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert {name.split(".")[0] for name in done.stdout.strip("[]\n").replace("'", "").split(", ")} == {"jaxlm"}
-    assert "config" not in done.stdout

@@ -7,18 +7,8 @@ from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.train.rl import policies
 
-FINE = {
-    "reward": 0.5,
-    "reward_std": 0.4,
-    "flat_groups": 0.2,
-    "top_word": 0.05,
-    "answer_tokens": 20.0,
-    "entropy": 1.0,
-    "unique": 0.9,
-    "kl": 0.01,
-    "sampler_gap": 1e-5,
-    "truncated": 0.0,
-}
+FINE = {"reward": 0.5, "reward_std": 0.4, "flat_groups": 0.2, "top_word": 0.05, "answer_tokens": 20.0, "entropy": 1.0}
+FINE |= {"unique": 0.9, "kl": 0.01, "sampler_gap": 1e-5, "truncated": 0.0}
 
 
 def make(program="grpo", **keys):

@@ -91,7 +91,6 @@ def test_what_fails_once_is_tried_again_in_another_process(rewarder, judging, sa
     ("answer", "why"),
     [
         ("raise", "ValueError: no such thing (scores.py:9); on a.jsonl:2, answered 'raise'"),
-        ("none", "returned None, which is no finite number; on a.jsonl:2, answered 'none'"),
         ("os._exit", "ended with exit code 7, after: last words; on a.jsonl:2, answered 'os._exit'"),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -77,26 +78,14 @@ def tokenizer():
     return tiny_chats.tokenizer()
 
 
-def make(tokenizer, folder, rewarder=None, mesh=None, **keys):
+def make(tokenizer, folder, mesh=None, **keys):
     """(rollouts, parts, state) of a tiny model."""
-    overrides = {
-        "program": "grpo",
-        "workdir": folder,
-        "data.path": "x",
-        "reward.function": "a:b",
-        "rollout.prompts": PROMPTS,
-        "rollout.answers": ANSWERS,
-        "rollout.max_new_tokens": NEW,
-        "train.batch_size": ROWS,
-        "train.seq_len": T,
-        "train.steps": 10,
-        "policy.mask_truncated": False,
-        "optim.lr": 1e-3,
-        "optim.warmup_steps": 0,
-        "log.every_steps": 2,
-        "eval.max_examples": 4,
-    } | {name.replace("__", "."): value for name, value in keys.items()}
-    overrides |= {f"model.{name}": value for name, value in tiny.BASE.items()}
+    overrides = {"program": "grpo", "workdir": folder, "data.path": "x", "reward.function": "a:b"}
+    overrides |= {"rollout.prompts": PROMPTS, "rollout.answers": ANSWERS, "rollout.max_new_tokens": NEW}
+    overrides |= {"train.batch_size": ROWS, "train.seq_len": T, "train.steps": 10, "policy.mask_truncated": False}
+    overrides |= {"optim.lr": 1e-3, "optim.warmup_steps": 0, "log.every_steps": 2, "eval.max_examples": 4}
+    overrides |= {name.replace("__", "."): value for name, value in keys.items()}
+    overrides |= {f"model.{name}": value for name, value in (tiny.BASE | {"n_layers": 1}).items()}
     overrides |= {"model.vocab_size": tokenizer.vocab_size, "model.attention": "xla"}
     c = config.resolve(config_files.load("base", [f"{name}={value}" for name, value in overrides.items()]))
     mesh = mesh or make_mesh(MeshConfig(data=1, fsdp=1, tensor=1, context=1), jax.devices()[:1])
@@ -104,13 +93,26 @@ def make(tokenizer, folder, rewarder=None, mesh=None, **keys):
     state, frozen = made.create()
     reference = state.params if c.policy.reference else None
     with jax.set_mesh(mesh):
-        found = rollouts.Rollouts(made, frozen, Prompts(tokenizer), rewarder or Rewarder(), reference, folder)
+        found = rollouts.Rollouts(made, frozen, Prompts(tokenizer), Rewarder(), reference, folder)
     return found, made, state
 
 
 def batch_of(found, made, state):
     with jax.set_mesh(made.mesh):
         return jax.device_get(found(state))
+
+
+def anew(grpo, folder, **sections):
+    """As `make`, with the same model and state; some keys of the config are others."""
+    found, made, state = grpo
+    made = dataclasses.replace(made, config=config.with_keys(made.config, **sections))
+    with jax.set_mesh(made.mesh):
+        return dataclasses.replace(found, parts=made, folder=folder), made, state
+
+
+def written(folder):
+    """What stands in the file of the first step's answers."""
+    return [json.loads(line) for line in (pathlib.Path(folder) / "rollouts/1.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +135,7 @@ def test_the_batch_is_what_the_objective_takes(grpo, batch):
 def test_answers_stand_behind_their_prompts(grpo, batch, tokenizer):
     """Each row holds two answers; the weights are on their tokens alone."""
     items = [item for item in Prompts(tokenizer).step(1) for _ in range(ANSWERS)]
-    lines = [
-        json.loads(line)
-        for line in (pathlib.Path(grpo[1].config.workdir) / "rollouts/1.jsonl").read_text().splitlines()
-    ]
+    lines = written(grpo[1].config.workdir)
     for number, (item, line) in enumerate(zip(items, lines, strict=True)):
         row, segment = divmod(number, 2)
         mine = batch["segment_ids"][row] == segment + 1
@@ -160,10 +159,7 @@ def test_sampler_and_trainer_agree(batch):
 
 
 def test_advantages_are_rewards_less_the_groups_mean(grpo, batch):
-    lines = [
-        json.loads(line)
-        for line in (pathlib.Path(grpo[1].config.workdir) / "rollouts/1.jsonl").read_text().splitlines()
-    ]
+    lines = written(grpo[1].config.workdir)
     rewards = np.asarray([line["reward"] for line in lines]).reshape(PROMPTS, ANSWERS)
     wanted = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(ROWS, 2)
     for row in range(ROWS):
@@ -178,12 +174,12 @@ def test_advantages_are_rewards_less_the_groups_mean(grpo, batch):
     assert figures["unique"] == len({line["answer"] for line in lines}) / len(lines)
 
 
-def test_a_resumed_run_draws_the_same(grpo, batch, tokenizer, tmp_path):
+def test_a_resumed_run_draws_the_same(grpo, batch, tmp_path):
     """Also if the first has drawn other steps in between; another step draws other answers."""
     found, made, state = grpo
     later = batch_of(found, made, dataclasses.replace(state, step=state.step + 1))
     assert (later["tokens"] != batch["tokens"]).any()
-    for again in (batch_of(found, made, state), batch_of(*make(tokenizer, tmp_path))):
+    for again in (batch_of(found, made, state), batch_of(*anew(grpo, tmp_path))):
         jax.tree.map(np.testing.assert_array_equal, again, batch)
 
 
@@ -201,18 +197,14 @@ def test_the_step_learns_from_it(grpo, batch):
     assert max(jax.tree.leaves(moved)) > 0
 
 
-def test_answers_that_were_cut_off_do_not_count(tokenizer, tmp_path):
-    found, made, state = make(tokenizer, tmp_path, policy__mask_truncated=True, rollout__max_new_tokens=2)
+def test_answers_that_were_cut_off_do_not_count_and_long_ones_cost(grpo, tmp_path):
+    found, made, state = anew(grpo, tmp_path, policy={"mask_truncated": True, "overlong_tokens": 4})
+    found._stops = frozenset(range(0, made.config.model.vocab_size, 6))  # so that some end
     batch = batch_of(found, made, state)
-    lines = [json.loads(line) for line in (tmp_path / "rollouts/1.jsonl").read_text().splitlines()]
-    assert not all(line["ended"] for line in lines)
+    lines = written(tmp_path)
+    assert {line["ended"] for line in lines} == {True, False}
     assert batch["weights"].sum() == sum(line["tokens"] for line in lines if line["ended"])
-
-
-def test_long_answers_cost(tokenizer, tmp_path):
-    found, made, state = make(tokenizer, tmp_path, policy__overlong_tokens=4)
-    batch_of(found, made, state)
-    for line in map(json.loads, (tmp_path / "rollouts/1.jsonl").read_text().splitlines()):
+    for line in lines:
         over = min(max((line["tokens"] - 2) / 4, 0), 1)
         assert line["overlong"] == pytest.approx(-over)
         assert line["reward"] == pytest.approx(len(line["answer"]) - over)
@@ -226,8 +218,7 @@ def test_ppo(tokenizer, tmp_path):
     assert batch.keys() == made.batch().keys()
     counted = batch["weights"] > 0
     assert not batch["values"][counted].any()  # a new head
-    lines = [json.loads(line) for line in (tmp_path / "rollouts/1.jsonl").read_text().splitlines()]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(written(tmp_path)):
         row, segment = divmod(number, 2)
         mine = (batch["segment_ids"][row] == segment + 1) & counted[row]
         np.testing.assert_allclose(batch["returns"][row][mine], line["reward"], rtol=1e-5)  # KL is 0 at the start
@@ -245,47 +236,35 @@ def test_held_out_prompts(grpo):
     assert 1 <= first["val/answer_tokens"] <= NEW
 
 
-def test_a_reward_that_fails_is_passed_on(tokenizer, tmp_path):
-    def fails(items, answers):
-        raise RunError("q2: the reward hangs")
-
-    found, made, state = make(tokenizer, tmp_path, rewarder=fails)
-    with pytest.raises(RunError, match="q2: the reward hangs"):
-        batch_of(found, made, state)
-
-
-def test_fewer_rows_than_answers_draw_the_same_texts(batch, grpo, tokenizer, tmp_path):
-    found, made, state = make(tokenizer, tmp_path, rollout__rows=3)
+def test_fewer_rows_than_answers_draw_the_same_texts_and_a_reward_that_fails_is_passed_on(batch, grpo, tmp_path):
+    found, made, state = anew(grpo, tmp_path, rollout={"rows": 3})
     fewer = batch_of(found, made, state)
     np.testing.assert_array_equal(fewer["tokens"], batch["tokens"])
     np.testing.assert_allclose(fewer["sampler"], batch["sampler"], atol=1e-4)
 
+    def fails(items, answers):
+        raise RunError("q2: the reward hangs")
+
+    found.rewarder = fails
+    with pytest.raises(RunError, match="q2: the reward hangs"):
+        batch_of(found, made, state)
+    found.rewarder = Rewarder()
+    found.close()
+    assert found.rewarder.closed == 1
+
 
 def test_on_several_devices(batch, tokenizer, tmp_path):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=1, context=1), jax.devices()[:4])
-    found, made, state = make(tokenizer, tmp_path, mesh=mesh)
-    several = batch_of(found, made, state)
+    several = batch_of(*make(tokenizer, tmp_path, mesh=mesh))
     np.testing.assert_array_equal(several["tokens"], batch["tokens"])
     np.testing.assert_allclose(several["old"], batch["old"], atol=1e-4)
 
 
-def test_closing_ends_the_rewards_process(tokenizer, tmp_path):
-    rewarder = Rewarder()
-    make(tokenizer, tmp_path, rewarder=rewarder)[0].close()
-    assert rewarder.closed == 1
-
-
-class Constant(Rewarder):
-    """What float32 can't add up exactly: the deviation of equal numbers is not 0."""
-
-    def __call__(self, items, answers):
-        found = np.full(len(answers), 0.1, np.float32)
-        return found, {"form": found}
-
-
-def test_rewards_that_are_equal_have_no_spread(tokenizer, tmp_path):
-    keys = {"rollout__answers": 32, "train__batch_size": 32}
-    found, made, state = make(tokenizer, tmp_path, rewarder=Constant(), **keys)
-    figures = dict(zip(policy.FIGURES, batch_of(found, made, state)["figures"][0], strict=True))
+def test_rewards_that_are_equal_have_no_spread():
+    """float32 can't add them up exactly: the deviation of equal numbers is not 0."""
+    rewards, answer = np.full(64, 0.1, np.float32), rollouts.Answer([1], np.zeros(1), "a", True)
+    assert rewards.std() > 0
+    parts = types.SimpleNamespace(config=types.SimpleNamespace(rollout=types.SimpleNamespace(prompts=2, answers=32)))
+    figures = rollouts.Rollouts._figures(types.SimpleNamespace(parts=parts), [], [answer] * 64, rewards)
     assert figures["reward"] == pytest.approx(0.1)
     assert (figures["reward_std"], figures["flat_groups"]) == (0, 1)

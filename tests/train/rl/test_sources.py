@@ -74,11 +74,6 @@ def test_forms_of_prompts(reader, tmp_path, tokenizer):
     ("row", "why"),
     [
         ({"question": "x"}, "a.jsonl:2: it has no prompt and no messages, only question"),
-        ({"prompt": 5}, "a.jsonl:2: there is no list of messages where one should be"),
-        (
-            {"messages": [{"role": "assistant", "content": "x"}]},
-            "a.jsonl:2: all messages of messages are the assistant's",
-        ),
         ({"prompt": "x", "system": 5}, "a.jsonl:2: its system '5' is no text"),
     ],
 )
@@ -108,18 +103,6 @@ def test_prompts_take_the_path_of_examples(reader, tmp_path, tokenizer):
         f"1 row asked without what the assistant says at the end; the first: {tmp_path}/a.jsonl:2",
     ]
     assert set(asked.notes.of("read")) == {"system"}
-    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
-    for conversation, left in ((turns, 1), (turns[:1], 0)):
-        again = reader(val_fraction=0.0)
-        again.rows(write(tmp_path / "b.jsonl", [{"conversations": conversation}]), "data.path")
-        assert len(again.notes.of("answered")) == left
-    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n[]\n')
-    (tmp_path / "b.jsonl").write_text("")
-    with pytest.raises(ConfigError, match=r"b\.jsonl: it has no prompts"):
-        reader(val_path=str(tmp_path / "b.jsonl")).rows(str(tmp_path / "a.jsonl"), "data.path")
-    tools = [{"type": "function", "function": {"name": "look"}}]
-    with pytest.raises(ConfigError, match=r"^tools in 2 rows, the first .*a\.jsonl:1: .*ignore=\(\"tools\",\)'$"):
-        reader().rows(write(tmp_path / "a.jsonl", [{"prompt": "a", "tools": tools}] * 2), "data.path")
 
 
 def test_each_pass_has_all_prompts_once_in_another_order(reader, tmp_path):
@@ -284,20 +267,6 @@ class _Section:
 
     def __init__(self, tasks: str, timeout_s: float = 60.0):
         self.tasks, self.timeout_s = tasks, timeout_s
-
-
-@WITH_GYM
-@pytest.mark.faults
-def test_an_answer_that_a_task_never_ends_to_judge_is_wrong(reader, said):
-    """countdown computes what stands there: 9**9**9 has 370 million digits."""
-    (spec,) = prompts.parse_tasks("reasoning_gym:countdown")
-    judging = process.Processes([(spec.kind, spec.name, {})], "", "", 3.0)
-    items = Made(spec, 0, judging, reader(room=2000)).draw(range(3))
-    rewarder = rewards.Rewarder(_Section(spec.text, 3.0), judging, say=said.append)
-    assert rewarder.exact(items, [items[0].truth, "9**9**9", items[2].truth]).tolist() == [1, 0, 1]
-    assert said == [f"reasoning_gym:countdown can't judge some answers, and they count as wrong; the first is "
-                    f"{items[1].place}, answered '9**9**9': took over 3 s"]  # fmt: skip
-    judging.close()
 
 
 @WITH_GYM
