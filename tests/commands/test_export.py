@@ -119,11 +119,7 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
             {0: 0.9, 2: 0.4},
             "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
         ),
-        (
-            "ppo",
-            {0: 0.9},
-            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
-        ),
+        ("ppo", {0: 0.9}, "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it"),
         ("grpo", {0: 0.4, 2: 0.9}, ""),
         ("grpo", {}, ""),
         ("pretrain", {0: 0.9, 2: 0.4}, ""),
