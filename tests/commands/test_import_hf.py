@@ -12,6 +12,7 @@ import pytest
 import tiny_hf
 import tiny_models as tiny
 from safetensors.numpy import load_file, save_file
+from tiny_keys import words
 from tiny_steps import make_mesh
 
 from jaxlm import models
@@ -24,13 +25,10 @@ from jaxlm.run.checkpoints import keep, verify
 from jaxlm.train import origin
 
 pytest.importorskip("tokenizers")
-SMALL = [
-    "--config.train.batch_size=8",
-    "--config.train.seq_len=32",
-    "--config.runs.supervise=off",
-    "--config.log.tensorboard=False",
-    "--config.eval.max_mb=0.002",
-]
+SMALL = words("""
+    --config.train.batch_size=8 --config.train.seq_len=32 --config.runs.supervise=off --config.log.tensorboard=False
+    --config.eval.max_mb=0.002
+""")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
     model, run = folders
     tiny_hf.weights(tmp_path / "small", vocab_size=300)
     tiny_hf.byte_level(tmp_path / "small")
-    for words, message in (
+    for argv, message in (
         ([str(model), f"--out={run}"], "holds a run or a model already"),
         ([str(model), f"--out={model}"], "is the model itself"),
         ([str(model)], "--out"),
@@ -82,7 +80,7 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
         ([f"--out={tmp_path / 'x'}"], "none is named"),
         ([str(tmp_path / "small"), f"--out={tmp_path / 'x'}"], "its tokenizer has"),
     ):
-        assert cli.main(["import", *words]) == 2
+        assert cli.main(["import", *argv]) == 2
         said = capsys.readouterr().err.strip()
         assert message in said
         assert "\n" not in said
