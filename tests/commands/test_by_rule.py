@@ -7,10 +7,7 @@ import pytest
 import tiny_data
 from tiny_keys import keys
 
-from jaxlm import config
 from jaxlm.cli import cli
-from jaxlm.config import config_files
-from jaxlm.plan import rules
 from jaxlm.run import metrics
 
 TINY = keys("""
@@ -23,18 +20,6 @@ TINY = keys("""
 def train(capsys, *argv: str) -> str:
     assert cli.main(["train", *argv]) == 0
     return capsys.readouterr().err
-
-
-def test_muon_has_two_rates_by_rule_or_one():
-    said, given = [], ["workdir=w", "optim.name=muon", "optim.lr=0.0"]
-    for ratio in (0.0, 1.0, 2.0):
-        c = config.resolve(config_files.load("quickstart", [*given, f"optim.matrix_lr_ratio={ratio}"]))
-        said.append(rules.by_rule(c, lambda line: None).optim)
-    run = rules.of(c)
-    matrices = [o.lr * o.matrix_lr_ratio for o in said]
-    assert matrices == pytest.approx([rules.muon_rate(run).value] * 3, rel=0.01)
-    assert said[0].lr == pytest.approx(rules.adamw_rate(run).value, rel=0.01)
-    assert [o.matrix_lr_ratio for o in said[1:]] == [1.0, 2.0]
 
 
 def rates(run) -> tuple[float, float]:

@@ -161,14 +161,8 @@ def test_continued_pretraining_from_the_command_line(kind, tmp_path, capsys):
     import transformers
 
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "vocab_size": 420,
-    }
-    sizes |= {"num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True}
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
+    sizes |= {"num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True, "vocab_size": 420}
     config = transformers.Qwen3Config(**sizes, head_dim=32) if kind == "qwen3" else transformers.LlamaConfig(**sizes)
     theirs = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     folder, run = tmp_path / "model", tmp_path / "run"
@@ -205,9 +199,8 @@ def test_an_imported_run_samples_and_trains_in_place(folders, tmp_path, capsys):
     assert texts[0] == texts[1]
     own = tmp_path / "own"
     shutil.copytree(run, own)
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"text": f"{tiny_hf.TEXTS[0]} {i}"}) + "\n" for i in range(40))
-    )
+    lines = (json.dumps({"text": f"{tiny_hf.TEXTS[0]} {i}"}) for i in range(40))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     steps = ["--config.train.steps=2", "--config.optim.warmup_steps=1", *SMALL]
     assert cli.main(["train", str(own), f"--config.data.path={tmp_path / 'a.jsonl'}", *steps]) == 0
     assert not keep.imported(own / "checkpoints")
