@@ -202,6 +202,8 @@ def test_little_money_still_names_a_model_and_pays_for_the_start_first():
 
 def test_dollars():
     assert budget.dollars_of("200") == budget.dollars_of("$200") == 200
+    with pytest.raises(ConfigError, match="give dollars above 0, such as --budget=200"):
+        budget.dollars_of("")
 
 
 @pytest.mark.parametrize(

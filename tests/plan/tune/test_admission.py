@@ -27,8 +27,12 @@ def admit(*keys: str, room: float | None, begun: bool = False) -> tune.Program:
     return tune.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
 
 
-def test_the_settings_that_are_told_work():
-    whole = admit(room=None)
+@pytest.fixture(scope="module")
+def whole() -> tune.Program:
+    return admit(room=None)
+
+
+def test_the_settings_that_are_told_work(whole):
     assert whole.room is None
     assert whole.need == pytest.approx(whole.state + whole.temporaries, rel=0.01)
     assert whole.step.memory_analysis().temp_size_in_bytes == whole.temporaries
@@ -41,10 +45,9 @@ def test_the_settings_that_are_told_work():
     assert admit(*(word.removeprefix("--config.") for word in words), room=limit).need <= tune.HEADROOM * limit
 
 
-def test_quick_compilation_takes_the_same_memory():
+def test_quick_compilation_takes_the_same_memory(whole):
     """Only so it may stand for the real one in the search."""
-    lowered = make().lower()
-    assert lower.memory_of(lowered.compile()) == lower.memory_of(lower.compile_lowered(lowered, lower.QUICK))
+    assert lower.memory_of(lower.compile_lowered(make().lower(), lower.QUICK)) == whole.need
 
 
 def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
