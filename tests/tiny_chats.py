@@ -44,10 +44,10 @@ def pairs(path, number: int = 40, seed: int = 0) -> str:
     return _write(path, lines)
 
 
-def base(folder):
+def base(folder, **model):
     """Writes a base of ours: random parameters, data, a tokenizer without ChatML's tokens; returns its folder."""
     data = tiny_data.make(folder / "data", {"a": 1.0, "b": 1.0})
-    sizes = [f"model.{name}={value}" for name, value in (tiny_models.BASE | {"vocab_size": 300}).items()]
+    sizes = [f"model.{name}={value}" for name, value in (tiny_models.BASE | {"vocab_size": 300} | model).items()]
     c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *sizes]))
     (folder / "config.json").write_text(config.to_json(c))
     params = tiny_models.random_params(models.build(c.model, "xla"))

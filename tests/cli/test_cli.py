@@ -30,8 +30,6 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
 
 
 TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only" and not verb.others]
-
-
 TARGETS = {
     **dict.fromkeys(("diff", "compare"), "RUN_A RUN_B"),
     **dict.fromkeys(("eval", "serve"), "CONFIG|RUN|HF_DIR"),
@@ -65,11 +63,11 @@ def test_each_help_fits_a_screen_and_lists_the_sections_of_its_verb_first(capsys
 
 @pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, verb):
-    for word in ("local_35m", "--config=local_35m", "--config=configs/local_35m.py"):
-        code, out, _ = run(capsys, verb, word, "--help=optim", "--config.optim.lr=1")
-        assert code == 0
-        assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n" in out
-        assert "  optim.warmup_steps = 500  (default 100; int, at least 0)\n" in out
+    code, out, _ = run(capsys, verb, "local_35m", "--help=optim", "--config.optim.lr=1")
+    assert code == 0
+    assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n" in out
+    assert "  optim.warmup_steps = 500  (default 100; int, at least 0)\n" in out
+    assert run(capsys, verb, "--config=local_35m", "--help=optim", "--config.optim.lr=1") == (0, out, "")
     _, out, _ = run(capsys, verb, "--help=optim", "--config.optim.b1", "0.5")
     assert "  optim.b1 = 0.5  (default 0.9; " in out
     assert "  optim.warmup_steps = 100  (default; " in out
@@ -89,14 +87,11 @@ def test_every_verb_has_a_program():
         (["train", "--help=opitm"], "no section or key 'opitm'; did you mean optim?"),
         (["train"], "no config: jaxlm train NAME, FILE.py or the folder of a run; shipped: domain_7b, "),
         (["prepare"], "no config: jaxlm prepare NAME, FILE.py or the folder of a run or of documents; shipped: "),
-        (["train", "quikstart"], "did you mean 'quickstart'?"),
-        (["train", "./nosuch"], "no config file, shipped config or folder './nosuch'"),
         (["train", "100%s"], "no config file, shipped config or folder '100%s'"),
         (["train", "quickstart", "local_35m"], "unknown argument 'local_35m'; jaxlm train takes one config or run"),
         (["train", "quickstart", "--config=local_35m"], "two configs: quickstart and --config=local_35m"),
         (["train", "quickstart", "--config"], "argument --config: expected one argument"),
         (["train", "optim.lr=1", "quickstart"], "did you mean --config.optim.lr=1?"),
-        (["train", "quickstart", "train.steps=5"], "did you mean --config.train.steps=5?"),
         (["train", "quickstart", "--confg", "3"], "unknown argument '--confg'; did you mean --config?"),
         (["train", "quickstart", "--50%s=3"], "unknown argument '--50%s=3'; jaxlm train --help lists all"),
         (["sample", "quickstart", "--promt=50% off"], "unknown argument '--promt=50% off'; did you mean --prompt?"),
@@ -104,26 +99,17 @@ def test_every_verb_has_a_program():
         (["train", "--config=quikstart"], "did you mean 'quickstart'?"),
         (["train", "--config=quickstart", "--config.modl.n_layers=3"], "did you mean config.model.n_layers?"),
         (["train", "--config=quickstart", "--config.train.steps"], "--config.train.steps needs a value"),
-        (["train", "--config=quickstart", "--config.train.steps=ten"], "config.train.steps=ten: expected int"),
         (["train", "--config", "quickstart", "--config.train.steps", "ten"], "config.train.steps=ten: expected int"),
         (["train", "--config=quickstart", "--steps=3"], "did you mean --config.train.steps?"),
         (["tune", "--config=quickstart", "--steps=3"], "did you mean --config.tune.steps?"),
-        (["train", "--config=quickstart", "--confg.x=3"], "unknown argument '--confg.x=3'"),
-        (
-            ["train", "gpuburnout_1b"],
-            "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its sources",
-        ),
-        (
-            ["train", "local_35m", "--config.data.dir=docs"],
-            "first jaxlm prepare docs --out=DATA, then --config.data.dir=",
-        ),
+        (["train", "gpuburnout_1b"], "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its"),
+        (["train", "local_35m", "--config.data.dir=docs"], "jaxlm prepare docs --out=DATA, then --config.data.dir="),
         (["train", "local_35m", "--config.data.path=docs"], "prepare it first: jaxlm prepare docs --out=DATA"),
         (["train", "--config=quickstart", "--config.program=sfft"], "choose one of pretrain"),
         (["sample", "quickstart", "--temperature=hot"], "config.sample.temperature=hot: expected float"),
         (["sample"], "no config: jaxlm sample NAME, FILE.py or the folder of a run"),
         (["sample", "--config.workdir=./runs/nosuch"], "no run in ./runs/nosuch: it has no config.json"),
         (["trace", "--config=quickstart"], "--step"),
-        (["trace", "--config=quickstart", "--step=x"], "invalid int value: 'x'"),
         (["trace", "quickstart", "--step=5%"], "invalid int value: '5%'"),
     ],
 )
@@ -213,8 +199,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, here, verb):
     (here / "quickstart").mkdir()  # the shipped name wins
-    for words in ("quickstart", "mine.py", "--config=quickstart", "quickstart --config=configs/quickstart.py"):
-        assert steps_of(verb, *words.split(), "--config.workdir=new") == (460, "new")
+    for words in ("quickstart", "mine.py", "quickstart --config=configs/quickstart.py"):
         assert steps_of(verb, "--config.train.steps", "600", *words.split(), "--config.workdir=new") == (600, "new")
 
 
@@ -223,9 +208,9 @@ def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path
     folder, other = a_run(tmp_path / "run"), a_run(tmp_path / "other")
     named, workdir = str(folder), f"--config.workdir={folder}"
     for words in ([named], [f"--config={folder}"], [workdir], [named, f"{workdir}/"]):
-        steps, place = steps_of(verb, *words)
-        assert (steps, pathlib.Path(place)) == (777, folder)
-        assert steps_of(verb, *words, "--config.train.steps=800")[0] == 800
+        steps, place = steps_of(verb, *words, "--config.train.steps=800")
+        assert (steps, pathlib.Path(place)) == (800, folder)
+    assert steps_of(verb, named)[0] == 777
     assert "two runs: " in steps_of(verb, named, f"--config.workdir={other}")
     assert "two configs: " in steps_of(verb, named, "--config=quickstart")
     # A config with the folder of a run is the run's own where the run is read.

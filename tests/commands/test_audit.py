@@ -4,7 +4,6 @@ import json
 import types
 
 import pytest
-import tiny_data
 
 from jaxlm.cli import cli
 from jaxlm.corpus.documents import DocumentWriter
@@ -37,12 +36,8 @@ def worst_is_person_x(rows):
 
 def write_config(folder, section, source):
     """A config whose `section`.sources are the two files; `source` makes one of a path."""
-    lines = [
-        "from jaxlm.configs import base",
-        "def get_config():",
-        "  c = base.get_config()",
-        "  c.data.dir = 'nothing-here'",
-    ]
+    lines = ["from jaxlm.configs import base", "def get_config():", "  c = base.get_config()"]
+    lines.append("  c.data.dir = 'nothing-here'")
     for name in ("events", "web"):
         write_jsonl(folder / f"{name}.jsonl", name)
         lines.append(f"  c.{section}.sources.{name} = {source.format(repr(str(folder / name) + '.jsonl'))}")
@@ -81,10 +76,7 @@ def test_a_table_for_people(config, capsys):
     lines = out.splitlines()
     assert lines[0].startswith("Junk, the worst first")
     assert lines[2].split() == ["score", "found", "what", "it", "is", "source", "times", "in", "docs"]
-    assert lines[3].split() == [
-        lines[3].split()[0],
-        *["PersonX", "labels", "of", "a", "data", "set", "events", "30", "100%"],
-    ]
+    assert lines[3].split()[1:] == ["PersonX", "labels", "of", "a", "data", "set", "events", "30", "100%"]
     assert lines[4].strip().startswith("events.jsonl:")
     assert max(map(len, lines)) <= 100
     assert err.splitlines()[-1].startswith("next: put these lines into the config")
@@ -92,10 +84,8 @@ def test_a_table_for_people(config, capsys):
     settings = types.SimpleNamespace()
     settings.prepare = types.SimpleNamespace(stages=types.SimpleNamespace(junk=types.SimpleNamespace()))
     exec(shown, {"c": settings})
-    assert settings.prepare.stages.junk.patterns == (
-        "annotation",
-        "chat_tokens",
-    )  # the first is asked for by default too
+    # The first is asked for by default too.
+    assert settings.prepare.stages.junk.patterns == ("annotation", "chat_tokens")
 
 
 def test_nothing_to_do_is_said(config, capsys):
@@ -136,12 +126,6 @@ def test_shards_are_read_back_to_text(tmp_path, config, capsys):
     worst_is_person_x(rows)
     assert "of tokens" in err
     assert "30 documents" in err
-
-
-def test_shards_of_clean_sources_have_nothing(tmp_path, config, capsys):
-    tiny_data.make(tmp_path / "d", {"a": 1.0, "b": 1.0})
-    rows, _ = audit(capsys, f"--config={config}", f"--config.data.dir={tmp_path / 'd'}")
-    assert [row for row in rows if row["score"] > 5] == []
 
 
 @pytest.mark.parametrize(

@@ -5,49 +5,21 @@ import re
 
 import pytest
 import tiny_data
+from tiny_keys import keys
 
-from jaxlm import config
 from jaxlm.cli import cli
-from jaxlm.config import config_files
-from jaxlm.plan import rules
 from jaxlm.run import metrics
 
-TINY = {
-    "model.n_layers": 1,
-    "model.d_model": 16,
-    "model.n_heads": 2,
-    "model.d_ff": 16,
-    "train.batch_size": 8,
-    "train.seq_len": 16,
-    "train.eval_every_steps": 0,
-    "eval.max_mb": 0.0005,
-    "checkpoint.every_steps": 2,
-    "runs.supervise": "off",
-    "optim.warmup_steps": 0,
-    "optim.schedule": "constant",
-    "optim.lr": 0.0,
-    "optim.b2": 0.0,
-    "log.every_steps": 1,
-    "log.tensorboard": False,
-    "sample.prompts": "()",
-}
+TINY = keys("""
+    model.n_layers=1 model.d_model=16 model.n_heads=2 model.d_ff=16 train.batch_size=8 train.seq_len=16
+    train.eval_every_steps=0 eval.max_mb=0.0005 checkpoint.every_steps=2 runs.supervise=off optim.warmup_steps=0
+    optim.schedule=constant optim.lr=0.0 optim.b2=0.0 log.every_steps=1 log.tensorboard=False sample.prompts=()
+""")
 
 
 def train(capsys, *argv: str) -> str:
     assert cli.main(["train", *argv]) == 0
     return capsys.readouterr().err
-
-
-def test_muon_has_two_rates_by_rule_or_one():
-    said, given = [], ["workdir=w", "optim.name=muon", "optim.lr=0.0"]
-    for ratio in (0.0, 1.0, 2.0):
-        c = config.resolve(config_files.load("quickstart", [*given, f"optim.matrix_lr_ratio={ratio}"]))
-        said.append(rules.by_rule(c, lambda line: None).optim)
-    run = rules.of(c)
-    matrices = [o.lr * o.matrix_lr_ratio for o in said]
-    assert matrices == pytest.approx([rules.muon_rate(run).value] * 3, rel=0.01)
-    assert said[0].lr == pytest.approx(rules.adamw_rate(run).value, rel=0.01)
-    assert [o.matrix_lr_ratio for o in said[1:]] == [1.0, 2.0]
 
 
 def rates(run) -> tuple[float, float]:
@@ -58,8 +30,8 @@ def rates(run) -> tuple[float, float]:
 def test_by_rule_and_kept(tmp_path, capsys):
     tiny_data.make(tmp_path / "data", {"a": 1.0})
     run = tmp_path / "run"
-    keys = TINY | {"workdir": run, "data.dir": tmp_path / "data"}
-    given = ["--config=base", *(f"--config.{name}={value}" for name, value in keys.items())]
+    all_keys = TINY | {"workdir": run, "data.dir": tmp_path / "data"}
+    given = ["--config=base", *(f"--config.{name}={value}" for name, value in all_keys.items())]
     said = train(capsys, *given, "--config.train.steps=4")
     assert "too high" not in said
     lr, b2 = rates(run)
@@ -80,21 +52,16 @@ def test_by_rule_and_kept(tmp_path, capsys):
 
 def test_a_rate_far_above_its_rule_is_told_once_where_a_run_begins(tmp_path, capsys):
     tiny_data.make(tmp_path / "data", {"a": 1.0})
-    keys = TINY | {"workdir": tmp_path / "run", "data.dir": tmp_path / "data", "optim.lr": 5.0}
-    given = ["--config=base", *(f"--config.{name}={value}" for name, value in keys.items())]
+    all_keys = TINY | {"workdir": tmp_path / "run", "data.dir": tmp_path / "data", "optim.lr": 5.0}
+    given = ["--config=base", *(f"--config.{name}={value}" for name, value in all_keys.items())]
     said = train(capsys, *given, "--config.train.steps=4")
     assert re.search(r"optim\.lr=5: [0-9.]+ times too high for adamw by Step Law, .* and the run may diverge", said)
     assert "too high" not in train(capsys, *given, "--config.train.steps=6")
 
 
 def test_a_run_that_would_learn_nothing_is_refused_before_there_is_data(capsys, tmp_path):
-    keys = TINY | {
-        "optim.lr": 0.01,
-        "optim.schedule": "linear",
-        "optim.final_lr_ratio": 0.0,
-        "workdir": tmp_path / "run",
-    }
-    argv = [f"--config.{key}={value}" for key, value in (keys | {"train.steps": 1}).items()]
+    given = TINY | {"optim.lr": 0.01, "optim.schedule": "linear", "optim.final_lr_ratio": 0.0, "train.steps": 1}
+    argv = [f"--config.{key}={value}" for key, value in (given | {"workdir": tmp_path / "run"}).items()]
     assert cli.main(["train", "quickstart", *argv]) == 2
     assert "jaxlm: no step from 1 to train.steps=1 has a learning rate above 0" in capsys.readouterr().err
     assert not (tmp_path / "run/data").exists()

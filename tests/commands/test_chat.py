@@ -12,7 +12,7 @@ from jaxlm.cli import cli
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A base of ours, whose tokenizer has no chat tokens."""
-    return tiny_chats.base(tmp_path_factory.mktemp("base"))
+    return tiny_chats.base(tmp_path_factory.mktemp("base"), n_layers=1)
 
 
 def test_piped_messages_are_answered_by_each_model(base, capsys, monkeypatch, tmp_path):

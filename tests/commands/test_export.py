@@ -7,6 +7,7 @@ import shutil
 import pytest
 import tiny_data
 import tiny_models as tiny
+import yaml
 
 from jaxlm import config, models
 from jaxlm.cli import cli
@@ -46,7 +47,9 @@ def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
     card = (out / "README.md").read_text()
-    assert card.startswith("---\n")
+    front = yaml.safe_load(card.split("---")[1])
+    assert (front["library_name"], front["pipeline_tag"]) == ("transformers", "text-generation")
+    assert front["tags"] == ["jaxlm", "llama"]
     assert "| arc_easy | acc | 0.410 ± 0.020 | 0.250 | 5 | 1 |" in card
     assert "| b | test:b | 75.0% |" in card
     assert "look it up before you publish" in card
@@ -67,17 +70,6 @@ def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
     assert f"The mixture changed: {mixture}." in card.text(facts)
 
 
-def test_the_cards_metadata_is_yaml(run, tmp_path):
-    import yaml
-
-    out = tmp_path / "out"
-    assert cli.main(["export", str(run), "--to=hf", f"--out={out}"]) == 0
-    front = yaml.safe_load((out / "README.md").read_text().split("---")[1])
-    assert front["library_name"] == "transformers"
-    assert front["pipeline_tag"] == "text-generation"
-    assert front["tags"] == ["jaxlm", "llama"]
-
-
 def test_what_cant_be_is_one_line(run, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
@@ -96,13 +88,10 @@ def test_what_cant_be_is_one_line(run, tmp_path, capsys):
 
 
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
-    import shutil
-
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)
-    largest = max(
-        (broken / "checkpoints" / "0" / "params").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0
-    )
+    files = (path for path in (broken / "checkpoints/0/params").rglob("*") if path.is_file())
+    largest = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
@@ -111,19 +100,14 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+BETTER = "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it"
+
+
 @pytest.mark.parametrize(
     ("program", "rewards", "said"),
     [
-        (
-            "grpo",
-            {0: 0.9, 2: 0.4},
-            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
-        ),
-        (
-            "ppo",
-            {0: 0.9},
-            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
-        ),
+        ("grpo", {0: 0.9, 2: 0.4}, BETTER),
+        ("ppo", {0: 0.9}, BETTER),
         ("grpo", {0: 0.4, 2: 0.9}, ""),
         ("grpo", {}, ""),
         ("pretrain", {0: 0.9, 2: 0.4}, ""),

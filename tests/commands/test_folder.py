@@ -6,31 +6,14 @@ import shlex
 
 import pytest
 import tiny_manual
+from tiny_keys import words
 
 from jaxlm.cli import cli
 from jaxlm.commands import folder
 from jaxlm.corpus import documents
 
 QUICK = ("--config.prepare.workers=1", "--config.prepare.report_mb=0", "--config.prepare.stages.near.bands=1")
-COMMON = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "on",
-    "with",
-    "as",
-    "was",
-    "at",
-    "by",
-    "an",
-    "be",
-    "this",
-]
+COMMON = words("the of and to in is that for on with as was at by an be this")
 
 
 def prose(seed: int) -> str:
@@ -38,8 +21,8 @@ def prose(seed: int) -> str:
     return ". ".join(" ".join([*words[i : i + 9], f"number {seed * 10 + i}"]) for i in range(0, 90, 9)) + ".\n"
 
 
-def prepare(capsys, *words):
-    code = cli.main(["prepare", *words])
+def prepare(capsys, *argv):
+    code = cli.main(["prepare", *argv])
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     return code, said.out, said.err.splitlines()
@@ -106,10 +89,8 @@ def test_a_mixed_folder_in_one_command(here, capsys):
     assert err[-1] == "next: jaxlm train quickstart --config.data.dir='data/my docs'"
     assert max(map(len, out.splitlines())) <= 100
     weights = documents.mixture(data)
-    kept = {
-        name: source["kept"]["bytes"]
-        for name, source in json.loads((data / "prepared.json").read_text())["sources"].items()
-    }
+    sources = json.loads((data / "prepared.json").read_text())["sources"]
+    kept = {name: source["kept"]["bytes"] for name, source in sources.items()}
     assert {name: round(weight * 1e6) for name, weight in weights.items()} == kept
 
     code, _, err = prepare(capsys, "my docs", *QUICK, *shlex.split(keep.partition(": ")[2]), "--out=all")
@@ -121,10 +102,8 @@ def test_a_mixed_folder_in_one_command(here, capsys):
 
 
 def test_web_limits_take_manuals_and_what_keeps_them_is_named(here, capsys):
-    write(
-        here / "manual",
-        {"arrays.html": tiny_manual.ARRAYS, "options.html": tiny_manual.OPTIONS, "a.html": f"<p>{prose(4)}</p>"},
-    )
+    pages = {"arrays.html": tiny_manual.ARRAYS, "options.html": tiny_manual.OPTIONS, "a.html": f"<p>{prose(4)}</p>"}
+    write(here / "manual", pages)
     words = ["manual", "--preset=web", *QUICK]
     for attempt in range(6):  # behind a limit that is gone, the next one may take the page
         code, _, err = prepare(capsys, *words, f"--out=try{attempt}")
@@ -138,28 +117,19 @@ def test_web_limits_take_manuals_and_what_keeps_them_is_named(here, capsys):
     assert left(here / f"try{attempt}")["html"] == ["a.html", "arrays.html", "options.html"]
 
 
+TEXT = {"a.md": "text"}
+
+
 @pytest.mark.parametrize(
     ("files", "words", "message"),
     [
         ({}, [], "docs holds no documents"),
         ({"a.pdf": "", "b.pdf": "", "c.docx": ""}, [], "docs: 2 .pdf files are not read: convert with pdftotext"),
-        ({"a.md": "text"}, ["--preset=dosc"], "no preset 'dosc'; did you mean 'docs'?"),
-        (
-            {"a.md": "text"},
-            ["--out=docs/data"],
-            "docs/data lies in docs, where it would be read as documents: give --out=",
-        ),
-        (
-            {"a.md": "text"},
-            ["--out=x", "--config.data.dir=y"],
-            "two folders for the result: --out=x and --config.data.dir=y",
-        ),
-        (
-            {"a.md": "text"},
-            ["--config.prepare.stages.near.treshold=1"],
-            "did you mean config.prepare.stages.near.threshold",
-        ),
-        ({"a.md": "text"}, ["--out=mine"], "mine/documents is there, and jaxlm did not make it"),
+        (TEXT, ["--preset=dosc"], "no preset 'dosc'; did you mean 'docs'?"),
+        (TEXT, ["--out=docs/data"], "docs/data lies in docs, where it would be read as documents: give --out="),
+        (TEXT, ["--out=x", "--config.data.dir=y"], "two folders for the result: --out=x and --config.data.dir=y"),
+        (TEXT, ["--config.prepare.stages.near.treshold=1"], "did you mean config.prepare.stages.near.threshold"),
+        (TEXT, ["--out=mine"], "mine/documents is there, and jaxlm did not make it"),
     ],
 )
 def test_bad_input_is_one_line(here, capsys, files, words, message):

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny_hf
+from tiny_keys import keys
 
 from jaxlm.cli import cli
 from jaxlm.data.chats import chat
@@ -19,27 +20,18 @@ CHATS = [
 ]
 SCORES = "def flat(prompts, answers, **columns):\n    return [1.0] * len(answers)\n"
 BARE = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + '\n' }}{% endfor %}"
-SMALL = {
-    "train.steps": 4,
-    "train.batch_size": 8,
-    "train.seq_len": 64,
-    "train.eval_every_steps": 2,
-    "eval.max_examples": 8,
-    "sample.prompts": "('one two',)",
-    "sample.max_new_tokens": 8,
-    "runs.supervise": "off",
-    "log.tensorboard": False,
-    "log.every_steps": 1,
-    "data.val_fraction": 0.2,
-    "replay.share": 0,
-}
+SMALL = keys("""
+    train.steps=4 train.batch_size=8 train.seq_len=64 train.eval_every_steps=2 eval.max_examples=8
+    sample.prompts=('one',) sample.max_new_tokens=8 runs.supervise=off log.tensorboard=False log.every_steps=1
+    data.val_fraction=0.2 replay.share=0
+""")
 RL = {"train.steps": 2, "rollout.prompts": 2, "rollout.answers": 4, "train.seq_len": 256, "rollout.max_new_tokens": 24}
 
 
-def command(program, folder, origin, rows, **keys):
+def command(program, folder, origin, rows, **changed):
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = SMALL | {"origin": origin, "data.path": folder / "rows.jsonl", "workdir": folder / "run"}
-    given |= {name.replace("__", "."): value for name, value in keys.items()}
+    given |= {name.replace("__", "."): value for name, value in changed.items()}
     return ["train", program, *(f"--config.{key}={value}" for key, value in given.items())]
 
 
@@ -81,8 +73,8 @@ def test_every_way_out_ends_at_the_same_token(piece, tmp_path, capsys, monkeypat
     assert "the answer is empty" in "".join(capsys.readouterr())
     (tmp_path / "scores.py").write_text(SCORES)
     monkeypatch.chdir(tmp_path)
-    keys = RL | {"reward__function": "scores:flat", "optim__lr": 1e-9}
-    assert cli.main(command("grpo", tmp_path, tmp_path / "model", PROMPTS, **keys)) == 0
+    given = RL | {"reward__function": "scores:flat", "optim__lr": 1e-9}
+    assert cli.main(command("grpo", tmp_path, tmp_path / "model", PROMPTS, **given)) == 0
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert {row["train/truncated"] for row in rows if "train/truncated" in row} == {0.0}
     assert {row["samples/ended"] for row in rows if "samples/ended" in row} == {1.0}
@@ -104,21 +96,21 @@ def test_a_base_learns_chatml_and_transformers_answers_alike(tmp_path, capsys):
     tiny_hf.byte_level(tmp_path / "base", controls=("<|endoftext|>",))
     ids = coder.load(tmp_path / "base").vocab_size
     tiny_hf.weights(tmp_path / "base", vocab_size=ids, tie_embeddings=False)
-    keys = {"examples__template": "chatml", "train__steps": 30, "optim__lr": 1e-2, "model__dtype": "float32"}
-    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys)) == 0
+    given = {"examples__template": "chatml", "train__steps": 30, "optim__lr": 1e-2, "model__dtype": "float32"}
+    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **given)) == 0
     said = "".join(capsys.readouterr())
     assert "has no chat tokens: its tokenizer, embedding and head get the 2 of ChatML" in said
     assert "an answer ends with <|im_end|> or <|endoftext|>" in said
     (tmp_path / "base/chat_template.jinja").write_text(BARE)
-    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys | {"train__steps": 31})) == 0  # goes on
+    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **given | {"train__steps": 31})) == 0  # goes on
     (tmp_path / "own.jinja").write_text(BARE)
-    keys |= {"train__steps": 32, "examples__template": tmp_path / "own.jinja"}
+    given |= {"train__steps": 32, "examples__template": tmp_path / "own.jinja"}
     capsys.readouterr()
-    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys)) == 0
+    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **given)) == 0
     assert "the run keeps the chat template that it began with, in " in "".join(capsys.readouterr())
     shutil.move(tmp_path / "base", tmp_path / "elsewhere")
-    keys |= {"train__steps": 33, "examples__template": tmp_path / "gone.jinja"}
-    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys)) == 0
+    given |= {"train__steps": 33, "examples__template": tmp_path / "gone.jinja"}
+    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **given)) == 0
     capsys.readouterr()
     assert cli.main(["chat", str(tmp_path / "run"), "--message=what is 3?", "--config.sample.temperature=0"]) == 0
     ours = capsys.readouterr().out.strip()

@@ -12,6 +12,7 @@ import pytest
 import tiny_hf
 import tiny_models as tiny
 from safetensors.numpy import load_file, save_file
+from tiny_keys import words
 from tiny_steps import make_mesh
 
 from jaxlm import models
@@ -24,13 +25,10 @@ from jaxlm.run.checkpoints import keep, verify
 from jaxlm.train import origin
 
 pytest.importorskip("tokenizers")
-SMALL = [
-    "--config.train.batch_size=8",
-    "--config.train.seq_len=32",
-    "--config.runs.supervise=off",
-    "--config.log.tensorboard=False",
-    "--config.eval.max_mb=0.002",
-]
+SMALL = words("""
+    --config.train.batch_size=8 --config.train.seq_len=32 --config.runs.supervise=off --config.log.tensorboard=False
+    --config.eval.max_mb=0.002
+""")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
     model, run = folders
     tiny_hf.weights(tmp_path / "small", vocab_size=300)
     tiny_hf.byte_level(tmp_path / "small")
-    for words, message in (
+    for argv, message in (
         ([str(model), f"--out={run}"], "holds a run or a model already"),
         ([str(model), f"--out={model}"], "is the model itself"),
         ([str(model)], "--out"),
@@ -82,7 +80,7 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
         ([f"--out={tmp_path / 'x'}"], "none is named"),
         ([str(tmp_path / "small"), f"--out={tmp_path / 'x'}"], "its tokenizer has"),
     ):
-        assert cli.main(["import", *words]) == 2
+        assert cli.main(["import", *argv]) == 2
         said = capsys.readouterr().err.strip()
         assert message in said
         assert "\n" not in said
@@ -163,14 +161,8 @@ def test_continued_pretraining_from_the_command_line(kind, tmp_path, capsys):
     import transformers
 
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "vocab_size": 420,
-    }
-    sizes |= {"num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True}
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
+    sizes |= {"num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True, "vocab_size": 420}
     config = transformers.Qwen3Config(**sizes, head_dim=32) if kind == "qwen3" else transformers.LlamaConfig(**sizes)
     theirs = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     folder, run = tmp_path / "model", tmp_path / "run"
@@ -207,9 +199,8 @@ def test_an_imported_run_samples_and_trains_in_place(folders, tmp_path, capsys):
     assert texts[0] == texts[1]
     own = tmp_path / "own"
     shutil.copytree(run, own)
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"text": f"{tiny_hf.TEXTS[0]} {i}"}) + "\n" for i in range(40))
-    )
+    lines = (json.dumps({"text": f"{tiny_hf.TEXTS[0]} {i}"}) for i in range(40))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     steps = ["--config.train.steps=2", "--config.optim.warmup_steps=1", *SMALL]
     assert cli.main(["train", str(own), f"--config.data.path={tmp_path / 'a.jsonl'}", *steps]) == 0
     assert not keep.imported(own / "checkpoints")

@@ -151,10 +151,9 @@ def no_plugin(monkeypatch):
 @pytest.mark.usefixtures("no_plugin")
 def test_a_mesh_that_is_not_there_is_compiled(capsys, monkeypatch):
     monkeypatch.setattr(console, "WORKING_S", 0.0)  # it is said even where it takes no time
-    small = ("--config.train.batch_size=16", "--config.train.microbatch_size=8", "--config.train.seq_len=64")
-    small += ("--config.model.n_layers=2", "--config.model.scan_layers=True", "--config.model.d_model=1024")
-    small += ("--config.model.remat=full",)
-    code, out, err = run(capsys, "--config=quickstart", "--config.plan.mesh=data:2,fsdp:4", "--json", *small)
+    small = ("train.batch_size=16", "train.microbatch_size=8", "train.seq_len=64", "plan.mesh=data:2,fsdp:4")
+    small += ("model.n_layers=2", "model.scan_layers=True", "model.d_model=1024", "model.remat=full")
+    code, out, err = run(capsys, "--config=quickstart", "--json", *(f"--config.{key}" for key in small))
     assert (code, "compiling the step for 8 fake CPU devices" in err) == (0, True)
     plan = json.loads(out)
     found = plan["compiled"]
@@ -251,7 +250,7 @@ def test_a_ladder_foretells_the_loss_of_a_plan_and_of_a_budget(capsys, tmp_path)
     assert found["accelerators"][0]["low"] < found["accelerators"][0]["loss"] < found["accelerators"][0]["high"]
 
 
-@pytest.mark.parametrize("value", ["abc", "0", "-1"])
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "nan", "inf"])
 def test_a_budget_that_is_none_is_one_line(capsys, value):
     code, out, err = run(capsys, f"--budget={value}")
     assert (code, out) == (2, "")

@@ -4,31 +4,16 @@ import hashlib
 import json
 
 import pytest
+from tiny_keys import words
 
 from jaxlm.cli import cli
 
-WORDS = [
-    "the",
-    "harbour",
-    "of",
-    "night",
-    "and",
-    "lamps",
-    "were",
-    "lit",
-    "over",
-    "quiet",
-    "water",
-    "boats",
-    "came",
-    "home",
-]
+WORDS = words("the harbour of night and lamps were lit over quiet water boats came home")
 
 
 def text(seed: int) -> str:
-    return (
-        ". ".join(" ".join(WORDS[(seed * 7 + i * k) % 14] for i in range(9)) for k in range(1, 12)) + f" number {seed}."
-    )
+    sentences = (" ".join(WORDS[(seed * 7 + i * k) % 14] for i in range(9)) for k in range(1, 12))
+    return ". ".join(sentences) + f" number {seed}."
 
 
 @pytest.fixture
@@ -72,9 +57,7 @@ def test_prepare_then_tokenize_write_one_report(capsys, folder):
     assert [line.split()[0] for line in out.splitlines()] == ["source", "notes", "tales"]
     assert "Tokenizer fit" in (folder / "data" / "report.html").read_text()
     manifest = json.loads((folder / "data" / "manifest.json").read_text())
-    assert (
-        manifest["recipe"]["prepared"] == hashlib.sha256((folder / "data" / "prepared.json").read_bytes()).hexdigest()
-    )
+    assert manifest["recipe"]["prepared"] == digest
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from jaxlm.config import ConfigError
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return tiny_chats.base(tmp_path_factory.mktemp("run"))
+    return tiny_chats.base(tmp_path_factory.mktemp("run"), n_layers=1)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_data
 import tiny_models as tiny
+from tiny_keys import keys
 
 from jaxlm import config
 from jaxlm.cli import cli
@@ -17,26 +18,13 @@ from jaxlm.run import metrics
 
 pytestmark = pytest.mark.parity
 
-SMALL = {  # heads of 128 stay, as a reader of Qwen3 expects
-    "model.n_layers": 2,
-    "model.d_model": 64,
-    "model.n_heads": 2,
-    "model.n_kv_heads": 1,
-    "model.head_dim": 128,
-    "model.d_ff": 128,
-    "model.vocab_size": 300,
-    "train.steps": 100,
-    "train.batch_size": 8,
-    "train.microbatch_size": 8,
-    "train.seq_len": 32,
-    "train.eval_every_steps": 0,
-    "eval.batch_size": 8,
-    "checkpoint.every_steps": 0,
-    "optim.warmup_steps": 10,
-    "sample.prompts": "()",
-    "runs.supervise": "off",
-    "log.tensorboard": False,
-}
+# Heads of 128 stay, as a reader of Qwen3 expects.
+SMALL = keys("""
+    model.n_layers=2 model.d_model=64 model.n_heads=2 model.n_kv_heads=1 model.head_dim=128 model.d_ff=128
+    model.vocab_size=300 train.steps=100 train.batch_size=8 train.microbatch_size=8 train.seq_len=32
+    train.eval_every_steps=0 eval.batch_size=8 checkpoint.every_steps=0 optim.warmup_steps=10 sample.prompts=()
+    runs.supervise=off log.tensorboard=False
+""")
 
 
 def test_speed_35m_trains_and_transformers_agrees(tmp_path):
@@ -46,8 +34,8 @@ def test_speed_35m_trains_and_transformers_agrees(tmp_path):
     torch.set_num_threads(1)
     tiny_data.make(tmp_path / "data", {"a": 1.0})
     run, out = tmp_path / "run", tmp_path / "out"
-    keys = SMALL | {"workdir": run, "data.dir": tmp_path / "data"}
-    assert cli.main(["train", "speed_35m", *(f"--config.{name}={value}" for name, value in keys.items())]) == 0
+    given = SMALL | {"workdir": run, "data.dir": tmp_path / "data"}
+    assert cli.main(["train", "speed_35m", *(f"--config.{name}={value}" for name, value in given.items())]) == 0
     losses = [r["train/loss"] for r in metrics.records(run / "metrics.jsonl") if "train/loss" in r]
     assert losses[-1] < losses[0] - 0.5
     assert cli.main(["export", str(run), "--to=hf", "--dtype=f32", f"--out={out}"]) == 0

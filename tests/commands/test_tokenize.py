@@ -6,6 +6,7 @@ import random
 import pytest
 
 from jaxlm.cli import cli
+from jaxlm.commands import tokenize
 
 
 @pytest.fixture
@@ -47,8 +48,6 @@ def test_the_fit_stands_in_the_table_and_in_a_file(place, capsys):
 
 
 def test_the_fit_is_made_once_for_each_reference(place, capsys, monkeypatch):
-    from jaxlm.commands import tokenize
-
     run(capsys, place)
     calls, original = [], tokenize.tokenizer_fit.report
     monkeypatch.setattr(tokenize.tokenizer_fit, "report", lambda *args: calls.append(args) or original(*args))
@@ -84,10 +83,7 @@ def test_a_sweep_writes_nothing_and_works_before_and_after_the_build(place, caps
     [
         (["--sweep=4096,x"], "give sizes of the vocabulary, as in --sweep=4096,8192,16384"),
         (["--reference=none.model"], "cannot read the tokenizer none.model"),
-        (
-            ["--config.data.tokenizer_model=wordpiece"],
-            "config.data.tokenizer_model='wordpiece': choose one of bpe, unigram",
-        ),
+        (["--config.data.tokenizer_model=wordpiece"], "tokenizer_model='wordpiece': choose one of bpe, unigram"),
         (["--config.data.tokenizer=none.model"], "cannot read the tokenizer none.model"),
     ],
 )

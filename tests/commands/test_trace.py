@@ -13,18 +13,13 @@ def data(tmp_path_factory):
     return tiny_data.make(tmp_path_factory.mktemp("data") / "d", {"a": 1.0})
 
 
+def argv(data, workdir) -> list[str]:
+    keys = {"workdir": workdir, "data.dir": data.path, "model.vocab_size": 300, "train.seq_len": 32}
+    return ["trace", "quickstart", "--config.train.batch_size=2", *(f"--config.{k}={v}" for k, v in keys.items())]
+
+
 def trace(capsys, data, workdir, step):
-    keys = {
-        "workdir": workdir,
-        "data.dir": data.path,
-        "model.vocab_size": 300,
-        "train.seq_len": 32,
-        "train.batch_size": 2,
-    }
-    code = cli.main(
-        ["trace", "quickstart", *(f"--config.{k}={v}" for k, v in keys.items()), f"--step={step}", "--json"]
-    )
-    assert code == 0
+    assert cli.main([*argv(data, workdir), f"--step={step}", "--json"]) == 0
     return json.loads("[" + ",".join(capsys.readouterr().out.splitlines()) + "]")
 
 
@@ -39,12 +34,11 @@ def test_batches_that_the_run_passed_over_are_no_steps(capsys, data, tmp_path):
 
 
 def test_a_step_beyond_the_run_is_said(capsys, data, tmp_path):
-    argv = ["trace", "quickstart", f"--config.workdir={tmp_path}", f"--config.data.dir={data.path}"]
-    argv += ["--config.train.seq_len=32", "--config.train.batch_size=2"]
-    assert cli.main([*argv, "--step=461"]) == 2
+    words = argv(data, tmp_path)
+    assert cli.main([*words, "--step=461"]) == 2
     assert "--step=461: the run ends at step 460 (train.steps)" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").write_text('{"step": 10}\n{"step": 20}\n')
-    assert cli.main([*argv, "--step=20"]) == 0
+    assert cli.main([*words, "--step=20"]) == 0
     assert "to come" not in capsys.readouterr().err
-    assert cli.main([*argv, "--step=21"]) == 0
+    assert cli.main([*words, "--step=21"]) == 0
     assert f"step 21 is still to come, {tmp_path} is at step 20: this" in capsys.readouterr().err

@@ -27,14 +27,11 @@ def run(path):
     return folder(path, config__json=config.to_json(c))
 
 
-@pytest.mark.parametrize("name", ["quickstart", "configs/quickstart.py", "./configs/quickstart.py", "quickstart.py"])
-def test_a_shipped_config_by_name(here, name):
-    assert find(name) == config_files.Found("config", CONFIG_PACKAGE / "quickstart.py")
-
-
-@pytest.mark.parametrize("name", ["data/techdocs", "data/techdocs.py", "configs/data/techdocs.py"])
-def test_a_shipped_data_config_by_name(here, name):
-    assert find(name) == config_files.Found("config", CONFIG_PACKAGE / "data/techdocs.py")
+def test_a_shipped_config_by_name(here):
+    for name in ("quickstart", "configs/quickstart.py", "./configs/quickstart.py", "quickstart.py"):
+        assert find(name) == config_files.Found("config", CONFIG_PACKAGE / "quickstart.py"), name
+    for name in ("data/techdocs", "data/techdocs.py", "configs/data/techdocs.py"):
+        assert find(name) == config_files.Found("config", CONFIG_PACKAGE / "data/techdocs.py"), name
 
 
 @pytest.mark.parametrize(

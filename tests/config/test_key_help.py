@@ -37,30 +37,29 @@ def test_the_keys_of_a_source_and_of_a_phase_are_those_that_base_makes(section, 
         BASE.phase(steps=1, max_loss=3.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "type", "limits"),
-    [
-        ("train.steps", "int", "at least 1"),
-        ("train.microbatch_size", "int", "at least -1"),
-        ("optim.lr", "float", "at least 0"),
-        ("optim.b1", "float", "at least 0 and below 1"),
-        ("model.dropout", "float", "at least 0 and below 1"),
-        ("model.family", "str", "one of llama, gpt2"),
-        ("log.wandb", "str", "one of '', offline, online"),
-        ("mesh.fsdp", "int", "at least 1, or -1 for all remaining devices"),
-        ("model.bias", "bool", ""),
-        ("sample.prompts", "tuple of str", ""),
-        ("tune.remat", "tuple of str", "each one of none, names, dots, full"),
-        ("prepare.sources.NAME.priority", "int", "in -128 to 127"),
-        ("phases.plan.NAME.max_nonfinite_steps", "int", "at least 0, or -1 for no gate"),
-        ("runs.on_exit.gate", "str", ""),
-        ("prepare.stages.near.threshold", "float", ""),
-        ("prepare.stages.pii.kinds", "tuple of str", ""),
-    ],
-)
-def test_types_and_limits_are_those_of_the_schema(name, type, limits):
-    key = next(key for key in KNOWN.keys if key.name == name)
-    assert (key.type, key.limits) == (type, limits)
+# A key, its type, its limits.
+TYPES = """
+train.steps | int | at least 1
+train.microbatch_size | int | at least -1
+optim.lr | float | at least 0
+optim.b1 | float | at least 0 and below 1
+model.family | str | one of llama, gpt2
+log.wandb | str | one of '', offline, online
+mesh.fsdp | int | at least 1, or -1 for all remaining devices
+model.bias | bool |
+sample.prompts | tuple of str |
+tune.remat | tuple of str | each one of none, names, dots, full
+prepare.sources.NAME.priority | int | in -128 to 127
+phases.plan.NAME.max_nonfinite_steps | int | at least 0, or -1 for no gate
+prepare.stages.near.threshold | float |
+"""
+
+
+def test_types_and_limits_are_those_of_the_schema():
+    known = {key.name: (key.type, key.limits) for key in KNOWN.keys}
+    for row in TYPES.strip().splitlines():
+        name, *told = (cell.strip() for cell in row.split("|"))
+        assert known[name] == tuple(told), name
 
 
 def test_a_page_has_values_defaults_types_limits_and_comments():

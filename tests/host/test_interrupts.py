@@ -14,6 +14,7 @@ from jaxlm.host import interrupts
 
 SCRIPT = ["-c", "import sys; from jaxlm.main import console_script; sys.exit(console_script())"]
 MAIN = ["-m", "jaxlm.main"]
+GOES_ON = "jaxlm: stopped; the same command goes on from what is done\n"
 RELEASE = """
 import signal, sys
 sys.argv = ["jaxlm", "sample", "nosuch"]
@@ -77,7 +78,7 @@ def test_a_command_that_goes_on_later_tidies_up_its_workers():
         assert process.stdout.readline() == "[1, 2]\n"
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (4, "jaxlm: stopped; the same command goes on from what is done\n")
+    assert (process.returncode, said) == (4, GOES_ON)
 
 
 def test_others_handlers_and_ignored_signals_stay():
@@ -120,18 +121,13 @@ sys.exit(console_script())
 """
 
 
-@pytest.mark.parametrize("supervise", ["on", "off"])
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("number", "supervise"), [("SIGINT", "on"), ("SIGTERM", "off")])
 def test_a_signal_while_the_program_is_imported_is_one_line(tmp_path, number, supervise):
     command = [sys.executable, "-c", EXTENSION.replace("NUMBER", number)]
     argv = ["train", "quickstart", "--config.workdir=w", f"--config.runs.supervise={supervise}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    told = "jaxlm: stopped; the same command goes on from what is done\n"
-    assert (done.returncode, done.stdout, done.stderr) == (4, "", told)
-
-
-GOES_ON = "jaxlm: stopped; the same command goes on from what is done\n"
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", GOES_ON)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What fits: the largest microbatch, the fewest devices, and what would help."""
+"""What fits: the largest microbatch, the fewest devices, what would help; and the ways to fine-tune, side by side."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 from jaxlm import config
 from jaxlm.config import ConfigError, MeshConfig, config_files
 from jaxlm.models import hardware
-from jaxlm.plan import fit
+from jaxlm.plan import accelerators, fit
 
 ONE = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
 
@@ -81,14 +81,48 @@ def test_remedies_are_tried_from_the_cheapest():
 @pytest.mark.engines
 def test_the_shipped_configs_fit_what_they_are_meant_for():
     """80 GB cards: 1B and 3B on one, 7B on eight; 134M on 24 GB."""
-    for name, limit, devices in (
-        ("gpuburnout_1b", 78.6e9, 1),
-        ("gpuburnout_1b_h128", 78.6e9, 1),
-        ("speed_1b", 78.6e9, 1),
-        ("gpuburnout_3b", 78.6e9, 1),
-        ("pilot_400m", 78.6e9, 1),
-        ("domain_7b", 78.6e9, 8),
-        ("gpuburnout_134m", 23.6e9, 1),
-    ):
+    on_one = dict.fromkeys(
+        ("gpuburnout_1b", "gpuburnout_1b_h128", "speed_1b", "gpuburnout_3b", "pilot_400m"), (78.6e9, 1)
+    )
+    for name, (limit, devices) in (on_one | {"domain_7b": (78.6e9, 8), "gpuburnout_134m": (23.6e9, 1)}).items():
         c = load(name)
         assert fit.Planner(c).memory(dataclasses.replace(ONE, fsdp=devices)).total < limit, name
+
+
+CARDS = accelerators.load().accelerators
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict]:
+    return {row["method"]: row for row in fit.by_method(load("gpuburnout_1b", "program=dpo"), CARDS)}
+
+
+def test_what_is_frozen_takes_no_gradient_and_no_state(rows):
+    bytes_ = {name: row["bytes"]["full"] for name, row in rows.items()}
+    assert list(bytes_.values()) == sorted(bytes_.values(), reverse=True)
+    parameters = 1.04e9
+    assert bytes_["all parameters, adamw"] > 16 * parameters
+    assert 2 * parameters < bytes_["LoRA"] < 3.5 * parameters
+    assert bytes_["LoRA"] - bytes_["QLoRA (nf4)"] == pytest.approx((2 - 4.5 / 8) * 0.973e9, rel=0.05)
+    assert all(row["bytes"]["none"] > row["bytes"]["full"] for row in rows.values())
+
+
+def test_the_smallest_card_holds_it_and_no_smaller_one_does(rows):
+    memory = {card.name: card.memory for card in CARDS}
+    for row in rows.values():
+        need = row["bytes"]["full"]
+        assert memory[row["card"]] == min(m for m in memory.values() if m >= need)
+
+
+def test_a_model_that_no_card_holds_has_none():
+    c = load("quickstart", "program=sft", "optim.name=adamw")
+    small = [dataclasses.replace(card, memory=1e6) for card in CARDS]
+    assert {row["card"] for row in fit.by_method(c, small)} == {None}
+
+
+def test_a_method_changes_the_config_by_its_own_keys():
+    c = load("gpuburnout_1b", "program=sft", "optim.name=adamw8bit")
+    found = fit.with_method(c, "QLoRA (nf4)")
+    assert (found.adapter.kind, found.adapter.quantize, found.optim.name) == ("lora", "nf4", "adamw8bit")
+    assert fit.own_microbatch(found, fit.ONE_DEVICE) == 1
+    assert fit.with_method(c, "all parameters, adamw").optim.name == "adamw"

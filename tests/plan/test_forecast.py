@@ -80,9 +80,7 @@ def test_a_power_law_in_steps_misses_it():
 @pytest.mark.parametrize(
     "other",
     [
-        {"alpha": 0.3},
         {"alpha": 0.65, "l0": 3.2},
-        {"b": 0.08},
         {"b": 0.25, "beta": 0.4, "gamma": 0.5, "c": 0.03},
         {"l0": 0.9, "a": 2.0, "b": 0.4},
     ],

@@ -1,4 +1,4 @@
-"""Every shipped config: built from shapes; shrunk, it takes a step; the large ones lower on one and on eight devices."""
+"""Shipped configs: built from shapes; each program that they shrink to takes a step; the large lower on one and 8 devices."""
 
 import dataclasses
 
@@ -36,21 +36,24 @@ def test_shapes_match_the_count(name):
     assert tree.count(abstract) - heads * padding == flops.count_params(c.model)
 
 
-@pytest.mark.parametrize("name", config_files.shipped_configs())
-def test_shrunk_it_takes_a_step(name):
+def shrunk(name: str) -> config.Config:
+    """One layer, and heads in the config's proportion: configs of one family, optimizer and policy end as one program."""
     c = load(name)
-    m = c.model
-    small = dataclasses.replace(
-        m,
-        n_layers=1,
-        d_model=8 * m.n_heads,
-        head_dim=8,
-        d_ff=32,
-        vocab_size=100,
-        max_seq_len=16,
-    )
+    kv = c.model.n_kv_heads and (4 if c.model.n_kv_heads == c.model.n_heads else 2)
+    sizes = {"n_layers": 1, "n_heads": 4, "n_kv_heads": kv, "d_model": 32, "head_dim": 8, "d_ff": 32, "vocab_size": 100}
+    model = dataclasses.replace(c.model, **sizes, max_seq_len=16)
     train = dataclasses.replace(c.train, batch_size=2, microbatch_size=2, seq_len=8)
-    c = dataclasses.replace(c, model=small, train=train)
+    return dataclasses.replace(c, model=model, train=train)
+
+
+def program(name: str) -> tuple:
+    c = shrunk(name)
+    return dataclasses.replace(c.model, rope=None), c.optim.name, c.optim.offload, c.loss
+
+
+@pytest.mark.parametrize("name", {program(name): name for name in config_files.shipped_configs()}.values())
+def test_shrunk_it_takes_a_step(name):
+    c = shrunk(name)
     made = parts.make(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]), lm.make)
     ones = jnp.ones((2, 8), jnp.int32)
     batch = {"tokens": ones, "targets": ones, "segment_ids": ones, "positions": ones * jnp.arange(8)}
@@ -86,14 +89,3 @@ def test_the_step_is_made_before_the_mesh_is_set(monkeypatch):
     c = load("quickstart", "model.n_layers=1", "train.seq_len=32", "train.batch_size=8")
     lower.lower_step(c, sharding.make_mesh(MeshConfig(1, 8, 1, 1)))
     assert [mesh.empty for mesh in meshes] == [True]
-
-
-def test_a_parameter_left_whole_is_seen(monkeypatch):
-    """The mutation: without its rule the model dimension stays whole."""
-    monkeypatch.setitem(sharding.RULES, "embed", None)
-    c = load("gpuburnout_1b")
-    mesh = sharding.make_mesh(MeshConfig(1, 8, 1, 1))
-    model = models.build(c.model, "xla")
-    abstract = models.abstract_params(model)
-    where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
-    assert any(row.replicated and np.prod(row.shape) > LARGE for row in lower.placements(abstract, where))

@@ -12,14 +12,8 @@ from jaxlm.models import hardware
 from jaxlm.plan import accelerators, cost, summary, text
 
 HERE = {"kind": "NVIDIA GeForce RTX 4090", "count": 1, "microbatch": 16, "memory": 23e9, "needed": 61.5e9, "by": "plan"}
-HERE |= {
-    "tokens_per_second": 18765.0,
-    "what": "2 of 16 layers, 4 x 2,048 tokens",
-    "time": time.time(),
-    "fits": False,
-    "load": 3.0,
-}
-HERE |= {"hours": 174.6, "usd": 279.4, "mfu": 0.412}
+HERE |= {"tokens_per_second": 18765.0, "what": "2 of 16 layers, 4 x 2,048 tokens", "time": time.time(), "fits": False}
+HERE |= {"load": 3.0, "hours": 174.6, "usd": 279.4, "mfu": 0.412}
 
 
 def planned(name: str, *overrides: str) -> dict:
@@ -93,19 +87,16 @@ def test_one_boolean_and_what_it_costs(plan):
     """The first story trained with remat for weeks, and would have been a fifth faster without it."""
     page = " ".join("\n".join(lines(plan)).split())
     assert "none 61.5 GB and 0.81 x the time" in page
-    assert (
-        "model.remat=none fits too, and takes 0.81 x the time of full: 28.4k tokens/s in place of 22.9k on A100" in page
-    )
+    told = "model.remat=none fits too, and takes 0.81 x the time of full: 28.4k tokens/s in place of 22.9k on A100"
+    assert told in page
     (row,) = (row for row in plan["accelerators"] if row["name"] == "A100 80GB")
     assert row["tokens_per_second"] == pytest.approx(row["faster"]["tokens_per_second"] / 1.24, rel=0.01)
 
 
 def test_a_remedy_says_what_it_costs():
     page = " ".join("\n".join(lines(planned("gpuburnout_1b", "plan.accelerator='TPU v5e'"))).split())
-    assert (
-        "one device would do with optim.name=adamw8bit, model.remat=full, train.microbatch_size=4: 9.04k tokens/s"
-        in page
-    )
+    remedy = "optim.name=adamw8bit, model.remat=full, train.microbatch_size=4"
+    assert f"one device would do with {remedy}: 9.04k tokens/s" in page
     assert "recomputing counted (1.24 x the time)" in page
 
 
@@ -136,9 +127,8 @@ def row_of(card: str, c: config.Config) -> dict:
 def test_every_shipped_limit_holds_at_the_shipped_price(name):
     c = resolved(name)
     if any(phase.usd for phase in c.phases.plan.values()) or c.stop.usd or c.stop.hours:
-        device = next(
-            a for a in accelerators.load().accelerators if a.usd == c.hardware.usd_per_hour and "40" not in a.name
-        )
+        cards = (card for card in accelerators.load().accelerators if "40" not in card.name)
+        device = next(card for card in cards if card.usd == c.hardware.usd_per_hour)
         found = summary.phases(c, [row_of(device.name, c)])
         assert found["below"] == []
         assert {row["name"] for row in found["rows"]} == {*c.phases.plan, "all"}
@@ -150,11 +140,7 @@ def test_every_shipped_limit_holds_at_the_shipped_price(name):
     [
         ([], "", "on 1 x A100 80GB, by its price, at $1.60 an hour (hardware.usd_per_hour);"),
         (["hardware.usd_per_hour=2.7"], "", "on 1 x H100, by its price, at $2.70 an hour"),
-        (
-            ["hardware.usd_per_hour=0"],
-            "",
-            "on 1 x H100, the cheapest that fits, at $2.70 an hour (its price above: hardware.usd_per_hour is 0);",
-        ),
+        (["hardware.usd_per_hour=0"], "", "on 1 x H100, the cheapest that fits, at $2.70 an hour (its price above:"),
         ([], "H200 NVL", "on 1 x H200 NVL at $1.60 an hour (hardware.usd_per_hour);"),
     ],
 )

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny_chats
+from tiny_keys import keys
 
 from jaxlm import config
 from jaxlm.cli import cli
@@ -18,33 +19,24 @@ from jaxlm.plan import lower, memory
 from jaxlm.run import metrics
 from jaxlm.train import origin
 
-SMALL = {
-    "train.steps": 4,
-    "train.batch_size": 8,
-    "train.seq_len": 64,
-    "train.eval_every_steps": 2,
-    "eval.max_mb": 0.003,
-    "eval.max_examples": 40,
-    "sample.prompts": "('one two',)",
-    "sample.max_new_tokens": 8,
-    "runs.supervise": "off",
-    "log.tensorboard": False,
-    "log.every_steps": 1,
-    "data.val_fraction": 0.2,
-}
+SMALL = keys("""
+    train.steps=4 train.batch_size=8 train.seq_len=64 train.eval_every_steps=2 eval.max_mb=0.003 eval.max_examples=40
+    sample.prompts=('one',) sample.max_new_tokens=8 runs.supervise=off log.tensorboard=False log.every_steps=1
+    data.val_fraction=0.2
+""")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A base of ours: parameters, data and a tokenizer without ChatML's tokens."""
-    folder = tiny_chats.base(tmp_path_factory.mktemp("base"))
+    folder = tiny_chats.base(tmp_path_factory.mktemp("base"), n_layers=1)
     tiny_chats.chats(folder / "chats.jsonl", 80)
     return folder
 
 
-def command(base, **keys):
+def command(base, **changed):
     given = SMALL | {"origin": base, "data.path": base / "chats.jsonl"}
-    given |= {name.replace("__", "."): value for name, value in keys.items()}
+    given |= {name.replace("__", "."): value for name, value in changed.items()}
     return ["train", "sft", *(f"--config.{key}={value}" for key, value in given.items())]
 
 

@@ -18,12 +18,8 @@ def prepared(tmp_path_factory):
     """A folder with a config and its prepared documents, for which nobody has written a page yet."""
     root = tmp_path_factory.mktemp("prepared")
     (root / "texts.jsonl").write_text("".join(json.dumps({"text": f"{TEXT} {i}"}) + "\n" for i in range(20)))
-    lines = [
-        "from jaxlm.configs import base",
-        "def get_config():",
-        "    c = base.get_config()",
-        "    c.prepare.workers = 1",
-    ]
+    lines = ["from jaxlm.configs import base", "def get_config():", "    c = base.get_config()"]
+    lines.append("    c.prepare.workers = 1")
     lines += [f"    c.prepare.sources.tales = base.source({str(root / 'texts.jsonl')!r}, ('unicode', 'exact'))"]
     (root / "tales.py").write_text("\n".join([*lines, "    return c"]))
     c = config.resolve(config_files.load(str(root / "tales.py"), [f"workdir={root / 'runs/one'}"]))

@@ -1,5 +1,6 @@
 """Memory that can be had against what the plan needs, on devices, host and in cgroups."""
 
+import dataclasses
 import functools
 import types
 
@@ -17,12 +18,8 @@ GB = 10**9
 
 
 def plan(**changes) -> devices.Need:
-    return devices.Need(
-        **(
-            {"step": 10 * GB, "state": 4 * GB, "offloaded": 0, "checkpoint": 3 * GB, "microbatch": 8, "remat": "none"}
-            | changes
-        )
-    )
+    need = devices.Need(step=10 * GB, state=4 * GB, offloaded=0, checkpoint=3 * GB, microbatch=8, remat="none")
+    return dataclasses.replace(need, **changes)
 
 
 def resolved(*overrides: str) -> config.Config:
@@ -97,10 +94,8 @@ def test_the_memory_of_a_cpu(free, verdict):
 
 
 def test_a_cpu_in_float32_says_why_it_needs_more_than_the_plan():
-    mesh, why = (
-        sharding.make_mesh(resolved().mesh, jax.devices()[:1]),
-        "in float32, as a CPU computes: jaxlm plan counts",
-    )
+    mesh = sharding.make_mesh(resolved().mesh, jax.devices()[:1])
+    why = "in float32, as a CPU computes: jaxlm plan counts"
     for asked, told in (("auto", True), ("float32", False)):
         c = resolved(f"model.dtype={asked}")
         object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))

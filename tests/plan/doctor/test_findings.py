@@ -1,7 +1,5 @@
 """A check that raises or hangs is a finding."""
 
-import dataclasses
-import json
 import subprocess
 import sys
 import threading
@@ -45,12 +43,6 @@ def test_a_check_that_hangs_is_left_behind():
     assert (found.verdict, found.hung) == (FAIL, True)
     assert "no answer in 0.05 s" in found.text
     release.set()
-
-
-def test_a_finding_is_a_line_and_json():
-    found = Finding("disk", OK, "writes", {"write": 1.5})
-    assert str(found) == "ok    disk        writes"
-    assert json.loads(json.dumps(dataclasses.asdict(found)))["figures"] == {"write": 1.5}
 
 
 def test_checks_that_answer_without_jax_import_none():

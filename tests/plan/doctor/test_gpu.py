@@ -9,6 +9,7 @@ from jaxlm.plan.doctor import gpu
 from jaxlm.plan.doctor.findings import FAIL, OK, WARN
 
 GB = 10**9
+HELD = types.SimpleNamespace(total=150 * GB, free=80 * GB, used=70 * GB)
 
 
 class NVMLError(Exception):
@@ -84,11 +85,7 @@ def test_a_healthy_card_is_one_line_with_its_figures():
         ({"CurrPcieLinkWidth": 4}, WARN, "PCIe runs on 4 of 16 lanes"),
         ({"ComputeRunningProcesses": [process(1)]}, WARN, "process 1 uses it"),
         ({"ComputeRunningProcesses": [process(2**22 + 1)]}, WARN, "held by process 4194305, which is dead or outside"),
-        (
-            {"MemoryInfo": types.SimpleNamespace(total=150 * GB, free=80 * GB, used=70 * GB)},
-            WARN,
-            "70.0 GB are held by a process that is dead or outside of this container",
-        ),
+        ({"MemoryInfo": HELD}, WARN, "70.0 GB are held by a process that is dead or outside of this container"),
     ],
 )
 def test_each_fault_is_named(changes, verdict, words):

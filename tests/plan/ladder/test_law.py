@@ -41,7 +41,7 @@ def test_intervals_hold_what_they_say_at_nine_points_and_not_without_what_is_unc
     """80% are promised; the priors are as wide as the published fits differ, so that laws near those are held more often."""
     held, certain = 0, 0
     for law in (*LAWS, TRUE):
-        for seed in range(5):
+        for seed in range(3):
             found = ladder_fit.fit(points(law, noise=0.004, seed=seed), LENGTH, draws=30)
             truth = law.loss(*TARGET)
             loss, low, high = found.loss(*TARGET)
@@ -53,8 +53,8 @@ def test_intervals_hold_what_they_say_at_nine_points_and_not_without_what_is_unc
             sure = dataclasses.replace(found, draws_Kx6=alone, params=TARGET[0], tokens=TARGET[1])
             low, high = sure.loss(*TARGET)[1:]
             certain += low < truth < high
-    assert held >= 12
-    assert certain <= 8
+    assert held >= 8
+    assert certain <= 4
 
 
 def test_the_interval_is_narrow_among_the_points_and_wide_far_from_them():

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from tiny_keys import words
 
 from jaxlm import config
 from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
@@ -11,18 +12,10 @@ from jaxlm.plan.lower import Room
 from jaxlm.plan.tune import tune
 from jaxlm.step import parts
 
-TINY = [
-    "data.path=x",
-    "model.n_layers=1",
-    "model.d_model=32",
-    "model.n_heads=2",
-    "model.d_ff=64",
-    "model.vocab_size=512",
-    "model.attention=xla",
-    "model.dtype=float32",
-    "train.batch_size=2",
-    "train.seq_len=512",
-]
+TINY = words("""
+    data.path=x model.n_layers=1 model.d_model=32 model.n_heads=2 model.d_ff=64 model.vocab_size=512
+    model.attention=xla model.dtype=float32 train.batch_size=2 train.seq_len=512
+""")
 
 
 def make(*keys: str) -> parts.Parts:
@@ -34,8 +27,12 @@ def admit(*keys: str, room: float | None, begun: bool = False) -> tune.Program:
     return tune.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
 
 
-def test_the_settings_that_are_told_work():
-    whole = admit(room=None)
+@pytest.fixture(scope="module")
+def whole() -> tune.Program:
+    return admit(room=None)
+
+
+def test_the_settings_that_are_told_work(whole):
     assert whole.room is None
     assert whole.need == pytest.approx(whole.state + whole.temporaries, rel=0.01)
     assert whole.step.memory_analysis().temp_size_in_bytes == whole.temporaries
@@ -48,10 +45,9 @@ def test_the_settings_that_are_told_work():
     assert admit(*(word.removeprefix("--config.") for word in words), room=limit).need <= tune.HEADROOM * limit
 
 
-def test_quick_compilation_takes_the_same_memory():
+def test_quick_compilation_takes_the_same_memory(whole):
     """Only so it may stand for the real one in the search."""
-    lowered = make().lower()
-    assert lower.memory_of(lowered.compile()) == lower.memory_of(lower.compile_lowered(lowered, lower.QUICK))
+    assert lower.memory_of(lower.compile_lowered(make().lower(), lower.QUICK)) == whole.need
 
 
 def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
@@ -102,6 +98,8 @@ def test_an_optimizer_stays_where_a_run_has_begun(monkeypatch):
 def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, memory_gb, error):
     """If what limits it is the memory that is free now."""
     monkeypatch.setattr(tune, "remedy", lambda *args: None)
+    monkeypatch.setattr(parts.Parts, "lower", lambda self: None)
+    monkeypatch.setattr(lower, "compile_lowered", lambda lowered: None)  # the compiler can't place it
     with pytest.raises(error, match="no setting makes it fit; take a smaller model") as told:
         admit("train.batch_size=1", f"tune.memory_gb={memory_gb}", room=1.0, begun=begun)
     assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)

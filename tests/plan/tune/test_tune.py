@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tiny_keys import words
 
 from jaxlm import config
 from jaxlm.config import ConfigError, MeshConfig, RunError, config_files
@@ -62,18 +63,6 @@ def test_more_remat_is_for_microbatches_that_do_not_fit_with_less():
     assert pairs == {("none", 2), ("none", 4), ("full", 4), ("full", 8)}  # not ("none", 8), not ("full", 2)
 
 
-def test_nothing_is_begun_after_the_time():
-    trial, tried = trial_of(speed)
-    tune.search(VALUES, START, trial, exhaustive=True, max_seconds=0)
-    assert not tried
-
-
-def test_overrides_are_what_train_takes():
-    overrides = [o.removeprefix("--config.") for o in BEST.overrides()]
-    c = config.resolve(config_files.load("local_35m", ["workdir=w", *overrides]))
-    assert BEST.applied(c) == c
-
-
 @pytest.mark.parametrize(
     ("batch", "ways", "sizes"), [(16, 1, [16, 8, 4, 2, 1]), (24, 2, [24, 12, 6, 2]), (7, 1, [7, 1])]
 )
@@ -82,18 +71,10 @@ def test_microbatch_sizes(batch, ways, sizes):
     assert tune.microbatch_sizes(c, ways) == sizes
 
 
-TINY = [
-    "data.path=x",
-    "model.n_layers=2",
-    "model.d_model=32",
-    "model.n_heads=2",
-    "model.d_ff=64",
-    "model.vocab_size=128",
-    "model.attention=xla",
-    "model.dtype=float32",
-    "train.batch_size=8",
-    "train.seq_len=128",
-]
+TINY = words("""
+    data.path=x model.n_layers=2 model.d_model=32 model.n_heads=2 model.d_ff=64 model.vocab_size=128
+    model.attention=xla model.dtype=float32 train.batch_size=8 train.seq_len=128
+""")
 
 
 def auto(**overrides):
@@ -102,15 +83,16 @@ def auto(**overrides):
     return c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), sharding.jax.devices()[:1])
 
 
-def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit():
+def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit(monkeypatch):
     c, mesh = auto(**{"train.batch_size": 2, "model.n_layers": 1})
     said = []
     chosen = tune.resolve(c, mesh, 1e12, said.append)
     assert (chosen.model.remat, chosen.train.microbatch_size, chosen.eval.batch_size) == ("none", 2, 2)
     assert "microbatch_size=2, model.remat=none" in said[0]
     c, mesh = auto(**{"train.batch_size": 2, "model.n_layers": 1, "model.remat": "full"})
+    monkeypatch.setattr(tune.Compiler, "compile", lambda self, candidate: self.learn(candidate, 5e7))
     with pytest.raises(
-        ConfigError, match=r"nothing fits into 0.00 GB a device.*needs 0\.\d+ GB; take optim.name=adamw8bit"
+        ConfigError, match=r"nothing fits into 0.00 GB a device.*needs 0.05 GB; take optim.name=adamw8bit"
     ):
         tune.resolve(c, mesh, 1.0, said.append)
 
@@ -118,7 +100,8 @@ def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit():
 @pytest.mark.parametrize(
     ("begun", "memory_gb", "error"), [(False, 0, ConfigError), (True, 0, RunError), (True, 1e-9, ConfigError)]
 )
-def test_nothing_fits_is_bad_input_unless_more_memory_may_be_free_later(begun, memory_gb, error):
+def test_nothing_fits_is_bad_input_unless_more_memory_may_be_free_later(monkeypatch, begun, memory_gb, error):
+    monkeypatch.setattr(tune.Compiler, "compile", lambda self, c: self.learn(c, 2))
     keys = {"train.batch_size": 1, "model.n_layers": 1, "model.remat": "full", "tune.memory_gb": memory_gb}
     c, mesh = auto(**keys)
     with pytest.raises(error, match="nothing fits into") as told:
