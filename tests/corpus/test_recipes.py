@@ -38,11 +38,7 @@ def test_equal_recipes_pass():
 
 
 DEFAULTS = {"source": {"exclude": []}, "stages": {"language": {"keep": False, "score": 0.5}, "near": {"bands": 20}}}
-OLD = {
-    "source a": {"path": "x"},
-    "stages of a": [["language", {"score": 0.4}], "near"],
-    "stage near": {"rows": 5},
-}
+OLD = {"source a": {"path": "x"}, "stages of a": [["language", {"score": 0.4}], "near"], "stage near": {"rows": 5}}
 
 
 def newer(exclude=(), keep=False, bands=20, score=0.4):

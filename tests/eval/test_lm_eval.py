@@ -72,15 +72,10 @@ def ours(scorer):
 
 
 PAIRS = [
-    ("", "the cat"),
-    ("the cat sat", " on a mat"),
-    ("the cat sat ", "on a mat"),
-    ("Question: two small dogs ran\nAnswer:", " over"),
-    ("Question: two small dogs ran\nAnswer:", " seven green hills"),
-    ("  leading", "  double"),
-    (" ".join(["the old river slept"] * 150), " while"),
-    ("naïve 漢字 🙂", " the"),
-]
+    ("", "the cat"), ("the cat sat", " on a mat"), ("the cat sat ", "on a mat"),
+    ("Question: two small dogs ran\nAnswer:", " over"), ("Question: two small dogs ran\nAnswer:", " seven green hills"),
+    ("  leading", "  double"), (" ".join(["the old river slept"] * 150), " while"), ("naïve 漢字 🙂", " the"),
+]  # fmt: skip
 
 
 def test_log_p_and_greedy_are_those_of_hf(ours, theirs):

@@ -19,54 +19,22 @@ Tensors = Mapping[str, np.ndarray]  # name in the file -> float32
 Fields = Mapping[str, object]
 
 _HF_LLAMA = {
-    "embed": "model.embed_tokens",
-    "layer": "model.layers.{}",
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
+    "embed": "model.embed_tokens", "layer": "model.layers.{}", "attn_norm": "input_layernorm", "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj", "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm", "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+    "down": "mlp.down_proj", "norm": "model.norm", "head": "lm_head",
+}  # fmt: skip
 _HF_GPT2 = {
-    "embed": "transformer.wte",
-    "positions": "transformer.wpe",
-    "layer": "transformer.h.{}",
-    "attn_norm": "ln_1",
-    "qkv": "attn.c_attn",
-    "o": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-}
+    "embed": "transformer.wte", "positions": "transformer.wpe", "layer": "transformer.h.{}", "attn_norm": "ln_1",
+    "qkv": "attn.c_attn", "o": "attn.c_proj", "mlp_norm": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj",
+    "norm": "transformer.ln_f", "head": "lm_head",
+}  # fmt: skip
 _GGUF = {
-    "embed": "token_embd",
-    "positions": "position_embd",
-    "layer": "blk.{}",
-    "attn_norm": "attn_norm",
-    "qkv": "attn_qkv",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "o": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-    "norm": "output_norm",
+    "embed": "token_embd", "positions": "position_embd", "layer": "blk.{}", "attn_norm": "attn_norm", "qkv": "attn_qkv",
+    "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
+    "mlp_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "norm": "output_norm",
     "head": "output",
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

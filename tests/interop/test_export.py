@@ -18,15 +18,9 @@ from jaxlm.interop import export, gguf, hf_folder, leaves, peft, peft_config
 CASES = {
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
     "gpt2_untied": {"family": "gpt2", "tie_embeddings": False},
-    "llama3_scaling": {
-        "rope_theta": 500000.0,
-        "rope_scaling": "llama3",
-        "rope_factor": 4.0,
-        "rope_low_freq_factor": 1.0,
-        "rope_high_freq_factor": 4.0,
-        "rope_original_max_len": 16,
-    },
-}
+    "llama3_scaling": {"rope_theta": 500000.0, "rope_scaling": "llama3", "rope_factor": 4.0,
+     "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_max_len": 16},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,9 @@ from jaxlm.interop import hf_config, hf_weights, peft
 from jaxlm.train import origin
 
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 # Class of transformers, settings; the shapes of all are in `theirs`.
 FAMILIES = {
     "llama_2": ("Llama", {"tie_word_embeddings": False}),

@@ -17,80 +17,35 @@ def items(tmp_path, *records, fields=()):
 
 ABOUT = "The moon is far.\nIt is cold."
 CASES = {
-    "CORE multiple_choice, AGIEval": (
-        {"query": f"Passage: {ABOUT}\nQuestion: is it far?\nAnswer:", "choices": ["no", "yes"], "gold": 1},
-        [("0", ("is it far?",), ("no", "yes"))],
-    ),
-    "CORE schema": (
-        {"context_options": ["Ann ran because Ann", "Ann ran because Ben"], "continuation": "was late", "gold": 0},
-        [("0", ("Ann ran because Ann was late", "Ann ran because Ben was late"), ())],
-    ),
-    "CORE language_modeling": (
-        {"context": "They saw the", "continuation": "sea"},
-        [("0", ("They saw the",), ("sea",))],
-    ),
-    "HellaSwag": (
-        {
-            "ind": 24,
-            "ctx_a": "A roof.",
-            "ctx_b": "he",
-            "ctx": "A roof. he",
-            "endings": ["is.", "goes."],
-            "source_id": "v",
-        },
-        [("24", ("A roof. he",), ("is.", "goes."))],
-    ),
-    "Winogrande": (
-        {"sentence": "Ann saw Ben as _ came.", "option1": "Ann", "option2": "Ben", "answer": "2"},
-        [("0", ("Ann saw Ben as _ came.", "Ann saw Ben as Ann came.", "Ann saw Ben as Ben came."), ())],
-    ),
-    "SIQA": (
-        {"context": "Ann ran.", "question": "Why?", "answerA": "so", "answerB": "no", "answerC": "-", "label": "1"},
-        [("0", ("Ann ran. Why?",), ("so", "no", "-"))],
-    ),
-    "HumanEval": (
-        {
-            "task_id": "HumanEval/7",
-            "prompt": "def f():",
-            "entry_point": "f",
-            "canonical_solution": "pass",
-            "test": "f()",
-        },
-        [("HumanEval/7", ("def f():",), ("pass", "f()"))],
-    ),
-    "CoQA": (
-        {"id": "3", "story": ABOUT, "questions": ["Far?", "Cold?"], "answers": {"input_text": ["yes", "very"]}},
-        [("3/0", ("Far?",), ("yes",)), ("3/1", ("Cold?",), ("very",))],
-    ),
-    "RACE, EleutherAI": (
-        {"article": ABOUT, "problems": "[{'question': 'Far?', 'answer': 'B', 'options': ['no', 'yes']}]"},
-        [("0", ("Far?",), ("no", "yes"))],
-    ),
-    "SQuAD, original": (
-        {
-            "title": "M",
-            "paragraphs": [{"context": ABOUT, "qas": [{"question": "Far?", "id": "5", "answers": [{"text": "y"}]}]}],
-        },
-        [("0", ("Far?",), ("y",))],
-    ),
-    "TruthfulQA, multiple choice": (
-        {
-            "question": "Far?",
-            "mc1_targets": {"choices": ["y"], "labels": [1]},
-            "mc2_targets": {"choices": ["n"], "labels": [0]},
-        },
-        [("0", ("Far?",), ("y", "n"))],
-    ),
-    "ARC, OpenBookQA, CommonsenseQA: original": (
-        {"id": "M_2", "question": {"stem": "Why?", "choices": [{"text": "so", "label": "A"}]}, "answerKey": "A"},
-        [("M_2", ("Why?",), ("so",))],
-    ),
-    "a question with answers": (
-        {"id": "M_1", "question": "Q: Why?", "choices": {"text": ["so", "not"], "label": ["A", "B"]}, "passage": ABOUT},
-        [("M_1", ("Why?",), ("so", "not"))],
-    ),
+    "CORE multiple_choice, AGIEval": ({"query": f"Passage: {ABOUT}\nQuestion: is it far?\nAnswer:", "choices": ["no",
+     "yes"], "gold": 1}, [("0", ("is it far?", ), ("no", "yes"))]),
+    "CORE schema": ({"context_options": ["Ann ran because Ann", "Ann ran because Ben"], "continuation": "was late",
+     "gold": 0}, [("0", ("Ann ran because Ann was late", "Ann ran because Ben was late"), ())]),
+    "CORE language_modeling": ({"context": "They saw the", "continuation": "sea"}, [("0", ("They saw the", ), ("sea",
+     ))]),
+    "HellaSwag": ({"ind": 24, "ctx_a": "A roof.", "ctx_b": "he", "ctx": "A roof. he", "endings": ["is.", "goes."],
+     "source_id": "v"}, [("24", ("A roof. he", ), ("is.", "goes."))]),
+    "Winogrande": ({"sentence": "Ann saw Ben as _ came.", "option1": "Ann", "option2": "Ben", "answer": "2"}, [("0",
+     ("Ann saw Ben as _ came.", "Ann saw Ben as Ann came.", "Ann saw Ben as Ben came."), ())]),
+    "SIQA": ({"context": "Ann ran.", "question": "Why?", "answerA": "so", "answerB": "no", "answerC": "-",
+     "label": "1"}, [("0", ("Ann ran. Why?", ), ("so", "no", "-"))]),
+    "HumanEval": ({"task_id": "HumanEval/7", "prompt": "def f():", "entry_point": "f", "canonical_solution": "pass",
+     "test": "f()"}, [("HumanEval/7", ("def f():", ), ("pass", "f()"))]),
+    "CoQA": ({"id": "3", "story": ABOUT, "questions": ["Far?", "Cold?"], "answers": {"input_text": ["yes", "very"]}},
+     [("3/0", ("Far?", ), ("yes", )), ("3/1", ("Cold?", ), ("very", ))]),
+    "RACE, EleutherAI": ({"article": ABOUT,
+     "problems": "[{'question': 'Far?', 'answer': 'B', 'options': ['no', 'yes']}]"}, [("0", ("Far?", ), ("no",
+     "yes"))]),
+    "SQuAD, original": ({"title": "M", "paragraphs": [{"context": ABOUT, "qas": [{"question": "Far?", "id": "5",
+     "answers": [{"text": "y"}]}]}]}, [("0", ("Far?", ), ("y", ))]),
+    "TruthfulQA, multiple choice": ({"question": "Far?", "mc1_targets": {"choices": ["y"], "labels": [1]},
+     "mc2_targets": {"choices": ["n"], "labels": [0]}}, [("0", ("Far?", ), ("y", "n"))]),
+    "ARC, OpenBookQA, CommonsenseQA: original": ({"id": "M_2", "question": {"stem": "Why?", "choices": [{"text": "so",
+     "label": "A"}]}, "answerKey": "A"}, [("M_2", ("Why?", ), ("so", ))]),
+    "a question with answers": ({"id": "M_1", "question": "Q: Why?", "choices": {"text": ["so", "not"], "label": ["A",
+     "B"]}, "passage": ABOUT}, [("M_1", ("Why?", ), ("so", "not"))]),
     "LAMBADA, one text": ({"text": "They saw the sea"}, [("0", ("They saw the sea",), ())]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", CASES)

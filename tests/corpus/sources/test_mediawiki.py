@@ -90,21 +90,17 @@ def test_a_truncated_dump_yields_what_came_before(tmp_path, read_source):
         ("{{lang|fr|Bonjour}} {{convert|5|km|mi}} &nbsp;&ndash; x<!-- c -->", "Bonjour 5 km \u2013 x"),
         ("== Head ==\nText\n=== Empty ===\n== See ==\n{{reflist}}", "## Head\n\nText"),
         ("* a\n** [[b]]\n* c\n# one\n# two", "- a\n  - b\n- c\n1. one\n1. two"),
-        (
-            "a\n<syntaxhighlight lang=\"py\">\nx  =  ''y''\n\n\n\nz()\n</syntaxhighlight>",
-            "a\n\n```py\nx  =  ''y''\n\n\n\nz()\n```",
-        ),
+        ("a\n<syntaxhighlight lang=\"py\">\nx  =  ''y''\n\n\n\nz()\n</syntaxhighlight>",
+         "a\n\n```py\nx  =  ''y''\n\n\n\nz()\n```"),
         ("<math>a^2 |x|</math> and <code>f(x)</code> <nowiki>[[raw]]</nowiki>", "$a^2 |x|$ and `f(x)` [[raw]]"),
-        (
-            '{| class="wikitable"\n|+ Caption\n! Name !! Size\n|-\n| [[a|b]] c || 1\n|-\n| d || {{x}}\n|}',
-            "Caption\n\n| Name | Size |\n| --- | --- |\n| b c | 1 |\n| d | |",
-        ),
+        ('{| class="wikitable"\n|+ Caption\n! Name !! Size\n|-\n| [[a|b]] c || 1\n|-\n| d || {{x}}\n|}',
+         "Caption\n\n| Name | Size |\n| --- | --- |\n| b c | 1 |\n| d | |"),
         ("{|\n| layout\n|}", "layout"),
         ("__NOTOC__ x [[File:a.png|thumb|a [[link]] in it]] y", "x y"),
         ("[[fr:Autre]] x {{{arg|d}}}", "fr:Autre x"),
         ("a [[unclosed and {{open", "a [[unclosed and {{open"),
     ],
-)
+)  # fmt: skip
 def test_wikitext(source, shown):
     assert mediawiki.to_markdown(source, frozenset({"file", "image", "category"})) == shown
 

@@ -85,26 +85,17 @@ def test_broken_records_cost_themselves_alone(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "text", "reason"),
     [
-        (
-            b"The caf\xe9 of the town \x93opens\x94 at nine o'clock \x96 bien s\xfbr.",
-            "The caf\u00e9 of the town \u201copens\u201d at nine o'clock \u2013 bien s\u00fbr.",
-            "1252",
-        ),
-        (
-            "A caf\u00e9 in UTF-8, with a byte ".encode() + b"\xe9 too",
-            "A caf\u00e9 in UTF-8, with a byte \ufffd too",
-            "U.FFFD",
-        ),
+        (b"The caf\xe9 of the town \x93opens\x94 at nine o'clock \x96 bien s\xfbr.",
+         "The caf\u00e9 of the town \u201copens\u201d at nine o'clock \u2013 bien s\u00fbr.", "1252"),
+        ("A caf\u00e9 in UTF-8, with a byte ".encode() + b"\xe9 too", "A caf\u00e9 in UTF-8, with a byte \ufffd too",
+         "U.FFFD"),
         (b"A byte \x81 that windows-1252 lacks.", "A byte \ufffd that windows-1252 lacks.", "U.FFFD"),
         (b"There is more to this story\xe2\x80", "There is more to this story\ufffd", "U.FFFD"),
-        (
-            "Two words, \u0434\u0430 \u0438 \u043d\u0435\u0442, in English text.".encode("cp1251"),
-            "Two words, \ufffd\ufffd \ufffd \ufffd\ufffd\ufffd, in English text.",
-            "U.FFFD",
-        ),
+        ("Two words, \u0434\u0430 \u0438 \u043d\u0435\u0442, in English text.".encode("cp1251"),
+         "Two words, \ufffd\ufffd \ufffd \ufffd\ufffd\ufffd, in English text.", "U.FFFD"),
         ("\u041f\u0440\u0438\u0432\u0435\u0442".encode("cp1251"), "\ufffd" * 6, "U.FFFD"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_utf8_is_read_as_windows_1252_where_that_makes_sense(tmp_path, raw, text, reason):
     (tmp_path / "a.txt").write_bytes(raw)
     documents, stats = read(tmp_path / "a.txt")

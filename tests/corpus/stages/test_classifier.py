@@ -11,37 +11,13 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.stages import classifier
 
 LESSON = [
-    "theorem",
-    "proof",
-    "energy",
-    "cell",
-    "because",
-    "therefore",
-    "example",
-    "plant",
-    "history",
-    "measure",
-    "force",
-    "explain",
-    "water",
-    "light",
-]
+    "theorem", "proof", "energy", "cell", "because", "therefore", "example", "plant", "history", "measure", "force",
+    "explain", "water", "light",
+]  # fmt: skip
 ADVERT = [
-    "buy",
-    "cheap",
-    "offer",
-    "now",
-    "click",
-    "deal",
-    "price",
-    "free",
-    "shipping",
-    "discount",
-    "casino",
-    "bonus",
-    "win",
+    "buy", "cheap", "offer", "now", "click", "deal", "price", "free", "shipping", "discount", "casino", "bonus", "win",
     "subscribe",
-]
+]  # fmt: skip
 COMMON = ["the", "of", "and", "to", "in", "is", "that", "it", "for", "on", "with", "as", "are", "this"]
 
 

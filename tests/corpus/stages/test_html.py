@@ -252,19 +252,13 @@ PROSE = "<p>The program runs on several systems and each is tested before releas
 @pytest.mark.parametrize(
     "furniture",
     [
-        "<DIV CLASS=navheader>gone</DIV>",
-        "<div class='x breadcrumbs\ty'>gone</div>",
-        "<div\nid = footer>gone</div>",
-        '<div role="search">gone</div>',
-        '<div class="menu submenu"><ul><li><a>gone</a></ul></div>',
-        "<div HIDDEN>gone</div>",
-        '<p style="color:red;display: none">gone</p>',
-        '<p id="path"><a>gone</a><a>gone</a></p>',
-        "<aside class=sidebar><sup class=reference>gone</sup></aside>",
-        '<p class="cookie&#45;banner">gone</p>',
-        "<p class='&#x68;eaderlink'>gone</p>",
+        "<DIV CLASS=navheader>gone</DIV>", "<div class='x breadcrumbs\ty'>gone</div>", "<div\nid = footer>gone</div>",
+        '<div role="search">gone</div>', '<div class="menu submenu"><ul><li><a>gone</a></ul></div>',
+        "<div HIDDEN>gone</div>", '<p style="color:red;display: none">gone</p>',
+        '<p id="path"><a>gone</a><a>gone</a></p>', "<aside class=sidebar><sup class=reference>gone</sup></aside>",
+        '<p class="cookie&#45;banner">gone</p>', "<p class='&#x68;eaderlink'>gone</p>",
     ],
-)
+)  # fmt: skip
 def test_furniture_goes_however_it_is_written(furniture):
     page = f'<!DOCTYPE html><body><div class="rst-content"><div role="main">{PROSE}{furniture}<p>Stays.</p></div></div>'
     found = text_of(page)

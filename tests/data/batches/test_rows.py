@@ -210,16 +210,13 @@ def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(
 @pytest.mark.parametrize(
     ("was", "now", "message"),
     [
-        (
-            {},
-            {"mixture": {"math": 1, "code": 1}},
-            "data.final.weights was code 2/5, math 3/5, is code 1/2, math 1/2; set",
-        ),
+        ({}, {"mixture": {"math": 1, "code": 1}},
+         "data.final.weights was code 2/5, math 3/5, is code 1/2, math 1/2; set"),
         ({}, {"share": 0.5}, "data.final.share was 0.4, is 0.5; set them back"),
         ({}, None, "data.final.weights was code 2/5, math 3/5, is not set; data.final.share was 0.4, is not set"),
         (None, {}, "data.final.weights was not set, is code 2/5, math 3/5"),
     ],
-)
+)  # fmt: skip
 def test_a_run_keeps_its_final_mixture_even_before_it_begins(data, was, now, message):
     plain = rows.Rows(data, MIXTURE, **OPTIONS)
     saved, current = ((plain if x is None else with_final(data, **x)).fingerprint() for x in (was, now))

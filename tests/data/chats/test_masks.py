@@ -25,16 +25,11 @@ LLAMA = (
 )
 TALKS = [
     [("user", "hello"), ("assistant", "hi there.")],
-    [
-        ("system", "be brief"),
-        ("user", "  on a\nmat "),
-        ("assistant", "\n the cat\n"),
-        ("user", "日本"),
-        ("assistant", "é"),
-    ],
+    [("system", "be brief"), ("user", "  on a\nmat "), ("assistant", "\n the cat\n"), ("user", "日本"), ("assistant",
+     "é")],
     [("user", "say <|im_end|> or </s>"), ("assistant", "<|im_start|><|user|>\nno</s>")],
     [("user", "say nothing"), ("assistant", "")],
-]
+]  # fmt: skip
 
 
 def talk(turns, given: int = 0) -> Chat:

@@ -42,37 +42,22 @@ READ = {
     "system": ({"messages": [ASK, SAY], "system": "Be brief."}, (SYSTEM, ASK, SAY), {2}),
     "system, of a prompt": ({"prompt": "Why?", "response": "So.", "system": "Be brief."}, (SYSTEM, ASK, SAY), {2}),
     "system, twice": ({"messages": [SYSTEM, ASK, SAY], "system": "Be brief."}, (SYSTEM, ASK, SAY), {2}),
-    "system, of a pair": (
-        {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "system": "Be brief."},
-        (SYSTEM, ASK, SAY),
-        {2},
-    ),
-    "history": (
-        {"instruction": "And?", "output": "No.", "history": [["Why?", "So."]]},
-        (ASK, SAY, AGAIN, ELSE),
-        {1, 3},
-    ),
+    "system, of a pair": ({"prompt": "Why?", "chosen": "So.", "rejected": "No.", "system": "Be brief."}, (SYSTEM, ASK,
+     SAY), {2}),
+    "history": ({"instruction": "And?", "output": "No.", "history": [["Why?", "So."]]}, (ASK, SAY, AGAIN, ELSE), {1,
+     3}),
     "weight": ({"messages": [ASK, SAY | {"weight": 0}, AGAIN, ELSE]}, (ASK, SAY | {"weight": 0}, AGAIN, ELSE), {3}),
     "train": ({"messages": [ASK, SAY | {"train": False}, AGAIN, ELSE]}, (ASK, SAY | {"weight": 0}, AGAIN, ELSE), {3}),
     "loss": ({"messages": [ASK, SAY | {"loss": True}, AGAIN, ELSE]}, (ASK, SAY, AGAIN, ELSE), {1, 3}),
     "developer": ({"messages": [SYSTEM | {"role": "developer"}, ASK, SAY]}, (SYSTEM, ASK, SAY), {2}),
-    "reasoning_content": (
-        {"messages": [ASK, SAY | {"reasoning_content": "Hm."}]},
-        (ASK, SAY | {"reasoning_content": "Hm."}),
-        {1},
-    ),
+    "reasoning_content": ({"messages": [ASK, SAY | {"reasoning_content": "Hm."}]}, (ASK,
+     SAY | {"reasoning_content": "Hm."}), {1}),
     "tool_calls": ({"messages": [ASK, CALL, ANSWER, SAY]}, (ASK, CALL, ANSWER, SAY), {1, 3}),
-    "tool_calls, without content": (
-        {"messages": [ASK, CALL | {"content": None}, ANSWER, SAY]},
-        (ASK, CALL, ANSWER, SAY),
-        {1, 3},
-    ),
-    "tool_call_id": (
-        {"conversations": [{"from": "human", "value": "Why?"}, CALL, ANSWER | {"role": "observation"}, SAY]},
-        (ASK, CALL, ANSWER, SAY),
-        {1, 3},
-    ),
-}
+    "tool_calls, without content": ({"messages": [ASK, CALL | {"content": None}, ANSWER, SAY]}, (ASK, CALL, ANSWER,
+     SAY), {1, 3}),
+    "tool_call_id": ({"conversations": [{"from": "human", "value": "Why?"}, CALL, ANSWER | {"role": "observation"},
+     SAY]}, (ASK, CALL, ANSWER, SAY), {1, 3}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", READ)
@@ -224,16 +209,8 @@ def test_a_wrapped_question_never_stands_twice(tmp_path):
 
 # What the base commit (5a4cd7b3) made of these rows, from which it read no key of `ignore`.
 KEYS = (
-    "system",
-    "history",
-    "weight",
-    "developer",
-    "reasoning_content",
-    "tools",
-    "tool_calls",
-    "label",
-    "function_call",
-)
+    "system", "history", "weight", "developer", "reasoning_content", "tools", "tool_calls", "label", "function_call",
+)  # fmt: skip
 BEFORE = [
     {"messages": [ASK, SAY], "system": "Be brief."},
     {"instruction": "the sun", "output": "No.", "history": [["Why?", "So."]]},
@@ -338,35 +315,12 @@ def test_what_a_template_does_not_write_is_refused(tmp_path):
 
 
 VALUES = (
-    None,
-    "",
-    "x",
-    0,
-    1,
-    2.5,
-    True,
-    False,
-    [],
-    [1],
-    {},
-    {"a": 1},
-    [["q", "a"]],
-    [{"name": "f"}],
-    '[{"name": "f"}]',
-)
+    None, "", "x", 0, 1, 2.5, True, False, [], [1], {}, {"a": 1}, [["q", "a"]], [{"name": "f"}], '[{"name": "f"}]',
+)  # fmt: skip
 ROW_KEYS = ("system", "tools", "history", "label", "weight", "id", "margin", "score_chosen", "context", "input", "a\nb")
 MESSAGE_KEYS = (
-    "weight",
-    "train",
-    "loss",
-    "tool_calls",
-    "function_call",
-    "reasoning_content",
-    "thinking",
-    "name",
-    "id",
-    "value",
-)
+    "weight", "train", "loss", "tool_calls", "function_call", "reasoning_content", "thinking", "name", "id", "value",
+)  # fmt: skip
 ROLES = ("user", "assistant", "system", "tool", "developer", "Human", "gpt", "observation", "function", "", 3, None)
 FORMS = (
     {"messages": [ASK, SAY, AGAIN, ELSE]},

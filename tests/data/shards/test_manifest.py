@@ -39,11 +39,8 @@ def change(data, tmp_path, path, value):
         ("sources/prose/train", None, "sources.prose.train is null instead of an object"),
         ("sources", [], r"sources is \[\] instead of an object"),
         ("sources", {}, "sources is empty"),
-        (
-            "sources/prose/val/shards/0/size",
-            "y",
-            r'sources.prose.val.shards\[0\].size is "y" instead of a whole number',
-        ),
+        ("sources/prose/val/shards/0/size", "y",
+         r'sources.prose.val.shards\[0\].size is "y" instead of a whole number'),
         ("sources/prose/val/shards/0/file", None, r"shards\[0\].file is null instead of a path in the data directory"),
         ("sources/prose/val/shards/0/file", "../x", r"file is \"../x\" instead of a path in the data directory"),
         ("sources/prose/val/shards/0/sha256", "AB", "instead of a sha256 in hex"),
@@ -57,7 +54,7 @@ def change(data, tmp_path, path, value):
         ("tokenizer/chat_tokens", "no", 'tokenizer.chat_tokens is "no" instead of true or false'),
         ("files", "del", "files is missing"),
     ],
-)
+)  # fmt: skip
 def test_each_mangled_value_is_named(data, tmp_path, path, value, message):
     with pytest.raises(ConfigError, match=rf"manifest.json is damaged: .*{message}.*; copy it again or rebuild"):
         shards.open_data(change(data, tmp_path, path, value))

@@ -80,9 +80,7 @@ def test_document_index_reads_only_the_groups_it_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_INDEX_GROUP", 8)
     entry = write(tmp_path, random_documents())
     data = shards.DataDir(
-        tmp_path,
-        {"tokenizer": {"eos_id": EOS, "vocab_size": 9}, "mixture": {}, "sources": {"a": {"train": entry}}},
-        "",
+        tmp_path, {"tokenizer": {"eos_id": EOS, "vocab_size": 9}, "mixture": {}, "sources": {"a": {"train": entry}}}, ""
     )
     read, original = [], shards.pq.ParquetFile.read_row_group
     monkeypatch.setattr(shards.pq.ParquetFile, "read_row_group", lambda self, i: read.append(i) or original(self, i))

@@ -20,13 +20,9 @@ from jaxlm.interop import export, hf_config, hf_folder
 tokenizers = pytest.importorskip("tokenizers")
 
 HARD = [
-    "Hello world, this is  a test.\n\tdef f(x): return x\n",
-    "  leading, trailing  ",
-    "日本語 é e\u0301 👩\u200d👩\u200d👧 \U0010ffff",
-    "\0\x01\x7f\r\n\n\n",
-    "12345 1e-10",
-    "x" * 3000,
-]
+    "Hello world, this is  a test.\n\tdef f(x): return x\n", "  leading, trailing  ",
+    "日本語 é e\u0301 👩\u200d👩\u200d👧 \U0010ffff", "\0\x01\x7f\r\n\n\n", "12345 1e-10", "x" * 3000,
+]  # fmt: skip
 CONTROLS = ["<|endoftext|> a <|im_start|>user", "<s>a</s> <unk>"]
 KINDS = {"byte_level": tiny_hf.byte_level, "byte_fallback": tiny_hf.byte_fallback}
 

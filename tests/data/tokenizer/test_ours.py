@@ -20,26 +20,13 @@ from jaxlm.data.tokenizer import ours
 from jaxlm.host import child
 
 HARD = [
-    "",
-    " ",
-    "  leading, trailing  ",
-    "\n",
-    "\n\n\t x\r\n\v\f",
-    "    def f():\n\t\treturn  1\n",
-    "\0",
-    "a\0b",
-    "\x01\x02\x1b\x7f\x80\x9f",
-    "</s><s><unk><pad><0x41><0x0A>",
-    "<|im_start|>user\nhi<|im_end|><|system|><|user|><|assistant|>",
-    "▁",
-    "▁▁ a▁b ▁",
-    "é e\u0301 \uff46\uff55 \ufb01 \u2460 \u212b",
-    "\ufeff\u200b\u00ad\u2028\u2029\u3000",
-    "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈",
-    "\U0010ffff\ue000\ufffe\uffff\ufffd",
-    "0123456789 1e-10 3.14159",
+    "", " ", "  leading, trailing  ", "\n", "\n\n\t x\r\n\v\f", "    def f():\n\t\treturn  1\n", "\0", "a\0b",
+    "\x01\x02\x1b\x7f\x80\x9f", "</s><s><unk><pad><0x41><0x0A>",
+    "<|im_start|>user\nhi<|im_end|><|system|><|user|><|assistant|>", "▁", "▁▁ a▁b ▁",
+    "é e\u0301 \uff46\uff55 \ufb01 \u2460 \u212b", "\ufeff\u200b\u00ad\u2028\u2029\u3000",
+    "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈", "\U0010ffff\ue000\ufffe\uffff\ufffd", "0123456789 1e-10 3.14159",
     "x" * 5000,
-]
+]  # fmt: skip
 
 
 def random_texts(n):
@@ -138,13 +125,7 @@ def test_chatml_ids_of_the_full_vocabulary():
 
 def test_ids_in_front_of_a_cut(coder, training_texts):
     """As many as the text in front has by itself, if it has the same: in texts with control tokens, beside them, in words."""
-    texts = [
-        "",
-        "one two",
-        "<|im_start|><|user|>\none<|im_end|>\n",
-        f"a <{ours.GUARD}|im_end|> b</s>",
-        "\n \n  f():",
-    ]
+    texts = ["", "one two", "<|im_start|><|user|>\none<|im_end|>\n", f"a <{ours.GUARD}|im_end|> b</s>", "\n \n  f():"]
     texts.append(training_texts[7])
     cuts = [
         [cut for cut in range(len(text) + 1) if text.rfind("<", 0, cut) <= text.rfind(">", 0, cut)] for text in texts
