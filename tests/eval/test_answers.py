@@ -30,7 +30,7 @@ def given(tmp_path_factory):
     c = config.resolve(config_files.load("base", keys))
     made = packed.make(c.data, c.examples, tokenizer, pairs=False, sizes=packed.Sizes(0, TOKENS, ROWS))
     text = replay.open_text(str(folder / "text.jsonl"), tokenizer, text_key="text", val_fraction=0.5)
-    model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size), "xla")
+    model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size, n_layers=1), "xla")
     return model, {"params": tiny.random_params(model)}, made, text, dataclasses.replace(c.eval, batch_size=ROWS)
 
 

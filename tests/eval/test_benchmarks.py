@@ -31,7 +31,7 @@ def parts(tmp_path):
         "eval.batch_size=4",
     ]
     c = config.resolve(config_files.load("base", keys))
-    model = models.build(tiny.model_config(vocab_size=300, max_seq_len=64), "blocked")
+    model = models.build(tiny.model_config(vocab_size=300, max_seq_len=64, n_layers=1), "blocked")
     return c, model, data, sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
 
 

@@ -24,7 +24,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(data):
-    return models.build(tiny.model_config(vocab_size=data.data.vocab_size, max_seq_len=192), "xla")
+    return models.build(tiny.model_config(vocab_size=data.data.vocab_size, max_seq_len=192, n_layers=1), "xla")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from jaxlm.eval import samples
 def parts(tmp_path_factory):
     data = tiny_data.make(tmp_path_factory.mktemp("data"), {"a": 1.0})
     c = config.resolve(config_files.load("base", ["data.path=x", "sample.prompts=('one two','sun')"]))
-    model_config = dataclasses.replace(tiny.model_config(), vocab_size=300)
+    model_config = dataclasses.replace(tiny.model_config(n_layers=1), vocab_size=300)
     c = dataclasses.replace(c, model=model_config, sample=dataclasses.replace(c.sample, max_new_tokens=12))
     model = models.build(c.model, "xla")
     return c, model, tiny.random_params(model), data
@@ -82,7 +82,7 @@ def test_no_prompts_no_files(parts, tmp_path):
 def test_a_prompt_longer_than_the_context_is_refused_at_once(parts, tmp_path):
     c, model, _, data = parts
     long = dataclasses.replace(c.sample, prompts=("one", "one two " * 50))
-    with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in the context"):
+    with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in model.max_seq_len=64"):
         samples.make(long, c.seed, model, data, tmp_path)
 
 

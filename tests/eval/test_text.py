@@ -21,7 +21,7 @@ TEXTS = ["the sea is red", "one two three four five six seven eight nine ten " *
 @pytest.fixture(scope="module")
 def scorer() -> likelihood.Scorer:
     tokenizer = tiny_chats.tokenizer()
-    model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size, max_seq_len=64), "xla")
+    model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size, max_seq_len=64, n_layers=1), "xla")
     return likelihood.Scorer(model, {"params": tiny.random_params(model)}, tokenizer, make_mesh(), 512, 0)
 
 

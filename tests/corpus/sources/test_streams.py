@@ -39,10 +39,10 @@ def test_all_members_are_read(tmp_path, read_source, suffix):
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_truncated_member_yields_what_came_before_it_and_counts_once(tmp_path, read_source, suffix):
-    members = [COMPRESS[suffix](b"".join(lines_of(i, 20_000))) for i in (0, 20_000)]
+    members = [COMPRESS[suffix](b"".join(lines_of(i, 6000))) for i in (0, 6000)]
     (tmp_path / f"x.jsonl{suffix}").write_bytes(members[0] + members[1][: len(members[1]) // 2])
     documents, stats = read_source(tmp_path)
-    assert len(documents) >= 20_000 + (suffix != ".bz2") * 1000  # bzip2 and zstd give whole blocks
+    assert len(documents) >= 6000 + (suffix != ".bz2") * 1000  # bzip2 and zstd give whole blocks
     assert texts(documents) == list(range(len(documents)))
     assert list(stats.skipped.values()) == [1]
     assert stats.examples[0].startswith(f"x.jsonl{suffix}:")
@@ -50,22 +50,20 @@ def test_a_truncated_member_yields_what_came_before_it_and_counts_once(tmp_path,
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("fault", ["cut", "flipped", "zeroed"])
+@pytest.mark.parametrize("fault", ["cut", "flipped"])
 def test_a_damaged_member_in_the_middle_costs_itself_alone(tmp_path, read_source, suffix, fault):
-    members = [COMPRESS[suffix](b"".join(lines_of(i, 5000))) for i in (0, 5000, 10_000)]
+    members = [COMPRESS[suffix](b"".join(lines_of(i, 2000))) for i in (0, 2000, 4000)]
     middle = bytearray(members[1])
     at = len(middle) // 2
     if fault == "cut":
         del middle[at:]
-    elif fault == "zeroed":
-        middle[at : at + 100] = b"\0" * 100
     else:
         middle[at] ^= 0x10
     (tmp_path / f"x.jsonl{suffix}").write_bytes(members[0] + middle + members[2])
     documents, stats = read_source(tmp_path)
     numbers = texts(documents)
-    assert numbers[:5000] == list(range(5000))
-    assert numbers[-5000:] == list(range(10_000, 15_000))
+    assert numbers[:2000] == list(range(2000))
+    assert numbers[-2000:] == list(range(4000, 6000))
     unreadable = sum(count for reason, count in stats.skipped.items() if "unreadable" in reason)
     assert 1 <= unreadable <= 2
 
@@ -105,7 +103,7 @@ def test_a_line_beyond_the_limit_is_dropped_and_named(tmp_path, monkeypatch, rea
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_small_file_of_much_data_takes_bounded_memory(tmp_path, monkeypatch, read_source, suffix):
     monkeypatch.setattr(base, "MAX_RECORD_BYTES", 1000)
-    bomb, good = b"\0" * (128 << 20) + b"\n", b'{"text": "7"}\n'
+    bomb, good = b"\0" * (40 << 20) + b"\n", b'{"text": "7"}\n'
     (tmp_path / f"x.jsonl{suffix}").write_bytes(COMPRESS[suffix](good + bomb + good) + COMPRESS[suffix](good))
     del bomb
     tracemalloc.start()

@@ -50,7 +50,7 @@ def test_a_tokenizer_of_another_size_is_refused(data):
 
 
 def test_a_source_that_the_data_lacks_is_refused(data):
-    with pytest.raises(ConfigError, match=r"data\.sources names maths, but the data in .* has .*math.*: take it out"):
+    with pytest.raises(ConfigError, match=r"data\.sources names maths, but the data in .* has .*math.*: take this"):
         open_as(resolve(data.path), sources=[("math", 3.0), ("maths", 1.0)])
 
 
