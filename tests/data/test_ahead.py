@@ -68,11 +68,3 @@ def test_a_lane_that_hangs_costs_the_timeout_and_close_a_second():
     items.close()
     assert 0.9 < time.monotonic() - began < 3
     never.set()
-
-
-def test_close_ends_threads_whose_lanes_are_full():
-    before = set(threading.enumerate())
-    items = ahead(Source(), 0, 4, 4)
-    take(items, 3)
-    items.close()
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]

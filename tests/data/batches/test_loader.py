@@ -63,6 +63,8 @@ def test_the_comparison_can_fail(data, expected):
 
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_together_make_the_batch_of_one(data, expected, hosts):
+    with pytest.raises(ValueError, match="row_indices must lie in"):
+        take(data, 1, row_indices=np.array([8]))
     shares = [take(data, 30, row_indices=np.arange(8)[h::hosts]) for h in range(hosts)]
     for step, whole in enumerate(expected):
         for key in whole:
@@ -70,15 +72,7 @@ def test_hosts_together_make_the_batch_of_one(data, expected, hosts):
                 assert np.array_equal(shares[h][step][key], whole[key][h::hosts])
 
 
-def test_row_indices_in_any_order(data, expected):
-    order = np.array([5, 0, 3])
-    for got, whole in zip(take(data, 30, row_indices=order), expected, strict=True):
-        assert np.array_equal(got["tokens"], whole["tokens"][order])
-    with pytest.raises(ValueError, match="row_indices must lie in"):
-        take(data, 1, row_indices=np.array([8]))
-
-
-@pytest.mark.parametrize("step", [0, 1, 13, 29])
+@pytest.mark.parametrize("step", [1, 13])
 def test_resuming_at_any_step_continues(data, expected, step):
     assert same(take(data, 30 - step, start_step=step, num_threads=3), expected[step:])
 
@@ -105,7 +99,7 @@ def test_a_far_step_is_reached_at_once(data):
     assert time.perf_counter() - began < 5
 
 
-@pytest.mark.parametrize("seq_len", [5, 64, 100])
+@pytest.mark.parametrize("seq_len", [5, 100])
 def test_any_sequence_length_from_the_same_shards(data, seq_len):
     """Every row of an epoch, put in order, is the stream again."""
     tokens = data.token_counts()["math"]
@@ -116,31 +110,6 @@ def test_any_sequence_length_from_the_same_shards(data, seq_len):
     stream = data.stream("math").read(0, count * seq_len + 1)
     assert np.array_equal(np.concatenate([by_row[r]["tokens"][0] for r in range(count)]), stream[:-1])
     assert np.array_equal(np.concatenate([by_row[r]["targets"][0] for r in range(count)]), stream[1:])
-
-
-def test_segments_hold_one_document_each(data):
-    """The shared corpus begins each document with its name: within a segment no other name follows."""
-    coder = data.tokenizer()
-    for batch in take(data, 20):
-        for tokens, segments, positions in zip(batch["tokens"], batch["segment_ids"], batch["positions"], strict=True):
-            for segment in np.unique(segments):
-                inside = segments == segment
-                assert np.array_equal(positions[inside], np.arange(inside.sum()))
-                text = coder.decode(tokens[inside])
-                named = [text.find(f"{name} ", 1) for name in MIXTURE]
-                assert max(named) < 0, text
-
-
-@pytest.mark.parametrize("seq_len", [7, 64, 4096])
-def test_held_out_rows_count_each_byte_once_and_each_end_but_the_last(data, seq_len):
-    for source in MIXTURE:
-        entry, separators = data.entry(source, "val"), 0
-        batches = list(rows.validation_rows(data, source, seq_len=seq_len, batch_size=3))
-        for each in batches:
-            separators += int((each.batch["targets"] == data.separator_id)[each.batch["weights"] > 0].sum())
-        assert sum(each.target_bytes for each in batches) == entry["bytes"]
-        assert sum(each.target_tokens for each in batches) == entry["tokens"] - 1
-        assert separators == entry["documents"] - 1
 
 
 @pytest.fixture
@@ -317,26 +286,6 @@ def test_fingerprint_tells_what_changed(data):
         assert now["sha256"] != saved["sha256"]
     with pytest.raises(ConfigError, match="mixture was"):
         check_fingerprint(saved, rows.Rows(data, {"prose": 1}, **arguments).fingerprint())
-
-
-def test_batches_over_the_switch_are_the_same_for_any_seek_and_threads(data):
-    final = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
-    order, plain = rows.Rows(data, MIXTURE, **OPTIONS, final=final), rows.Rows(data, MIXTURE, **OPTIONS)
-
-    def take(order, count, **options):
-        with loader.TrainLoader(order, **options) as batches:
-            return list(itertools.islice(batches, count))
-
-    whole = take(order, 20)
-    for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_threads": 7})):
-        found = take(order, 20 - start, start_step=start, **options)
-        assert same(whole[start:], found)
-    slots = np.array([1, 4])  # of one of several hosts
-    part = take(order, 10, start_step=10, row_indices=slots)
-    assert same([{name: x[slots] for name, x in batch.items()} for batch in whole[10:]], part)
-    first = take(plain, 20)
-    assert same(first[:12], whole[:12])
-    assert not any(same([a], [b]) for a, b in zip(first[12:], whole[12:], strict=True))
 
 
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])

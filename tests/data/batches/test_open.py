@@ -136,11 +136,6 @@ def test_the_order_of_a_config_with_final_weights(tmp_path, corpus):
             open_order(dataclasses.replace(c, data=dataclasses.replace(c.data, final=final)))
 
 
-def test_without_sources_nothing_is_made(tmp_path):
-    make(resolve(tmp_path / "none"), lambda _: None)
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize("key", ["timeout_s", "max_bytes"])
 def test_sizes_have_upper_bounds(key, tmp_path):
     with pytest.raises(ConfigError, match=f"data.{key}=1.* must be at most"):

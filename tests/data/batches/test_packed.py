@@ -82,7 +82,7 @@ def test_each_text_stands_whole_in_its_row(given):
 
 def test_packed_is_one_by_one(files, tokenizer):
     """The loss of a batch is that of its examples, each alone in a row."""
-    cfg = tiny.model_config(vocab_size=tokenizer.vocab_size)
+    cfg = tiny.model_config(vocab_size=tokenizer.vocab_size, n_layers=1)
     model = models.build(cfg, "xla")
     params = tiny.random_params(model)
     made = tiny_chats.make(files[False], tokenizer, sizes=SIZES)
@@ -139,9 +139,6 @@ def test_batches_are_passed_over(given):
     assert same([other.batch(step) for step in range(4)], [given.batch(number) for number in (0, 3, 4, 6)])
     assert other.fingerprint() == given.fingerprint()
     assert other.places(2) == given.places(4)
-
-
-def test_places_name_the_examples(given):
     wanted = [str(given.train.places[item.number]) for row in given.plan.rows(0) for item in row]
     assert given.places(1) == wanted
     assert wanted[0].rpartition(":")[0].endswith(".jsonl")

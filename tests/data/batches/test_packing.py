@@ -76,15 +76,6 @@ def test_replay_is_its_share_of_what_counts(share):
     assert made.used(60)[1] == len(numbers)
 
 
-def test_the_examples_do_not_depend_on_replay():
-    with_replay, without = plan(replay=packed.Replay(0.3, 20)), plan()
-
-    def stream(made, batches):
-        return {item.number for batch in range(batches) for item in items(made.rows(batch)) if not item.replay}
-
-    assert stream(with_replay, 1) < stream(without, 1) | stream(without, 2)
-
-
 def test_once_has_each_in_order():
     found = packed.once(LENGTHS, seq_len=32, batch_size=4)
     assert sorted(item.number for planned in found for item in items(planned)) == list(range(50))

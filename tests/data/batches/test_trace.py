@@ -45,9 +45,3 @@ def test_trace_knows_the_final_mixture(data):
                 assert "".join(d.text for d in row.documents) == coder.decode(ids)
             assert ({row.source for row in traced} == {"math", "code"}) == (step >= 6)
             assert (traced == rows.describe_batch(plain, step)) == (step < 6)
-
-
-def test_trace_of_another_step_differs_and_snippets_are_short(data):
-    a, b = (rows.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step, snippet_chars=7) for step in (3, 4))
-    assert a != b
-    assert max(len(d.text) for row in a for d in row.documents) == 7

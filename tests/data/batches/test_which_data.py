@@ -119,12 +119,12 @@ def test_absent_data_is_refused_with_what_makes_it(tmp_path, monkeypatch):
 
 
 def test_raw_files_are_prepared_first(tmp_path):
-    for name in ("a/1.html", "a/2.htm.gz", "a/b/3.pdf", "a/4.png", "t/1.txt", "t/2.txt", "t/README.md"):
+    for name in ("a/1.html", "a/2.htm.gz", "a/b/3.pdf", "a/4.png", "a/5.rst", "t/1.txt", "t/2.txt", "t/README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     raw, texts = tmp_path / "a", tmp_path / "t"
     assert refused("base", "workdir=w", f"data.path={raw}") == (
-        f"{raw} holds 1 .htm, 1 .html, 1 .pdf: prepare it first: jaxlm prepare {raw} --out=DATA"
+        f"{raw} holds 1 .htm, 1 .html, 1 .pdf, 1 .rst: prepare it first: jaxlm prepare {raw} --out=DATA"
     )
     assert f"first jaxlm prepare {raw} --out=DATA, then --config.data.dir=DATA" in refused("base", f"data.dir={raw}")
     assert f"first jaxlm prepare {texts} --out" in refused("quickstart", f"data.dir={texts}")
@@ -151,13 +151,6 @@ def test_data_is_made_in_a_folder_that_holds_texts_if_they_are_named(tmp_path):
     check("quickstart", "workdir=w", f"data.dir={data}")
     (data / "README.txt").rename(data / "novel.txt")
     assert f"--config.data.path={data}" in refused("quickstart", "workdir=w", f"data.dir={data}")
-
-
-def test_markup_is_prepared_first(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.rst").write_text("x")
-    (tmp_path / "in/b.adoc").write_text("x")
-    assert "in holds 1 .adoc, 1 .rst: prepare it first" in refused("base", "workdir=w", f"data.path={tmp_path / 'in'}")
 
 
 def test_the_command_that_trains_on_the_data(tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 
-import jinja2
-import jinja2.ext
 import pytest
 import tiny_hf
 
@@ -30,20 +28,6 @@ def test_a_vocabulary_speaks_with_all_tokens_alone():
     assert not chat.speaks(Words(*CHAT_TOKENS[:-1]))
     assert chat.end_id(Words("a", "<|im_end|>")) == 1
     assert chat.end_id(Words("a")) is None
-
-
-class Generation(jinja2.ext.Extension):
-    """What transformers makes of {% generation %}: here, brackets."""
-
-    tags = frozenset({"generation"})
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-    def _mark(self, caller):
-        return f"[{caller()}]"
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +92,6 @@ def test_a_vocabulary_of_ours_grows(tmp_path):
     assert not chat.speaks(plain)
 
 
-def test_a_message_that_goes_on_ends_inside(ours):
-    asked, begun = chat.ids(ours, TALK[:1]), chat.ids(ours, TALK[:2], reply=False)
-    assert begun == [*asked, *ours.encode("the cat\n")]
-
-
 @pytest.mark.parametrize("kind", ["ours", "llama", "chatml"])
 @pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parity
@@ -140,18 +119,3 @@ def test_what_a_template_can_not_do_is_one_line(tmp_path):
     tiny_hf.byte_level(tmp_path / "c", chat_template="{% if %}")
     with pytest.raises(ConfigError, match=r"^the model's chat template can't be read: "):
         chat.ids(coder.load(tmp_path / "c"), TALK)
-
-
-def test_what_the_template_writes():
-    def refuse(why):
-        raise ValueError(why)
-
-    template = jinja2.Environment(extensions=[Generation]).from_string(chat.TEMPLATE)
-    talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi there."}]
-    text = template.render(messages=talk, bos_token="</s>", raise_exception=refuse)
-    asked = "</s><|im_start|><|user|>\nHello<|im_end|>\n"
-    assert text == asked + "<|im_start|><|assistant|>\n[Hi there.<|im_end|>]\n"
-    asks = template.render(messages=talk[:1], bos_token="</s>", add_generation_prompt=True, raise_exception=refuse)
-    assert asks == asked + "<|im_start|><|assistant|>\n"
-    with pytest.raises(ValueError, match="not tool"):
-        template.render(messages=[{"role": "tool", "content": ""}], bos_token="</s>", raise_exception=refuse)

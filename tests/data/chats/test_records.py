@@ -140,6 +140,8 @@ def test_what_is_not_read_is_named_once_with_its_counts(tmp_path):
     rows = [{"messages": [ASK | {"name": "x"}, SAY], "id": n, "source": None} for n in range(3)]
     _, notes = read(tmp_path, *rows, {"prompt": "Why?", "response": "So.", "id": 4, "weight": 0.3})
     assert notes.lines() == ["not read: id in 4 rows, name of messages in 3 rows, weight in 1 row"]
+    _, notes = read(tmp_path, rows[0], ignore=("id", "name", "weigth"))
+    assert notes.lines() == ["examples.ignore: no row has weigth"]
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "loss"])
@@ -151,12 +153,6 @@ def test_a_row_that_is_not_to_be_learnt_is_left_out(tmp_path, key):
     assert any(line.startswith("2 rows left out, since nothing can be learnt from them") for line in notes.lines())
     assert key in notes.of("read")
     assert len(read(tmp_path, *rows, ignore=(key,))[0]) == 4
-
-
-def test_a_key_to_ignore_that_no_row_has_is_told(tmp_path):
-    rows = {"messages": [ASK | {"name": "x"}, SAY], "id": 1}
-    _, notes = read(tmp_path, rows, ignore=("id", "name", "weigth"))
-    assert notes.lines() == ["examples.ignore: no row has weigth"]
 
 
 def test_scores_that_contradict_are_counted(tmp_path):
@@ -352,7 +348,7 @@ def test_each_key_changes_the_rows_or_is_named(template, tmp_path, draw, trials)
     if template:
         tiny_hf.byte_level(tmp_path / "model", chat_template=template)
         tokenizer = coder.load(tmp_path / "model")
-    for _ in range(trials(150)):
+    for _ in range(trials(100)):
         plain = json.loads(json.dumps(draw.choice(FORMS)))
         row, value = json.loads(json.dumps(plain)), draw.choice(VALUES)
         messages = row.get("messages") or row.get("conversations")

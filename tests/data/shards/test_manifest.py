@@ -60,10 +60,6 @@ def test_each_mangled_value_is_named(data, tmp_path, path, value, message):
         shards.open_data(change(data, tmp_path, path, value))
 
 
-def test_more_keys_than_needed_are_no_problem(data, tmp_path):
-    assert manifest.read(change(data, tmp_path, "sources/prose/more", [1]))[0]["dtype"] == "<u2"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -44,24 +44,6 @@ def test_stream_is_the_documents_one_after_the_other(tmp_path, dtype, top):
             stream.read(start, stop)
 
 
-def test_an_empty_stream_has_no_shard(tmp_path):
-    entry = write(tmp_path, [])
-    assert (entry["tokens"], entry["shards"]) == (0, [])
-    stream = shards.TokenStream(tmp_path, entry, dtype="<u2", block_tokens=16, label="a", verifier=Verifier(tmp_path))
-    assert stream.read(0, 0).size == 0
-
-
-def test_bytes_depend_on_the_documents_alone(tmp_path):
-    first, second = (write(tmp_path / name, random_documents()) for name in ("x", "y"))
-    assert first == second
-    assert write(tmp_path / "z", random_documents()[::-1]) != first
-
-
-def test_no_temporary_file_stays(tmp_path):
-    write(tmp_path, random_documents())
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
 def test_document_index_finds_the_owners_of_any_range(data):
     total = data.token_counts()["prose"]
     everything = data.documents("prose", "train", 0, total)
@@ -98,20 +80,15 @@ def copy(data, tmp_path):
     return shutil.copytree(data.path, tmp_path / "copy")
 
 
-def test_open_and_verify_a_sound_directory(copy, data):
-    opened = shards.open_data(copy)
-    assert opened.sha256 == data.sha256
-    for entry in opened.files():
-        opened.verifier.check(entry)
-    assert opened.token_bytes().shape == (opened.vocab_size,)
+def test_a_source_that_is_not_there_a_truncated_shard_and_a_missing_file_are_refused(copy):
     with pytest.raises(ConfigError, match="no source 'poems'; it has prose, math, code"):
-        opened.stream("poems")
-
-
-def test_a_truncated_shard_is_refused(copy):
+        shards.open_data(copy).stream("poems")
     shard = next((copy / "train" / "prose").glob("*.array_record"))
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with pytest.raises(ConfigError, match=r"array_record is damaged \(it is [\d,]+ bytes instead of [\d,]+\): copy"):
+        shards.open_data(copy)
+    shard.unlink()
+    with pytest.raises(ConfigError, match=r"array_record is damaged \(it is missing\)"):
         shards.open_data(copy)
 
 
@@ -121,12 +98,6 @@ def test_a_shard_of_the_right_size_without_its_index_is_refused(copy):
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[: size // 2].ljust(size, b"\0"))
     with pytest.raises(ConfigError, match=r"array_record is damaged"):
-        shards.open_data(copy)
-
-
-def test_a_missing_file_is_named(copy):
-    (copy / "val" / "math" / shards.DOCUMENTS).unlink()
-    with pytest.raises(ConfigError, match=r"val/math/documents.parquet is damaged \(it is missing\)"):
         shards.open_data(copy)
 
 
@@ -141,7 +112,7 @@ def test_flipped_bits_of_a_shard_are_never_read(copy, data, monkeypatch):
     raw, by_record, total = shard.read_bytes(), 0, data.token_counts()["math"]
     sound = data.stream("math").read(0, total)
     used = np.flatnonzero(np.frombuffer(raw, np.uint8))  # the rest is padding
-    for at in used[:: len(used) // 40].tolist():
+    for at in used[:: len(used) // 20].tolist():
         flip(shard, at)
         with pytest.raises(verify.DamagedData, match=f"{shard} is damaged .* copy it again"):
             shards.open_data(copy).stream("math").read(0, total)
@@ -152,7 +123,7 @@ def test_flipped_bits_of_a_shard_are_never_read(copy, data, monkeypatch):
             except verify.DamagedData:
                 by_record += 1
         shard.write_bytes(raw)
-    assert by_record > 20
+    assert by_record > 10
 
 
 def test_flipped_bits_of_small_files_are_found_before_they_are_used(copy, data):

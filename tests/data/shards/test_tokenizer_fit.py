@@ -77,11 +77,6 @@ def test_a_reference_is_compared_on_the_same_texts(coder, texts):
     assert tokenizer_fit.fit(coder, {"a": texts}, reference=coder)[0]["tokens_saved"] == 0
 
 
-def test_a_tokenizer_that_loses_text_is_found_out(lossy):
-    (row,) = tokenizer_fit.fit(lossy, {"a": ["The CAT", "the cat", "dog?"]})
-    assert row["lossy_documents"] >= 2
-
-
 def test_traits(coder, lossy):
     found = tokenizer_fit.traits(coder)
     assert found == {

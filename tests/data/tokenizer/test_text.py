@@ -72,11 +72,5 @@ def test_a_long_stop_string_costs_little(coder):
     assert time.perf_counter() - began < 1
 
 
-def test_nothing_comes_after_a_stop_string(coder):
-    text = Text(coder, ["sea"])
-    assert text.feed(coder.encode("a sea of")) == "a "
-    assert (text.feed(coder.encode("more")), text.close()) == ("", "")
-
-
 def test_ids_behind_the_vocabulary_and_control_tokens_are_no_text(coder):
     assert Text(coder, ()).feed([coder.eos_id, *coder.encode("sun"), coder.vocab_size + 3]) == "sun"
