@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -375,15 +374,6 @@ def test_empty_folders_of_a_first_run_that_was_killed_at_once_are_no_obstacle(co
     (tmp_path / "work" / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match="jaxlm did not make it"):
         run(corpus, tmp_path)
-
-
-@pytest.mark.parametrize(("tasks", "looks"), [(100, True), (101, False)])
-def test_many_tasks_are_looked_at_less_often(tmp_path, monkeypatch, tasks, looks):
-    seen = threading.Event()
-    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
-    monkeypatch.setattr(engine.tally, "total_counted", lambda place: seen.set() or 0)
-    with engine._shown(tmp_path, "clean", tasks):
-        assert seen.wait(5.0 if looks else 0.3) == looks
 
 
 @pytest.mark.faults

@@ -33,10 +33,6 @@ def test_the_first_difference_is_told(built, wanted, told):
     )
 
 
-def test_equal_recipes_pass():
-    check({"a": 1, "b": {"c": [2]}}, {"b": {"c": [2]}, "a": 1})
-
-
 DEFAULTS = {"source": {"exclude": []}, "stages": {"language": {"keep": False, "score": 0.5}, "near": {"bands": 20}}}
 OLD = {"source a": {"path": "x"}, "stages of a": [["language", {"score": 0.4}], "near"], "stage near": {"rows": 5}}
 

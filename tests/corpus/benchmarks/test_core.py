@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import tiny_items
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import core
@@ -44,9 +43,3 @@ def test_the_three_types(tmp_path):
 def test_what_is_no_row_is_told(tmp_path, records, message):
     with pytest.raises(ConfigError, match=message):
         core.rows(write(tmp_path / "a.jsonl", *records))
-
-
-def test_made_rows_are_rows():
-    for layout in tiny_items.MADE:
-        record = tiny_items.made(layout, 1)[0].record
-        assert (core.kind(record) is not None) == layout.__name__.startswith("core_")

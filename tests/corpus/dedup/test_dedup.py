@@ -139,13 +139,6 @@ def test_the_order_of_shards_does_not_matter(tmp_path):
     assert 40 <= len(kept[0]) < 120
 
 
-def test_a_bucket_larger_than_all_pairs_is_still_resolved(tmp_path):
-    base = text(3)
-    many = [(f"d{i}", near_copy(base, 0.9, i)) for i in range(3 * near.ALL_PAIRS)]
-    gone, _ = deduplicate(tmp_path / "d", [many])
-    assert len(gone["near"]) >= len(many) - 3
-
-
 def test_copies_beyond_the_leaders_of_a_bucket_are_found_among_their_neighbours():
     rng = np.random.default_rng(0)
     unlike = [np.sort(rng.integers(0, 2**32, 100, np.uint32)) for _ in range(near.LEADERS + 8)]

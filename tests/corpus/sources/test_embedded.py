@@ -33,13 +33,6 @@ def test_each_source_is_what_it_says():
         compile(text, doc_id, "exec", dont_inherit=True)
 
 
-def test_docstrings_of_c_functions_attached_by_numpy_are_found():
-    import ast
-
-    tree = ast.parse('add_newdoc("numpy.linalg", "norm", ("order", "Doc."))\nadd_newdoc(a, "b", "c")\n"""not one"""')
-    assert list(embedded._named_docstrings("m", tree)) == [("numpy.linalg.norm.order", "Doc.")]
-
-
 def test_a_docstring_copied_to_another_name_is_kept_once(tmp_path):
     doc = "All the same words. " * 20
     for name in ("a", "b"):

@@ -59,14 +59,6 @@ def test_files_and_globs(folder):
     assert [t for _, t in read(folder / "sub" / "d.parquet", text_key="other")[0]] == ["o0", "o1", "o2"]
 
 
-def test_links_to_files_are_files(folder, tmp_path):
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    (linked / "l.txt").symlink_to(folder / "b.txt")
-    (linked / "broken.txt").symlink_to(tmp_path / "nowhere")
-    assert read(linked)[0] == [("l.txt", read(folder / "b.txt")[0][0][1])]
-
-
 def test_broken_records_cost_themselves_alone(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(
@@ -143,10 +135,6 @@ def test_a_large_txt_is_cut_at_blank_lines_and_loses_nothing(tmp_path, monkeypat
     for doc_id, part in documents:
         start = int(doc_id.removeprefix("big.txt@"))
         assert raw[start : start + len(part.encode())] == part.encode()
-
-
-def test_max_bytes(folder):
-    assert [i for i, _ in read(folder, max_bytes=12)[0]] == ["a.jsonl:1", "a.jsonl:2"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import jsonl, text
-from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.corpus.sources.units import read_unit, split_source
+from jaxlm.corpus.sources.units import split_source
 
 
 def seen(result):
@@ -179,13 +178,3 @@ def test_markdown_front_matter(tmp_path, read_source):
     assert (b.text, b.metadata["title"]) == ("text\n", "B")
     assert c.text.startswith("---\nA rule")
     assert d.text.startswith("---\ntitle")
-
-
-def test_statistics_of_units_add_up(tmp_path, spec):
-    rows = ['{"text": "a"}', "{broken", '{"text": ""}'] * 20
-    (tmp_path / "x.jsonl").write_text("\n".join(rows))
-    whole = SourceStats()
-    for unit in split_source(spec(tmp_path), 100):
-        list(read_unit(unit, spec(tmp_path), whole))
-    assert (whole.documents, whole.skipped) == (20, {"malformed JSON line": 20, "empty": 20})
-    assert len(whole.examples) == 10

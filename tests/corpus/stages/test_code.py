@@ -128,11 +128,6 @@ def test_the_parser_is_safe():
     assert outcome(deep, "python", "code max_line_chars=0 max_mean_line_chars=0.0").removed is None
 
 
-def test_no_warnings(recwarn):
-    assert outcome("pattern = '\\d+'\nother = 1 is 1\n").removed is None
-    assert not recwarn.list
-
-
 def test_prose_is_left_alone():
     text = "DO NOT EDIT\n" + numbers
     assert tiny_stage.apply(tiny_stage.make("code"), text, format="text").removed is None

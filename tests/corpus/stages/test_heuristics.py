@@ -69,7 +69,7 @@ def compare(line: str, texts: list[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("line", "n_reasons"), zip(REFERENCE, (7, 9, 4, 4, 4), strict=True))
 def test_verdicts_are_datatroves_on_made_up_text(line, n_reasons):
-    texts = [made_up(seed) for seed in range(400)] + [STORY, STORY * 3, "x", "- -", "猫" * 300, "\n\n", "a\u2028b"]
+    texts = [made_up(seed) for seed in range(250)] + [STORY, STORY * 3, "x", "- -", "猫" * 300, "\n\n", "a\u2028b"]
     reasons = compare(line, texts)
     assert reasons[""] >= 5
     assert len(reasons) >= n_reasons, reasons
@@ -81,7 +81,7 @@ def test_verdicts_are_datatroves_on_made_up_text(line, n_reasons):
 def test_verdicts_are_datatroves_on_real_text(line):
     with gzip.open(PROSE, "rt") as f:
         texts = [json.loads(row)["text"] for row in f]
-    texts = random.Random(1).sample([text for text in texts if len(text) < 20000], 300)
+    texts = random.Random(1).sample([text for text in texts if len(text) < 20000], 100)
     compare(line, texts)
 
 
@@ -123,15 +123,6 @@ def test_gopher_limits_of_zero_are_off():
     assert tiny_stage.apply(off, "again and again " * 50).removed is None
 
 
-def test_repetition_of_a_long_passage_is_found_and_of_common_phrases_is_not():
-    rng = random.Random(0)
-    noise = [" ".join(rng.choices([f"w{i}" for i in range(3000)], k=400)) for _ in range(3)]
-    stage = tiny_stage.make("gopher_repetition")
-    assert tiny_stage.apply(stage, noise[0] + " " + noise[1] + " " + noise[0]).reason == "duplicated_5_n_grams"
-    phrases = "\n".join(f"{part} in the middle of the night" for part in noise)
-    assert tiny_stage.apply(stage, phrases).removed is None
-
-
 def test_c4_keeps_the_form_of_what_stays():
     text = (
         "Installation of the tool\n\n    pip install the tool now\n\nIt works at once.[1] Try it. Then read on.[edit]\n"
@@ -165,33 +156,3 @@ def test_fineweb_names_the_rule_and_its_limit():
     assert tiny_stage.apply(stage, "\n".join(f"Short line {i}." for i in range(40))).reason == "short_line_ratio"
     outcome = tiny_stage.apply(stage, STORY + "\n" + STORY)
     assert (outcome.reason, outcome.removed.detail) == ("char_dup_ratio", "max_repeated_line_chars=0.01")
-
-
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ('He said "go." Then he left.', ['He said "go."', "Then he left."]),
-        ("Version 1.2.3 is out", ["Version 1.2.3 is out"]),
-        ("Wait... what", ["Wait...", "what"]),
-        ("猫がいる。犬もいる。", ["猫がいる。", "犬もいる。"]),
-        ("no end \n", ["no end"]),
-        ("", [""]),
-    ],
-)
-def test_sentences(text, sentences):
-    assert heuristics.tokenizer().sent_tokenize(text) == sentences
-    spans = heuristics.tokenizer().span_tokenize(text)
-    assert "".join(text[a:b] for a, b in spans) == text.rstrip()
-
-
-def test_words():
-    assert heuristics.tokenizer().word_tokenize("It costs 1,000.50 (or so).") == [
-        "It",
-        "costs",
-        "1,000.50",
-        "(",
-        "or",
-        "so",
-        ")",
-        ".",
-    ]
