@@ -126,22 +126,6 @@ def test_a_choice_that_another_begins_with_keeps_its_last_token(scorer, tmp_path
     np.testing.assert_allclose(found.items[0].detail["logp"], logp, rtol=1e-4)
 
 
-@pytest.mark.parity
-def test_bits_per_byte_are_those_of_the_harness_s_task(scorer, tmp_path):
-    """The same questions of ARC, in the harness's words and as rows of CORE."""
-    pytest.importorskip("lm_eval")
-    place = tiny_eval.benchmarks(tmp_path)
-    (theirs,) = tiny_eval.asked(scorer, ["arc_easy"], tiny_eval.settings(place / "bare"), 0)
-    (ours,) = tiny_eval.asked(scorer, ["core:arc_easy"], tiny_eval.settings(place), 0)
-    sides = [{item.id: item for item in side.items} for side in (theirs, ours)]
-    assert sides[0].keys() == sides[1].keys()
-    for name, item in sides[0].items():
-        other = sides[1][name]
-        assert other.detail["bytes"] == item.detail["bytes"]
-        assert other.metrics["bits_per_byte"] == pytest.approx(item.metrics["bits_per_byte"], rel=1e-4)
-        assert other.metrics["margin"] == pytest.approx(item.metrics["margin"], rel=1e-3)
-
-
 def test_core_says_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"no core\.yaml and no file of CORE's rows"):
         harness.Benchmarks(["core"], tiny_eval.settings(tmp_path))

@@ -68,14 +68,6 @@ def test_the_alarm(score, flops, heard):
     assert (heard in line and "check EOS" in line) if heard else not line
 
 
-def test_without_an_accuracy_there_is_no_alarm():
-    assert results.alarm(result(bits_per_byte=9.0), 1e21) == ""
-
-
-def test_a_small_sample_is_no_reason_for_an_alarm():
-    assert results.alarm(result(acc_norm=0.26, n=20), 1e21) == ""
-
-
 @pytest.mark.parametrize(("n", "heard"), [(4, False), (40, True)])
 def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
     """Their standard error is 0: that of guessing counts."""

@@ -153,3 +153,8 @@ def test_other_folders_are_no_models(tmp_path):
     for content in ("{", "[]", '{"train": {}, "model_type": "llama"}', '{"title": "a site"}'):
         (tmp_path / "config.json").write_text(content)
         assert not hf_config.is_model(tmp_path)
+
+
+def test_what_no_class_of_transformers_has_is_not_written():
+    with pytest.raises(ConfigError, match="QK-norm"):
+        hf_config.content(tiny.model_config(qk_norm=True, bias=True))

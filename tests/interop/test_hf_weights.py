@@ -131,7 +131,7 @@ def with_head(folder, head: str, files: int = 1, **keys):
     return config, table
 
 
-@pytest.mark.parametrize(("family", "files"), [("llama", 1), ("llama", 3), ("gpt2", 1)])
+@pytest.mark.parametrize(("family", "files"), [("llama", 3), ("gpt2", 1)])
 @pytest.mark.parametrize("head", ["equal", "differs", "last row", "rounded"])
 def test_a_head_of_its_own_in_a_tied_model_is_used_and_said(tmp_path, monkeypatch, family, files, head):
     monkeypatch.setattr(hf_config, "_PIECE", 40)  # of 101 rows
@@ -190,8 +190,16 @@ def test_of_one_file_and_an_index_the_one_file_is_read_and_it_is_said(tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("head", ["equal", "differs", "last row", "rounded", "beside an index"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("llama", "equal"),
+        ("gpt2", "differs"),
+        ("qwen2", "last row"),
+        ("llama", "rounded"),
+        ("llama", "beside an index"),
+    ],
+)
 def test_a_tied_model_with_a_head_gives_what_transformers_gives(tmp_path, family, head):
     import torch
     import transformers
@@ -261,12 +269,3 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     wrong = tree.map_named(lambda name, x: x * 1.1 if name == "layers_1/attn/v/kernel" else x, params)
     other = np.asarray(tiny.jit(lambda p: tiny.logits(model, p, tokens))(wrong))
     assert np.abs(other - wanted).max() / np.abs(wanted).max() > 1e-4
-
-
-def test_one_parameter_is_read_on_the_host_in_any_order(tmp_path):
-    tiny_hf.weights(tmp_path, 1, np.float32, family="gpt2")
-    _, whole, _ = params_of(tmp_path, make_mesh())
-    read = origin.open(tmp_path, readers=peft.READERS).leaf
-    names = [name for name, _ in tree.named_leaves(whole)]
-    for name in (*names[::-1], "layers_0/attn/q/kernel"):
-        np.testing.assert_array_equal(read(name), dict(tree.named_leaves(whole))[name])

@@ -146,12 +146,6 @@ def test_an_adapter_is_merged_or_taken_over(tmp_path):
     assert taken(*prompt, "origin_merge=False", name="sft")[0].adapter.kind == "prompt"
 
 
-def test_an_adapter_needs_its_base(tmp_path):
-    run = a_run(tmp_path / "lora", "program=sft", "origin=/gone/base", "adapter.kind=lora", chat_tokens=True)
-    with pytest.raises(ConfigError, match="holds an adapter alone, which needs its base"):
-        taken("origin=/gone/base", "data.path=x", f"workdir={run}", name="sft")
-
-
 def test_the_run_stands_alone_when_its_origin_is_gone(model, tmp_path):
     origin, run = tmp_path / "model", tmp_path / "run"
     origin.mkdir()
@@ -195,7 +189,7 @@ def test_a_folder_of_a_start_that_saved_nothing_says_nothing_of_ties(tmp_path):
     assert any("differs from the embedding: the head is used" in line for line in said)
 
 
-@pytest.mark.parametrize("verb", ["chat", "sample", "serve", "eval", "import"])
+@pytest.mark.parametrize("verb", ["chat", "eval", "import"])
 def test_a_verb_on_a_folder_says_what_contradicts_itself_in_it(model, tmp_path, capsys, verb):
     """Once, as a start that begins with it does; an adapter's base counts as well."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
