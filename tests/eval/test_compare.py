@@ -71,12 +71,6 @@ def test_few_items_tell_nothing():
         assert compare.paired(np.zeros(n), np.linspace(1, 2, n))[0] > 0.8 * 2.0 ** (1 - n)
 
 
-def test_holm():
-    found = [compare.Comparison("t", "acc", "McNemar", 9, 0, 0, 0, 0, 0, p) for p in (0.04, 0.01, 0.03)]
-    assert [one.adjusted for one in compare.adjust(found)] == pytest.approx([0.06, 0.03, 0.06])
-    assert compare.adjust(found[:1])[0].adjusted == 0.04
-
-
 def test_holm_counts_scores_and_bits_per_byte_apart():
     made = [("acc", 0.02), ("bits_per_byte", 0.03), ("acc", 0.04), ("bits_per_byte", 0.001), ("flagged", 0.01)]
     found = compare.adjust([compare.Comparison("t", name, "", 9, 0, 0, 0, 0, 0, p) for name, p in made])

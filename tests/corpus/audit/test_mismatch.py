@@ -64,15 +64,6 @@ def test_two_samples_of_one_source_are_alike(report):
     assert other.auc > 0.95
 
 
-def test_the_telling_words_are_those_of_one_side(report):
-    found = pair(report, "a", "code")
-    assert {"def", "return"} & set(found.telling_b)
-    texts = " ".join(prose(1, 300, "a")).lower()
-    words = [word for word in found.telling_a if " " not in word]
-    assert words
-    assert all(word in texts for word in words)
-
-
 def test_a_planted_mixture_is_found(report):
     nearest = report.mixture.nearest
     assert abs(nearest["a"] + nearest["again"] - 0.7) < 0.1

@@ -33,16 +33,6 @@ def test_each_source_is_what_it_says():
         compile(text, doc_id, "exec", dont_inherit=True)
 
 
-def test_a_docstring_copied_to_another_name_is_kept_once(tmp_path):
-    doc = "All the same words. " * 20
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.py").write_text(f'"""{doc}"""\n')
-    files = embedded._files("pkg", tmp_path)
-    assert len(list(embedded._docstrings(files))) == 2  # the generator keeps both ...
-    kept = list(embedded._without_copies(embedded._docstrings(files), 10**6))
-    assert len(kept) == 1  # ... and the source one
-
-
 def test_nothing_scanned_is_imported():
     code = (
         "import sys; from jaxlm.corpus.sources import embedded\n"

@@ -12,6 +12,7 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources import text as text_reader
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.units import iterate_documents, source_signature
@@ -264,3 +265,14 @@ def test_tfds_without_tensorflow(tfds_dir):
 def test_clear_errors_for_tfds(tfds_dir, spec, message):
     with pytest.raises(ConfigError, match=message):
         read(spec, tfds_dir=tfds_dir)
+
+
+def test_files_without_a_suffix_are_told_how_to_be_read(tmp_path):
+    for name in ("LICENCE", "NOTES", "a.txt", "b.png"):
+        (tmp_path / name).write_text("some words")
+    found = survey.survey(str(tmp_path), ())
+    assert found.files == {"text": 1}
+    assert survey.unread_lines("docs", found.unread) == [
+        "docs: 2 no suffix files are not read: name those that are text NAME.txt",
+        "docs: 1 .png file is in no supported format",
+    ]

@@ -262,16 +262,6 @@ def test_an_io_error_or_two_cost_no_batch(data, tmp_path):
     assert shaken.stdout == sound.stdout, shaken.stderr
 
 
-def test_a_closed_loader_says_so(data):
-    batches = loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS))
-    next(batches)
-    assert batches.step == 1
-    batches.close()
-    batches.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        next(batches)
-
-
 def test_fingerprint_tells_what_changed(data):
     arguments = {"seed": 0, "seq_len": 16, "batch_size": 8}
     saved = rows.Rows(data, MIXTURE, **arguments).fingerprint()

@@ -1,13 +1,16 @@
-"""The map from slots to rows, and the shape of a batch."""
+"""The map from slots to rows, the shape of a batch, from a step back to its documents, and how often a source is read."""
 
 import dataclasses
+import json
+import types
 
 import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import loader, rows
 from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.shards import mixture
 from jaxlm.data.shards.mixture import Final
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -235,3 +238,50 @@ def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_
         check(plain, 15, branch=15)
     with pytest.raises(ConfigError, match="seed was"):
         check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)
+
+
+def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
+    raw = {
+        (source.name, f"{source.name}.jsonl:{number}"): json.loads(line)["text"]
+        for source in corpus.sources
+        for number, line in enumerate(open(source.spec), start=1)
+    }
+    coder = data.tokenizer()
+    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
+        for step in range(3, 23):
+            batch = next(batches)
+            traced = rows.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step)
+            assert [r.slot for r in traced] == list(range(8))
+            for row in traced:
+                ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
+                assert "".join(d.text for d in row.documents) == coder.decode(ids)
+                assert sum(d.tokens for d in row.documents) == 25
+                for document in row.documents:
+                    whole = raw[row.source, document.doc_id]
+                    assert document.text in whole
+                    assert document.first_token > 0 or whole.startswith(document.text)
+
+
+def test_times_through_by_weight_tokens_and_steps():
+    """12,800 tokens, three quarters of them from `web`; a source without weight is not read."""
+    data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "unused": 5})
+    order = rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4)
+    assert rows.passes(order, 100) == pytest.approx({"web": 9.6, "code": 0.5})
+    assert rows.passes(order, 0) == {"web": 0.0, "code": 0.0}
+
+
+def test_both_mixtures_count_each_for_its_steps():
+    """80 steps with 3/4 of `web`, then 20 with a quarter of it; `best` is read at the end alone."""
+    data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})
+    final = mixture.Final({"web": 1.0, "best": 3.0}, share=0.2, steps=100)
+    order = rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
+    assert rows.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
+    assert rows.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
+    assert rows.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
+    assert rows.mixture_words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
+    assert rows.mixture_words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
+    # Ten batches that were passed over: 70 steps are left of the first 80 batches, so that 30 draw from the final mixture.
+    over = order.passing_over([(11, 20)])
+    assert rows.passes(over, 100)["best"] == pytest.approx(9.0)
+    assert "to step 70, then" in rows.mixture_words(over, 100)
+    assert rows.mixture_words(rows.Rows(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""
