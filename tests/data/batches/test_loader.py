@@ -1,15 +1,18 @@
-"""Batches are the same on any number of hosts and threads and after any resume; failures are errors."""
+"""Batches are the same on any number of hosts and threads and after any resume, read ahead in order; failures are errors."""
 
 import dataclasses
 import itertools
 import os
 import pathlib
+import queue
+import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
 
+import grain
 import numpy as np
 import pytest
 from faults import harness
@@ -17,6 +20,7 @@ from faults import harness
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError, RunError, config_files
 from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches.loader import Ahead
 from jaxlm.data.batches.order import check_fingerprint
 from jaxlm.data.shards import shards, verify
 from jaxlm.data.shards.mixture import Final
@@ -309,3 +313,62 @@ def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(
     older = dataclasses.replace(settings, older_batches=(3, 2), max_mb=1e-6)
     assert rows.count_targets(data, "prose", older, 8) == 48
     assert rows.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1
+
+
+class Source:
+    """Item i is i, after a random pause; fails at `bad`, and waits for ever at those for which `hangs` is true."""
+
+    def __init__(self, bad=None, hangs=lambda i: False):
+        self.bad, self.hangs, self.asked = bad, hangs, []
+
+    def __len__(self):
+        return 1 << 62
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        time.sleep(random.Random(i).random() / 500)
+        if i == self.bad:
+            raise OSError(f"item {i}")
+        while self.hangs(i):
+            time.sleep(0.01)
+        return i
+
+
+def ahead(source, start, num_threads, prefetch):
+    return Ahead(grain.MapDataset.source(source), start, num_threads, prefetch)
+
+
+def take_ahead(items, n):
+    return [items.get(5) for _ in range(n)]
+
+
+@pytest.mark.parametrize(("num_threads", "prefetch"), [(1, 1), (3, 1), (3, 10), (8, 2)])
+def test_items_come_in_order_and_not_too_many_ahead(num_threads, prefetch):
+    items = ahead(source := Source(), 37, num_threads, prefetch)
+    assert take_ahead(items, 50) == list(range(37, 87))
+    time.sleep(0.05)
+    lane = -(-prefetch // num_threads)
+    assert len(source.asked) <= 50 + num_threads * (lane + 1)  # what is ahead, and one in hand for each thread
+    items.close()
+
+
+def test_an_error_comes_in_its_place_and_nothing_of_its_lane_is_asked_for_again():
+    items = ahead(source := Source(bad=7), 0, 3, 6)
+    assert take_ahead(items, 7) == list(range(7))
+    with pytest.raises(OSError, match="item 7"):
+        items.get(5)
+    time.sleep(0.05)
+    assert not {10, 13} & set(source.asked)
+    items.close()
+
+
+def test_a_lane_that_hangs_costs_the_timeout_and_close_a_second():
+    never = threading.Event()
+    items = ahead(Source(hangs=lambda i: i % 2 and not never.is_set()), 0, 2, 4)
+    assert items.get(5) == 0
+    with pytest.raises(queue.Empty):
+        items.get(0.05)
+    began = time.monotonic()
+    items.close()
+    assert 0.9 < time.monotonic() - began < 3
+    never.set()
