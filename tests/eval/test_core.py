@@ -151,12 +151,8 @@ def parts(tmp_path):
     (folder / "made.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TASK))
     data = tiny_data.make(tmp_path, {"a": 1.0})
     keys = [
-        "data.path=x",
-        "eval.tasks=('core:made',)",
-        f"eval.data_dir={folder}",
-        "eval.max_items=6",
-        "eval.batch_size=4",
-    ]
+        "data.path=x", "eval.tasks=('core:made',)", f"eval.data_dir={folder}", "eval.max_items=6", "eval.batch_size=4",
+    ]  # fmt: skip
     c = config.resolve(config_files.load("base", keys))
     model = models.build(tiny.model_config(vocab_size=300, max_seq_len=64, n_layers=1), "blocked")
     return c, model, data, sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])

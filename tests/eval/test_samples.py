@@ -83,13 +83,9 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
     c, model, params, data = parts
     prompts = ["one", "two", "one"]
     given = (
-        model,
-        {"params": params},
-        data.tokenizer(),
-        prompts,
-        dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0),
-        1,
-    )
+        model, {"params": params}, data.tokenizer(), prompts,
+        dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0), 1,
+    )  # fmt: skip
     expected = samples.continue_prompts(*given)
     stream, texts, order = samples.Stream(*given), [""] * len(prompts), []
     for row, piece in stream:

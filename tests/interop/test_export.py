@@ -291,22 +291,6 @@ def test_the_factors_of_the_rotary_frequencies_are_read(numbers, tmp_path):
         logits_of(place)
 
 
-def test_both_ways_to_say_the_rotary_settings_are_the_same(numbers, tmp_path):
-    place = unchecked("hf", tmp_path / "out", numbers(rope_theta=500000.0)[0])
-    path = place / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_theta": 10000.0}))
-    with pytest.raises(AssertionError, match="rope"):
-        logits_of(place)
-
-
-def test_a_tensor_that_no_reader_looks_for_is_found(numbers, tmp_path):
-    place = unchecked("hf", tmp_path / "out", numbers(bias=True)[0])
-    path = place / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention_bias": False, "mlp_bias": False}))
-    with pytest.raises(AssertionError, match=r"no reader looks for .*model\.layers\.0\.self_attn\.q_proj\.bias"):
-        logits_of(place)
-
-
 @pytest.mark.parametrize(
     "overrides", [{"qkv_bias": True, "tie_embeddings": False}, {"family": "gpt2"}, {"qk_norm": True}]
 )
@@ -350,12 +334,3 @@ def test_the_next_tensor_is_read_while_one_is_worked_on():
     with pytest.raises(OSError, match="gone"):
         next(pairs)
     assert list(leaves.read_ahead(read, wanted[:1])) == [(wanted[0], ["a", "a2"])]
-
-
-@pytest.mark.parametrize("shape", [(70, 33), (1, 5), (5, 1), (4, 3, 2), (7,)])
-def test_contiguous_copies_any_view(shape):
-    value = np.arange(np.prod(shape), dtype=np.float16).reshape(shape)
-    for view in (value, value.T, value[::-1], value.T[:, 1:] if value.ndim > 1 else value[1:]):
-        made = leaves.contiguous(view)
-        np.testing.assert_array_equal(made, view)
-        assert made.flags.c_contiguous

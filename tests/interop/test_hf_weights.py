@@ -233,15 +233,9 @@ def theirs(family, folder, dtype):
         shapes = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 101}
     else:
         shapes = {
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 64,
-            "vocab_size": 101,
-            "tie_word_embeddings": True,
-        }
+            "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "max_position_embeddings": 64, "vocab_size": 101, "tie_word_embeddings": True,
+        }  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**shapes | settings)
     model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():

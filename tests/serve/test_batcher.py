@@ -189,17 +189,6 @@ def test_the_ring_is_as_long_as_the_rows_are_and_not_as_they_may_become(batcher)
     assert batcher.stats().ring == 64
 
 
-def test_a_listener_that_fails_frees_its_row(batcher):
-    def deaf(update: Update) -> None:
-        raise OSError("gone")
-
-    for _ in range(4):
-        batcher.submit(Ask((1, 2), 30), deaf)
-    assert len(alone(batcher, [3], 4)) == 4
-    assert len(alone(batcher, [3], 40)) == 40
-    assert batcher.stats().busy == 0
-
-
 def test_cancelled_rows_are_free_at_once(batcher):
     held = [Heard(batcher, [number], 60) for number in range(1, 4)]
     for one in held:

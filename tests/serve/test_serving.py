@@ -94,12 +94,9 @@ def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
 def test_an_answer_follows_its_schema(client):
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": tiny_serve.SCHEMA}}
     asked = {
-        "model": "tiny",
-        "prompt": "the",
-        "max_tokens": 120,
-        "temperature": 1.2,
+        "model": "tiny", "prompt": "the", "max_tokens": 120, "temperature": 1.2,
         "extra_body": {"response_format": form},
-    }
+    }  # fmt: skip
     found = client.completions.create(**asked, n=6, seed=0)
     assert len({choice.text for choice in found.choices}) == 6
     for choice in found.choices:

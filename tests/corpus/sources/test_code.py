@@ -46,16 +46,11 @@ def test_a_tree(tree, read_source):
     documents, stats = read_source(tree, format="code")
     found = {d.id: (d.metadata["language"], d.metadata.get("licence")) for d in documents}
     assert found == {
-        "other/Dockerfile": ("dockerfile", None),
-        "other/z.go": ("go", None),
-        "repo/Makefile": ("makefile", "MIT"),
-        "repo/gpl/deep/y.rs": ("rust", "GPL-3.0"),
-        "repo/main.py": ("python", "MIT"),
-        "repo/src/b.gen.py": ("python", "MIT"),
-        "repo/src/local/x.py": ("python", "MIT"),
-        "repo/src/x.h": ("c", "Apache-2.0 OR BSD-3-Clause"),
-        "repo/x.c": ("c", "GPL-2.0-only"),
-    }
+        "other/Dockerfile": ("dockerfile", None), "other/z.go": ("go", None), "repo/Makefile": ("makefile", "MIT"),
+        "repo/gpl/deep/y.rs": ("rust", "GPL-3.0"), "repo/main.py": ("python", "MIT"),
+        "repo/src/b.gen.py": ("python", "MIT"), "repo/src/local/x.py": ("python", "MIT"),
+        "repo/src/x.h": ("c", "Apache-2.0 OR BSD-3-Clause"), "repo/x.c": ("c", "GPL-2.0-only"),
+    }  # fmt: skip
     assert list(found) == sorted(found)
     assert stats.skipped == {"binary file": 1}
     assert {d.metadata["site"] for d in documents} == {"repo", "other"}

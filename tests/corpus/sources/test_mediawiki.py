@@ -32,15 +32,10 @@ def dump(*pages):
 def test_articles_alone_and_each_page_counted(tmp_path, read_source):
     pages = [
         page(1, "One <b>&amp; é</b> [[Datei:x.png|thumb|gone]]", title="Über & x"),
-        page(2, "#REDIRECT [[x]]", extra='    <redirect title="x" />\n'),
-        page(3, "talk", ns=1),
-        page(4, "body {}", model="css"),
-        page(5, "cut").replace("</revision>", ""),
-        page(6, "unclosed").replace("</page>", ""),
-        page(7, "bad\x01control"),
-        page(8, "{{Infobox}}"),
-        page(9, "Last."),
-    ]
+        page(2, "#REDIRECT [[x]]", extra='    <redirect title="x" />\n'), page(3, "talk", ns=1),
+        page(4, "body {}", model="css"), page(5, "cut").replace("</revision>", ""),
+        page(6, "unclosed").replace("</page>", ""), page(7, "bad\x01control"), page(8, "{{Infobox}}"), page(9, "Last."),
+    ]  # fmt: skip
     (tmp_path / "x.xml").write_bytes(dump(*pages).replace(b"Last", b"La\xffst"))
     documents, stats = read_source(tmp_path)
     assert [(d.id, d.text) for d in documents] == [

@@ -42,13 +42,9 @@ def folder(tmp_path):
 def test_a_folder_is_read_whole_in_sorted_order(folder):
     documents, stats = read(folder)
     assert documents == [
-        ("a.jsonl:1", "first"),
-        ("a.jsonl:2", "second"),
-        ("b.txt", "one\r\n\n twoé "),
-        ("sub/c.jsonl.gz:1", "zipped"),
-        ("sub/d.parquet:0", "p0"),
-        ("sub/d.parquet:2", "p2"),
-    ]
+        ("a.jsonl:1", "first"), ("a.jsonl:2", "second"), ("b.txt", "one\r\n\n twoé "), ("sub/c.jsonl.gz:1", "zipped"),
+        ("sub/d.parquet:0", "p0"), ("sub/d.parquet:2", "p2"),
+    ]  # fmt: skip
     assert stats.documents == 6
     assert stats.bytes == sum(len(text.encode()) for _, text in documents)
     assert stats.skipped == {"no text in field 'text'": 1}

@@ -152,13 +152,9 @@ def test_clear_errors(tmp_path, read_source):
 
 def test_rows_bring_their_metadata(tmp_path, read_source):
     row = {
-        "text": "x = 1",
-        "path": "a/b.PY",
-        "license": ["MIT", "Apache-2.0"],
-        "timestamp": "2020",
-        "title": "T",
+        "text": "x = 1", "path": "a/b.PY", "license": ["MIT", "Apache-2.0"], "timestamp": "2020", "title": "T",
         "format": "pdf",
-    }
+    }  # fmt: skip
     (tmp_path / "x.jsonl").write_text(json.dumps(row) + '\n{"text": "t", "format": "markdown", "language": "en"}\n')
     (first, second), _ = read_source(tmp_path)
     assert first.metadata == {

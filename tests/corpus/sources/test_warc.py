@@ -18,15 +18,11 @@ def record(i, body=None, kind=HTML, identified=None, status="200 OK", http="", w
         head = f"HTTP/1.1 {status}\r\n" + (f"Content-Type: {kind}\r\n" if kind else "") + http
         payload = head.encode() + b"\r\n" + body
     lines = [
-        "WARC/1.0",
-        f"WARC-Type: {warc_type}",
-        f"WARC-Target-URI: https://www.site{i}.org/page",
-        "WARC-Date: 2024-01-02T03:04:05Z",
-        f"WARC-Record-ID: <urn:uuid:{i}>",
+        "WARC/1.0", f"WARC-Type: {warc_type}", f"WARC-Target-URI: https://www.site{i}.org/page",
+        "WARC-Date: 2024-01-02T03:04:05Z", f"WARC-Record-ID: <urn:uuid:{i}>",
         *(["Content-Type: application/http; msgtype=response"] if warc_type == "response" else []),
-        *([f"WARC-Identified-Payload-Type: {identified}"] if identified else []),
-        f"Content-Length: {len(payload)}",
-    ]
+        *([f"WARC-Identified-Payload-Type: {identified}"] if identified else []), f"Content-Length: {len(payload)}",
+    ]  # fmt: skip
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload + b"\r\n\r\n"
 
 
@@ -58,21 +54,15 @@ def test_pages_are_found_by_type_or_by_their_beginning(write, read_source):
     xhtml = '<?xml version="1.0"?>\n<!-- c -->\n<!DOCTYPE html PUBLIC "x"><html xmlns="y"><p>x</html>'
     path = write(
         [
-            record(0, warc_type="warcinfo"),
-            record(1),
-            record(2, identified="application/xhtml+xml", kind="text/plain"),
-            record(3, xhtml, identified="text/xml"),
-            record(4, kind=None),
-            record(5, kind="htm; gaga"),
-            record(6, kind="application/octet-stream"),
+            record(0, warc_type="warcinfo"), record(1),
+            record(2, identified="application/xhtml+xml", kind="text/plain"), record(3, xhtml, identified="text/xml"),
+            record(4, kind=None), record(5, kind="htm; gaga"), record(6, kind="application/octet-stream"),
             record(7, "%PDF-1.4", kind="application/pdf"),
-            record(8, '<?xml version="1.0"?><rss></rss>', kind="text/xml"),
-            record(9, "plain words", kind="text/plain"),
-            record(10, status="404 Not Found"),
-            record(11, "Words of a\npage", warc_type="conversion"),
+            record(8, '<?xml version="1.0"?><rss></rss>', kind="text/xml"), record(9, "plain words", kind="text/plain"),
+            record(10, status="404 Not Found"), record(11, "Words of a\npage", warc_type="conversion"),
             record(12, "GET / HTTP/1.1\r\n\r\n", warc_type="request"),
         ]
-    )
+    )  # fmt: skip
     documents, stats = read_source(path)
     assert sites(documents) == [1, 2, 3, 4, 5, 6, 11]
     assert stats.skipped == {"not HTML": 3, "HTTP status is not 200": 1}

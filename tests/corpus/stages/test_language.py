@@ -36,18 +36,8 @@ def test_scores_are_py3langids():
 
     theirs, ours = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True), language._py3langid()
     texts = [
-        *TEXTS.values(),
-        " ".join(TEXTS.values()),
-        "",
-        "a",
-        "é",
-        "ß?",
-        "12",
-        "SHOUTED",
-        "e\u0301",
-        "\x00\x01",
-        "🙂" * 9,
-    ]
+        *TEXTS.values(), " ".join(TEXTS.values()), "", "a", "é", "ß?", "12", "SHOUTED", "e\u0301", "\x00\x01", "🙂" * 9,
+    ]  # fmt: skip
     for text in texts:
         (label, score), (our_label, our_score) = theirs.classify(text), ours.classify(text)
         assert (our_label, our_score) == (label, pytest.approx(score, abs=1e-4)), text

@@ -75,29 +75,18 @@ def _secrets() -> list[str]:
         for x in (b'{"alg":"HS256","typ":"JWT"}', b'{"sub":"1234567890","name":"J"}', rng.randbytes(32))
     )
     return [
-        "AKIA" + some(14, upper).upper() + "Q2",
-        f"aws_secret_access_key = '{some(40)}'",
-        f"AWS_SECRET_ACCESS_KEY={some(40)}",
-        "ghp_" + some(36),
-        "github_pat_" + some(82),
-        "glpat-" + some(20),
+        "AKIA" + some(14, upper).upper() + "Q2", f"aws_secret_access_key = '{some(40)}'",
+        f"AWS_SECRET_ACCESS_KEY={some(40)}", "ghp_" + some(36), "github_pat_" + some(82), "glpat-" + some(20),
         "xoxb-" + "123456789012-123456789012-" + some(24),
-        "https://hooks.slack.com/services/T" + f"{some(8)}/B{some(8)}/{some(24)}",
-        "sk_live_" + some(24),
-        "AIza" + some(35),
-        "sk-proj-" + some(48),
-        "sk-ant-api03-" + some(80),
-        "hf_" + some(32, string.ascii_letters).replace("7", "q") + "ab",
-        "npm_" + some(36),
-        "pypi-AgEIcHlwaS5vcmc" + some(90),
-        "SG." + some(22) + "." + some(43),
-        "AccountKey=" + some(86) + "==",
-        jwt,
+        "https://hooks.slack.com/services/T" + f"{some(8)}/B{some(8)}/{some(24)}", "sk_live_" + some(24),
+        "AIza" + some(35), "sk-proj-" + some(48), "sk-ant-api03-" + some(80),
+        "hf_" + some(32, string.ascii_letters).replace("7", "q") + "ab", "npm_" + some(36),
+        "pypi-AgEIcHlwaS5vcmc" + some(90), "SG." + some(22) + "." + some(43), "AccountKey=" + some(86) + "==", jwt,
         "postgres://admin:" + some(12) + "@db.internal:5432/x",
         f"-----BEGIN RSA PRIVATE KEY-----\n{b64}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN OPENSSH PRIVATE KEY-----\n{b64}\n-----END OPENSSH PRIVATE KEY-----",
         f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: 1\n\n{b64}\n-----END PGP PRIVATE KEY BLOCK-----",
-    ]
+    ]  # fmt: skip
 
 
 PLANTED["SECRET"] = tuple(_secrets())

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import queue
 import random
 import shutil
 import subprocess
@@ -360,15 +359,3 @@ def test_an_error_comes_in_its_place_and_nothing_of_its_lane_is_asked_for_again(
     time.sleep(0.05)
     assert not {10, 13} & set(source.asked)
     items.close()
-
-
-def test_a_lane_that_hangs_costs_the_timeout_and_close_a_second():
-    never = threading.Event()
-    items = ahead(Source(hangs=lambda i: i % 2 and not never.is_set()), 0, 2, 4)
-    assert items.get(5) == 0
-    with pytest.raises(queue.Empty):
-        items.get(0.05)
-    began = time.monotonic()
-    items.close()
-    assert 0.9 < time.monotonic() - began < 3
-    never.set()

@@ -333,12 +333,6 @@ def test_the_order_of_asking_is_no_matter():
     assert [later.rows(batch) for batch in (5, 0, 3)] == [made[5], made[0], made[3]]
 
 
-def test_a_row_has_at_most_so_many():
-    short = packed.Plan(np.full(50, 2), np.full(50, 1), **PLANNED, most=3)
-    assert [len(row) for row in short.rows(0)] == [3] * 4
-    assert [len(row) for row in packed.Plan(np.full(50, 2), np.full(50, 1), **PLANNED).rows(0)] == [16] * 4
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return tiny_data.make(tmp_path_factory.mktemp("data") / "d", {"a": 3.0, "b": 1.0})
@@ -397,12 +391,3 @@ def test_no_text(tmp_path):
     short = replay.open_text(str(tmp_path), tokenizer, val_fraction=1e-9, **options)
     with pytest.raises(ConfigError, match="fewer than one row"):
         replay.Pieces(short, 128, seed=0)
-
-
-def test_a_batch_has_about_one_piece():
-    lengths, counted = np.full(100, 50), np.full(100, 20)
-    assert replay.piece_tokens(0.5, lengths, counted, seq_len=4096, batch_size=8) == 4096
-    a_batch = 8 * 1024 * 0.4 * 0.05 / 0.95
-    assert replay.piece_tokens(0.05, lengths, counted, seq_len=1024, batch_size=8) == int(a_batch)
-    assert replay.piece_tokens(0.001, lengths, counted, seq_len=1024, batch_size=8) == 128
-    assert replay.piece_tokens(0.001, lengths, counted, seq_len=64, batch_size=8) == 64

@@ -262,14 +262,6 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
                     assert document.first_token > 0 or whole.startswith(document.text)
 
 
-def test_times_through_by_weight_tokens_and_steps():
-    """12,800 tokens, three quarters of them from `web`; a source without weight is not read."""
-    data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "unused": 5})
-    order = rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4)
-    assert rows.passes(order, 100) == pytest.approx({"web": 9.6, "code": 0.5})
-    assert rows.passes(order, 0) == {"web": 0.0, "code": 0.0}
-
-
 def test_both_mixtures_count_each_for_its_steps():
     """80 steps with 3/4 of `web`, then 20 with a quarter of it; `best` is read at the end alone."""
     data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})

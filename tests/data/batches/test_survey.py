@@ -41,14 +41,9 @@ def test_nothing_is_wrong_with_good_chats(tokenizer, tmp_path):
 
 def test_faults_of_chats(tokenizer, tmp_path):
     faults = [
-        ask(0),
-        ask(0),
-        ask(0, "blue moon"),
-        ask(3, " "),
-        ask(4, "As an AI language model I see <|im_end|> PersonX"),
-        ask(5, prompt="one " * 200),
-        ask(6, "two " * 60),
-    ]
+        ask(0), ask(0), ask(0, "blue moon"), ask(3, " "), ask(4, "As an AI language model I see <|im_end|> PersonX"),
+        ask(5, prompt="one " * 200), ask(6, "two " * 60),
+    ]  # fmt: skip
     found, _ = surveyed(tmp_path / "a.jsonl", tokenizer, faults)
     told = findings(found)
     assert told["repeated examples"] == ["a.jsonl:1"]  # "... = FILE:1"

@@ -3,7 +3,6 @@
 import json
 import pathlib
 
-import numpy as np
 import pytest
 import tiny_hf
 
@@ -86,13 +85,6 @@ def test_a_template_without_marks(source, tmp_path):
     messages = list(talk(turns).messages)
     first = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
     assert found.ids[: found.turns[0]].tolist() == chat.ids(tokenizer, messages[:first])
-
-
-def test_what_is_given_does_not_count(ours):
-    turns = TALKS[1]
-    whole, half = encoded.masked(ours, [talk(turns), talk(turns, given=3)])
-    assert said(ours, half) == said(ours, whole)[1:]
-    np.testing.assert_array_equal(half.ids, whole.ids)
 
 
 WITH_CONTENT = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -324,24 +316,6 @@ def test_a_vocabulary_of_ours_grows(tmp_path):
     assert chat.grown(other) is other
     assert chat.speaks(grown)
     assert not chat.speaks(plain)
-
-
-@pytest.mark.parametrize("kind", ["ours", "llama", "chatml"])
-@pytest.mark.parametrize("turns", [1, 3])
-@pytest.mark.parity
-def test_ids_are_those_of_transformers(kind, turns, ours, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    from jaxlm.interop import tokenizer_json
-
-    tokenizer = ours
-    if kind == "ours":
-        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json.tokenizer_json(ours)))
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_json.tokenizer_config(ours, 64)))
-    else:
-        tokenizer = speaking(tmp_path, kind)
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    want = loaded.apply_chat_template(TALK[:turns], add_generation_prompt=True, tokenize=True, return_dict=False)
-    assert chat.ids(tokenizer, TALK[:turns]) == want
 
 
 def test_what_a_template_can_not_do_is_one_line(tmp_path):

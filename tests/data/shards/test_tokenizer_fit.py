@@ -82,15 +82,9 @@ def test_a_reference_is_compared_on_the_same_texts(coder, texts):
 def test_traits(coder, lossy):
     found = tokenizer_fit.traits(coder)
     assert found == {
-        "vocab_size": 600,
-        "byte_pieces": 256,
-        "tokens_of_2024": 4,
-        "indent_4": 1,
-        "indent_8": found["indent_8"],
-        "tab": 1,
-        "newline": 1,
-        "blank_line": 2,
-    }
+        "vocab_size": 600, "byte_pieces": 256, "tokens_of_2024": 4, "indent_4": 1, "indent_8": found["indent_8"],
+        "tab": 1, "newline": 1, "blank_line": 2,
+    }  # fmt: skip
     assert 1 <= found["indent_8"] <= 2
     assert tokenizer_fit.traits(lossy)["byte_pieces"] == 0
     assert tokenizer_fit.traits(lossy)["indent_8"] == 0  # it drops them

@@ -202,9 +202,13 @@ def test_ids_are_those_of_transformers(folders, kind):
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "settings", [{}, {"add_bos_token": False}, {"add_bos_token": True}, {"add_eos_token": True}], ids=str
+    ("name", "settings"),
+    [
+        ("PreTrainedTokenizerFast", {"add_bos_token": False}),
+        ("PreTrainedTokenizerFast", {"add_eos_token": True}),
+        ("LlamaTokenizer", {"add_bos_token": True}),
+    ],
 )
-@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
 def test_what_a_text_begins_with_is_what_transformers_puts_there(tmp_path, kind, settings, name):
     """With a tokenizer.json, whatever tokenizer_config.json says of BOS and EOS."""
     transformers = pytest.importorskip("transformers")
