@@ -219,7 +219,7 @@ def shared(name: str) -> pathlib.Path:
 @pytest.mark.shared
 def test_real_benchmarks_in_real_prose(tmp_path):
     stage = load_stage(tmp_path, f'paths=("{shared("eval")}",)')
-    prose = [json.loads(line)["text"] for line in gzip.open(shared("text/prose.jsonl.gz"), "rt")]
+    prose = [json.loads(line)["text"] for line in gzip.open(shared("text/prose.jsonl.gz"), "rt")][::3]
     assert sum(flagged(stage, text) is not None for text in prose) <= 0.003 * len(prose)
     similar = [json.loads(line)["question"] for line in shared("text/gsm8k_train.jsonl").open()][:1000]
     assert sum(flagged(stage, text) is not None for text in similar) <= 0.003 * len(similar)
