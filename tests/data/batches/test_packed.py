@@ -327,12 +327,6 @@ def test_each_epoch_has_every_example_once():
     assert plan(seed=4).rows(0) != made.rows(0)
 
 
-def test_the_order_of_asking_is_no_matter():
-    made = [plan().rows(batch) for batch in range(6)]  # each from a new plan
-    later = plan()
-    assert [later.rows(batch) for batch in (5, 0, 3)] == [made[5], made[0], made[3]]
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return tiny_data.make(tmp_path_factory.mktemp("data") / "d", {"a": 3.0, "b": 1.0})

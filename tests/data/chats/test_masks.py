@@ -241,25 +241,6 @@ def test_the_mask_is_that_of_transformers(given, ours, tmp_path):
         assert (found.kinds != encoded.GIVEN).astype(int).tolist() == want["assistant_masks"]
 
 
-class Words:
-    """A vocabulary of some words."""
-
-    def __init__(self, *words):
-        self.words = words
-
-    def id_of(self, piece):
-        if piece not in self.words:
-            raise ConfigError(f"no {piece}")
-        return self.words.index(piece)
-
-
-def test_a_vocabulary_speaks_with_all_tokens_alone():
-    assert chat.speaks(Words(*CHAT_TOKENS))
-    assert not chat.speaks(Words(*CHAT_TOKENS[:-1]))
-    assert chat.end_id(Words("a", "<|im_end|>")) == 1
-    assert chat.end_id(Words("a")) is None
-
-
 LLAMA_STRICT = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
     "{% elif m.role == 'user' %}\n[INST] {{ m.content | trim }} [/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}"
@@ -316,6 +297,7 @@ def test_a_vocabulary_of_ours_grows(tmp_path):
     assert chat.grown(other) is other
     assert chat.speaks(grown)
     assert not chat.speaks(plain)
+    assert chat.end_id(plain) is None
 
 
 def test_what_a_template_can_not_do_is_one_line(tmp_path):

@@ -272,16 +272,6 @@ def test_a_file_is_hashed_once_and_large_ones_are_left_to_the_background(verifie
         verifier.first_read(entries[1], always=True)
 
 
-def test_a_file_that_cannot_be_read_is_no_damage(verifier, entries, tmp_path):
-    (tmp_path / "0").unlink()
-    with pytest.raises(FileNotFoundError):
-        verifier.first_read(entries[0])
-    (tmp_path / "3").write_bytes(b"other")
-    verifier.begin(entries)
-    wait(lambda: verifier.damage)
-    assert "/3 is damaged" in str(verifier.damage)
-
-
 def test_the_background_is_slow_and_ends_when_told(verifier, entries, tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "BACKGROUND_BYTES_PER_SECOND", 10e6)
     began = time.monotonic()
