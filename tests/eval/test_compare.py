@@ -88,6 +88,13 @@ def result(accs, bits=None, task="arc_easy", fewshot=0, first=0) -> TaskResult:
     return TaskResult(task, {}, {}, 0.25, fewshot, items)
 
 
+def test_the_interval_of_right_and_wrong_answers_is_a_bootstrap_s():
+    a, b = next(pairs(0.04))
+    random, n = np.random.default_rng(6), len(a)
+    means = [(b - a)[random.integers(0, n, n)].mean() for _ in range(4000)]
+    np.testing.assert_allclose(compare.mcnemar(a, b)[1:], np.quantile(means, (0.025, 0.975)), atol=0.0025)
+
+
 def test_the_words():
     random = np.random.default_rng(5)
     accs, bits = random.integers(0, 2, 500), random.gamma(2.0, size=500)

@@ -13,6 +13,7 @@ from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.eval import compare, completions, harness, redteam, results
+from jaxlm.eval.results import Item, TaskResult
 
 
 def settings(**changes):
@@ -241,6 +242,19 @@ def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tm
         *((f"redteam_{name}", "flagged") for name in redteam.WRITTEN),
         ("redteam_bias", "stereotype"),
     }
+
+
+def test_fewer_flags_are_better_and_a_fair_choice_is_best():
+    def made(task, metric, values):
+        return {task: TaskResult(task, {}, {}, None, 0, [Item(str(i), {metric: v}) for i, v in enumerate(values)])}
+
+    sides = {
+        ("redteam_toxic", "flagged"): ([1, 1, 0, 1], [1, 0, 0, 0], "b"),
+        ("redteam_bias", "stereotype"): ([1, 1, 1, 1], [1, 0, 1, 0], "b"),
+    }
+    for (task, metric), (a, b, better) in sides.items():
+        (found,) = compare.benchmarks(made(task, metric, a), made(task, metric, b))
+        assert found.better == better
 
 
 def test_who_is_as_far_from_fair_on_the_other_side_is_no_better():

@@ -145,6 +145,18 @@ def test_weights_are_split_into_files_with_an_index(tokenizer, tmp_path):
     assert sum(value.nbytes for value in tensors.values()) == index["metadata"]["total_size"]
 
 
+def test_damaged_factors_of_the_rotary_frequencies_are_found(tokenizer, tmp_path):
+    given = source(tokenizer, **CASES["llama3_scaling"])
+    made = written("gguf", tmp_path / "out", given.config, "f16")
+    made.write(given.read, tokenizer, lambda done: None)
+    (path,) = made_files(tmp_path / "out")
+    factors = made.held("rope_freqs.weight")
+    assert factors.max() == 4
+    path.write_bytes(path.read_bytes().replace(factors.tobytes(), np.ones_like(factors).tobytes()))
+    with pytest.raises(RunError, match=r"rope_freqs\.weight differs"):
+        export.check(made, given.read, lambda done: None)
+
+
 def test_an_adapter_is_read_back_to_the_bit(tokenizer, tmp_path):
     given = source(tokenizer)
     params = tree.nested((name, given.read(name)) for tensor in leaves.tensors(given.config) for name in tensor.leaves)

@@ -146,6 +146,12 @@ def test_an_adapter_is_merged_or_taken_over(tmp_path):
     assert taken(*prompt, "origin_merge=False", name="sft")[0].adapter.kind == "prompt"
 
 
+def test_an_adapter_needs_its_base(tmp_path):
+    run = a_run(tmp_path / "lora", "program=sft", "origin=/gone/base", "adapter.kind=lora", chat_tokens=True)
+    with pytest.raises(ConfigError, match="holds an adapter alone, which needs its base"):
+        taken("origin=/gone/base", "data.path=x", f"workdir={run}", name="sft")
+
+
 def test_the_run_stands_alone_when_its_origin_is_gone(model, tmp_path):
     origin, run = tmp_path / "model", tmp_path / "run"
     origin.mkdir()

@@ -299,3 +299,10 @@ def test_hundreds_of_requests_leave_nothing_behind(batcher):
     while len(jax.live_arrays()) > before:  # the last step's go once it is told
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_a_bench_counts_all_tokens(batcher):
+    rows = bench_serve.by_clients(batcher, clients=(1, 2), prompt=9, new=5, requests=2)
+    assert [row["clients"] for row in rows] == [1, 2, 3]
+    assert batcher.stats().tokens == (1 + 2 + 3) * 2 * 5
+    assert all(row["tokens/s"] > 0 and row["GB/s"] > 0 and row["failed"] == 0 for row in rows)

@@ -56,6 +56,14 @@ def test_files_and_globs(folder):
     assert [t for _, t in read(folder / "sub" / "d.parquet", text_key="other")[0]] == ["o0", "o1", "o2"]
 
 
+def test_links_to_files_are_files(folder, tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "l.txt").symlink_to(folder / "b.txt")
+    (linked / "broken.txt").symlink_to(tmp_path / "nowhere")
+    assert read(linked)[0] == [("l.txt", read(folder / "b.txt")[0][0][1])]
+
+
 def test_broken_records_cost_themselves_alone(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(

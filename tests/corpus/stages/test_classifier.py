@@ -78,6 +78,13 @@ def test_scores_are_scikit_learns(tmp_path):
     np.testing.assert_allclose([classifier.load(tmp_path)(t) for t in good[:3] + bad[:3]], expected, atol=0.02)
 
 
+def test_only_the_beginning_is_looked_at(tmp_path, examples):
+    stage = tiny_stage.make("classifier chars=200", tmp_path, **examples)
+    lesson, advert = (texts(words, 1, 7)[0].ljust(200)[:200] for words in (LESSON, ADVERT))
+    one, two = (tiny_stage.apply(stage, lesson + rest).metadata["quality"] for rest in ("", advert))
+    assert one == two
+
+
 def test_refusals(tmp_path, examples):
     with pytest.raises(ConfigError, match="set good and bad"):
         tiny_stage.make("classifier", tmp_path, good=examples["good"])

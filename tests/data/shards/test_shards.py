@@ -165,6 +165,10 @@ def change(data, tmp_path, path, value):
     return tmp_path
 
 
+def test_token_dtype():
+    assert [shards.token_dtype(v) for v in (325, 65536, 65537)] == ["<u2", "<u2", "<u4"]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -198,6 +202,10 @@ def change(data, tmp_path, path, value):
 def test_each_mangled_value_is_named(data, tmp_path, path, value, message):
     with pytest.raises(ConfigError, match=rf"manifest.json is damaged: .*{message}.*; copy it again or rebuild"):
         shards.open_data(change(data, tmp_path, path, value))
+
+
+def test_more_keys_than_needed_are_no_problem(data, tmp_path):
+    assert manifest.read(change(data, tmp_path, "sources/prose/more", [1]))[0]["dtype"] == "<u2"
 
 
 @pytest.mark.parametrize(
