@@ -58,10 +58,9 @@ def test_what_ends_an_answer_is_told_and_written(kind, end, others, ours, tmp_pa
     tokenizer = {
         "ours": lambda: ours,
         "llama3": lambda: theirs(tmp_path, tiny_hf.LLAMA3_TEMPLATE, tiny_hf.LLAMA3, eos_token_id=[0, 4, 3]),
-        "qwen": lambda: theirs(tmp_path, QWEN),
-        "eos": lambda: theirs(tmp_path, WITH_EOS),
+        "qwen": lambda: theirs(tmp_path, QWEN), "eos": lambda: theirs(tmp_path, WITH_EOS),
         "nothing": lambda: theirs(tmp_path, WITH_NOTHING),
-    }[kind]()
+    }[kind]()  # fmt: skip
     names = {i: piece for piece, i in tokenizer.controls.items()}
     ends = [names[i] for i in chat.ends(tokenizer)]
     assert {*ends} == others | {end} - {None}

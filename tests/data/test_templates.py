@@ -20,15 +20,9 @@ ASK, SAY = {"role": "user", "content": "Why is it so?"}, {"role": "assistant", "
 AGAIN, MORE = {"role": "user", "content": "And then?"}, {"role": "assistant", "content": "Then\n\n  it ends."}
 SYSTEM, EMPTY = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": ""}
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "Looks.",
-            "parameters": {"type": "object", "properties": {"at": {"type": "string", "description": "What."}}},
-        },
-    }
-]
+    {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object",
+     "properties": {"at": {"type": "string", "description": "What."}}}}},
+]  # fmt: skip
 
 
 # As <|im_end|>, with DeepSeek's wide bars too; Gemma's.
@@ -55,20 +49,16 @@ CHATS = {
     "an empty answer": ([ASK, EMPTY], None),
     "an empty answer in the middle": ([ASK, EMPTY, AGAIN, SAY], None),
     "thoughts": ([ASK, SAY | {"reasoning_content": "Let me see."}], None),
-    "thoughts in the middle": (
-        [ASK, SAY | {"reasoning_content": "Hm."}, AGAIN, MORE | {"reasoning_content": "So."}],
-        None,
-    ),
-    "thoughts in the text": (
-        [ASK, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nIt is so."}, AGAIN, SAY],
-        None,
-    ),
+    "thoughts in the middle": ([ASK, SAY | {"reasoning_content": "Hm."}, AGAIN, MORE | {"reasoning_content": "So."}],
+     None),
+    "thoughts in the text": ([ASK, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nIt is so."}, AGAIN, SAY],
+     None),
     "two answers in a row": ([ASK, SAY, MORE], None),
     "long": ([SYSTEM, *[ASK, SAY, AGAIN, MORE] * 4], None),
     "a call": ([ASK, called("sea"), result(0, "blue"), SAY], TOOLS),
     "two calls at once": ([ASK, called("sea", "sun"), result(0, "blue"), result(1, "red"), SAY], TOOLS),
     "a call at the end": ([SYSTEM, ASK, SAY, AGAIN, called("sea", text="Look:")], TOOLS),
-}
+}  # fmt: skip
 
 
 def templates() -> list[pathlib.Path]:

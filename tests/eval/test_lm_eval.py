@@ -72,28 +72,16 @@ def ours(scorer):
 
 
 PAIRS = [
-    ("", "the cat"),
-    ("the cat sat", " on a mat"),
-    ("the cat sat ", "on a mat"),
-    ("Question: two small dogs ran\nAnswer:", " over"),
-    ("Question: two small dogs ran\nAnswer:", " seven green hills"),
-    ("  leading", "  double"),
-    (" ".join(["the old river slept"] * 150), " while"),
-    ("naïve 漢字 🙂", " the"),
-]
+    ("", "the cat"), ("the cat sat", " on a mat"), ("the cat sat ", "on a mat"),
+    ("Question: two small dogs ran\nAnswer:", " over"), ("Question: two small dogs ran\nAnswer:", " seven green hills"),
+    ("  leading", "  double"), (" ".join(["the old river slept"] * 150), " while"), ("naïve 漢字 🙂", " the"),
+]  # fmt: skip
 
 
 def test_log_p_and_greedy_are_those_of_hf(ours, theirs):
     for got, want in zip(answers(ours, "loglikelihood", PAIRS), answers(theirs, "loglikelihood", PAIRS), strict=True):
         assert got[0] == pytest.approx(want[0], abs=1e-3)
         assert got[1] == want[1]
-
-
-def test_ids_are_those_of_hf_with_one_eos_in_front(ours, theirs):
-    for context, continuation in PAIRS[1:]:
-        assert ours._encode_pair(context, continuation) == theirs._encode_pair(context, continuation)
-        assert ours.tok_encode(context)[0] == ours.eot_token_id
-    assert ours.prefix_token_id == theirs.prefix_token_id
 
 
 def test_rolling_begins_with_one_eos(ours, theirs, scorer):
@@ -198,7 +186,7 @@ def test_tasks_with_columns_of_their_own_score_as_with_hf(task, gold, chance, sc
     assert found.chance == (pytest.approx(np.mean(guess)) if guess else None)
 
 
-@pytest.mark.parametrize("task", ["arc_easy", "gsm8k", "mmlu_anatomy"])
+@pytest.mark.parametrize("task", ["gsm8k", "mmlu_anatomy"])
 def test_conversations_score_as_with_hf(task, bench, more, tmp_path):
     """Worked examples are turns; mmlu's description is a system message."""
     import lm_eval

@@ -1,4 +1,4 @@
-"""Bits per byte of the right answer, its margin, and the alarm for scores that can't be."""
+"""Bits per byte of the right answer, its margin, the alarm for scores that can't be, and the files of scores."""
 
 import math
 
@@ -68,14 +68,6 @@ def test_the_alarm(score, flops, heard):
     assert (heard in line and "check EOS" in line) if heard else not line
 
 
-def test_without_an_accuracy_there_is_no_alarm():
-    assert results.alarm(result(bits_per_byte=9.0), 1e21) == ""
-
-
-def test_a_small_sample_is_no_reason_for_an_alarm():
-    assert results.alarm(result(acc_norm=0.26, n=20), 1e21) == ""
-
-
 @pytest.mark.parametrize(("n", "heard"), [(4, False), (40, True)])
 def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
     """Their standard error is 0: that of guessing counts."""
@@ -116,3 +108,30 @@ def test_published_models():
     assert benchmarks.expected("arc_easy", "acc_norm", math.sqrt(low * high)) == pytest.approx((0.4899 + 0.5525) / 2)
     assert benchmarks.expected("arc_easy", "acc_norm", 1e25) == pytest.approx(0.5525)
     assert benchmarks.expected("no_task", "acc", 1e21) is None
+
+
+def answered(n: int, score: float, fewshot: int = 0) -> TaskResult:
+    return TaskResult("arc_easy", {"acc": score}, {}, 0.25, fewshot, [Item(str(i), {"acc": score}) for i in range(n)])
+
+
+@pytest.mark.parametrize(
+    ("n", "fewshot", "training", "kept"),
+    [(4, 0, True, True), (8, 0, True, False), (4, 5, True, False), (4, 0, False, True), (6, 0, False, False)],
+)
+def test_fewer_questions_do_not_replace_more(tmp_path, n, fewshot, training, kept):
+    about = {"step": 20, "limit": 6}
+    results.write(tmp_path, [answered(6, 0.0)], about | {"training": True} if training else about)
+    line = results.add(tmp_path, answered(n, 1.0, fewshot), {"step": 20, "limit": n})
+    found = results.read(tmp_path / "eval/20")["arc_easy"]
+    assert (len(found.items), found.metrics["acc"]) == ((6, 0.0) if kept else (n, 1.0))
+    words = "keeps the 6 questions of arc_easy" if kept else f"these {n} questions of arc_easy replace the 6"
+    assert words in line
+    assert ("that the training asked" in line) == training
+    assert ("other worked examples" in line) == bool(fewshot)
+
+
+def test_an_answer_may_hold_any_character(tmp_path):
+    """JSON leaves U+2028 and U+0085 as they are, where str.splitlines() would cut."""
+    item = Item("0", {"acc": 1.0}, {"answer": "one\u2028two\x85three\nfour\x1c"})
+    place = results.write(tmp_path, [TaskResult("gsm8k", {"acc": 1.0}, {}, None, 0, [item])], {"step": 1})
+    assert results.read(place)["gsm8k"].items == [item]

@@ -190,11 +190,12 @@ def test_what_stands_in_the_training_data_is_found(scorer, monkeypatch):
 
 
 def test_without_training_data_the_overlap_is_not_zero_but_unknown(scorer, capsys):
-    found = tiny_eval.asked(scorer, ["redteam"], settings(), 2)
+    some = ["redteam:privacy", "redteam:memorised"]
+    found = tiny_eval.asked(scorer, some, settings(), 1)
     assert capsys.readouterr().err.count("red team: overlap not measured: no training data") == 1
     assert not any("overlap" in result.metrics for result in found)
     assert not any(line.startswith("overlap") for line in redteam.lines(found))
-    tiny_eval.asked(scorer, ["redteam"], settings(), 2)  # at the next evaluation of the training
+    tiny_eval.asked(scorer, some, settings(), 1)  # at the next evaluation of the training
     assert "overlap" not in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Samples: from prompt texts to texts, repeatable, written by step."""
+"""Samples: from prompt texts to texts, repeatable, written by step; and what tells of a text that falls apart."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from jaxlm.eval import samples
 def parts(tmp_path_factory):
     data = tiny_data.make(tmp_path_factory.mktemp("data"), {"a": 1.0})
     c = config.resolve(config_files.load("base", ["data.path=x", "sample.prompts=('one two','sun')"]))
-    model_config = dataclasses.replace(tiny.model_config(), vocab_size=300)
+    model_config = dataclasses.replace(tiny.model_config(n_layers=1), vocab_size=300)
     c = dataclasses.replace(c, model=model_config, sample=dataclasses.replace(c.sample, max_new_tokens=12))
     model = models.build(c.model, "xla")
     return c, model, tiny.random_params(model), data
@@ -59,8 +59,7 @@ def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperatu
 def test_samples_that_can_not_be_written_fail_on_all_processes(parts, tmp_path, monkeypatch):
     """The second of two processes is acted out: the first one says that its disk is full."""
     c, model, params, data = parts
-    short = dataclasses.replace(c.sample, prompts=("sun",), max_new_tokens=1)
-    sample = samples.make(short, c.seed, model, data, tmp_path)
+    sample = samples.make(c.sample, c.seed, model, data, tmp_path)
     full = np.frombuffer(b"1:No space left on device".ljust(2000), np.uint8)
     monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
     monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
@@ -72,17 +71,10 @@ def test_samples_that_can_not_be_written_fail_on_all_processes(parts, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_no_prompts_no_files(parts, tmp_path):
-    c, model, params, data = parts
-    silent = dataclasses.replace(c.sample, prompts=())
-    assert samples.make(silent, c.seed, model, data, tmp_path)({"params": params}, 7)[0] == []
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_prompt_longer_than_the_context_is_refused_at_once(parts, tmp_path):
     c, model, _, data = parts
     long = dataclasses.replace(c.sample, prompts=("one", "one two " * 50))
-    with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in the context"):
+    with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in model.max_seq_len=64"):
         samples.make(long, c.seed, model, data, tmp_path)
 
 
@@ -90,13 +82,9 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
     c, model, params, data = parts
     prompts = ["one", "two", "one"]
     given = (
-        model,
-        {"params": params},
-        data.tokenizer(),
-        prompts,
-        dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0),
-        1,
-    )
+        model, {"params": params}, data.tokenizer(), prompts,
+        dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0), 1,
+    )  # fmt: skip
     expected = samples.continue_prompts(*given)
     stream, texts, order = samples.Stream(*given), [""] * len(prompts), []
     for row, piece in stream:
@@ -112,17 +100,55 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
 
 
 def test_a_character_is_shown_when_all_its_bytes_are_there(parts):
+    """The mark of a missing character too, where the model says it."""
     c, model, params, data = parts
-    stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
-    ids = data.tokenizer().encode("\u20ac!")  # three bytes, none of which the tokenizer knows as a piece
-    assert len(ids) >= 4
-    stream._chunks = iter([[[i]] for i in ids])
-    assert list(stream) == [(0, "\u20ac"), (0, "!")]
+    for said in ("\u20ac", "\ufffd"):  # three bytes, none of which the tokenizer knows as a piece
+        stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
+        ids = data.tokenizer().encode(f"{said}!")
+        assert len(ids) >= 4
+        stream._chunks = iter([[[i]] for i in ids])
+        assert list(stream) == [(0, said), (0, "!")]
 
 
-def test_the_mark_of_a_missing_character_is_shown_like_any_other_where_the_model_says_it(parts):
-    c, model, params, data = parts
-    stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
-    *said, last = data.tokenizer().encode("\ufffd!")
-    stream._chunks = iter([[said], [[last]]])
-    assert list(stream) == [(0, "\ufffd"), (0, "!")]
+PROSE = (
+    "The harbour lay quiet under a sky of slate, and the last of the fishing boats had come in before the rain. "
+    "A boy sat on the wall with a line in the water, though nobody had caught anything there since the spring."
+)
+
+
+def test_prose_is_sound():
+    found = samples.degeneration(PROSE)
+    assert found["repetition"] == 0
+    assert found["distinct_2"] > 0.9
+    assert found["degenerates_at"] is None
+    assert found["junk"] == 0
+
+
+def test_figures_by_hand():
+    found = samples.degeneration("a b c d a b c d")  # 5 4-grams, 4 of them different; 7 2-grams, 4 different
+    assert found["repetition"] == pytest.approx(1 / 5)
+    assert found["distinct_2"] == pytest.approx(4 / 7, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{PROSE} and so and so and so and so and so and so and", len(PROSE.split())),
+        ("go " * 40, 0),
+        ("It is said that the the the the the the the the the", 4),
+        ("no no no", None),  # speech
+        ("one two three one two three one two three four", None),  # it went on
+        ("", None),
+        ("x", None),
+    ],
+)
+def test_from_where_it_loops(text, words):
+    assert samples.degeneration(text)["degenerates_at"] == words
+
+
+def test_junk():
+    assert samples.junk("Hello <|im_start|>") == pytest.approx(12 / 18)
+    assert samples.junk("\ufffd\ufffdab") == 0.5
+    assert samples.junk("PersonX goes to the store") == pytest.approx(7 / 25)
+    assert samples.junk("The `<|im_start|>` token opens a turn.") == 0  # talked about, not leaked
+    assert samples.junk("") == 0

@@ -19,73 +19,27 @@ Tensors = Mapping[str, np.ndarray]  # name in the file -> float32
 Fields = Mapping[str, object]
 
 _HF_LLAMA = {
-    "embed": "model.embed_tokens",
-    "layer": "model.layers.{}",
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
+    "embed": "model.embed_tokens", "layer": "model.layers.{}", "attn_norm": "input_layernorm", "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj", "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm", "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+    "down": "mlp.down_proj", "norm": "model.norm", "head": "lm_head",
+}  # fmt: skip
 _HF_GPT2 = {
-    "embed": "transformer.wte",
-    "positions": "transformer.wpe",
-    "layer": "transformer.h.{}",
-    "attn_norm": "ln_1",
-    "qkv": "attn.c_attn",
-    "o": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-}
+    "embed": "transformer.wte", "positions": "transformer.wpe", "layer": "transformer.h.{}", "attn_norm": "ln_1",
+    "qkv": "attn.c_attn", "o": "attn.c_proj", "mlp_norm": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj",
+    "norm": "transformer.ln_f", "head": "lm_head",
+}  # fmt: skip
 _GGUF = {
-    "embed": "token_embd",
-    "positions": "position_embd",
-    "layer": "blk.{}",
-    "attn_norm": "attn_norm",
-    "qkv": "attn_qkv",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "o": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-    "norm": "output_norm",
+    "embed": "token_embd", "positions": "position_embd", "layer": "blk.{}", "attn_norm": "attn_norm", "qkv": "attn_qkv",
+    "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
+    "mlp_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "norm": "output_norm",
     "head": "output",
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model as a file describes it.
-
-    Attributes:
-      names: what each part is called in the file.
-      layers, heads, kv_heads, head_dim, d_model, d_ff: how many, N, K, H, D, F.
-      eps: of the norms.
-      tied: True if the embedding is the head.
-      gpt2: True for LayerNorm, learned positions, one matrix for q, k and v, and GELU.
-      inputs_first: True if the matrices of layers are (in, out), as transformers' Conv1D holds them.
-      qk_norm: True if queries and keys go through a norm.
-      biased: the projections that have biases.
-      frequencies: of the rotary embeddings, float32[H / 2]; None without them.
-      neighbours: True if RoPE turns channels 2i and 2i + 1, as llama.cpp's does for llama; else i and i + H / 2.
-      scores: True for a reward model: its logits are one number a token, by a head of its own.
-    """
+    """A model as a file describes it; `names` are those of its parts in the file, `layers` to `d_ff` how many there are."""
 
     names: Mapping[str, str]
     layers: int
@@ -96,13 +50,13 @@ class Model:
     d_ff: int
     eps: float
     tied: bool
-    gpt2: bool = False
-    inputs_first: bool = False
+    gpt2: bool = False  # LayerNorm, learned positions, one matrix for q, k and v, GELU
+    inputs_first: bool = False  # the matrices of layers are (in, out), as transformers' Conv1D holds them
     qk_norm: bool = False
     biased: Container[str] = ()
-    frequencies: np.ndarray | None = None
-    neighbours: bool = False
-    scores: bool = False
+    frequencies: np.ndarray | None = None  # of the rotary embeddings, float32[H / 2]
+    neighbours: bool = False  # RoPE turns channels 2i and 2i + 1, as llama.cpp's does for llama; else i and i + H / 2
+    scores: bool = False  # a reward model: its logits are one number a token, by a head of its own
 
     def logits(self, tensors: Tensors, tokens_BxT: np.ndarray, prompt_PxD: np.ndarray | None = None) -> np.ndarray:
         """Returns the logits (B, T, V), of a reward model the scores (B, T, 1). Refuses a tensor that no reader looks for.

@@ -1,14 +1,17 @@
-"""What is exported is the run's to the bit, a folder is replaced whole or not at all, and damage is caught before `done`."""
+"""What is exported is the run's to the bit, as its readers read it; a folder is replaced whole or not at all."""
 
 import dataclasses
+import functools
 import json
 import pathlib
+import threading
 
 import numpy as np
 import pytest
 import tiny_data
 import tiny_models as tiny
 import tiny_peft
+from interop import reader
 
 from jaxlm import models
 from jaxlm.config import ConfigError, RunError
@@ -18,15 +21,9 @@ from jaxlm.interop import export, gguf, hf_folder, leaves, peft, peft_config
 CASES = {
     "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
     "gpt2_untied": {"family": "gpt2", "tie_embeddings": False},
-    "llama3_scaling": {
-        "rope_theta": 500000.0,
-        "rope_scaling": "llama3",
-        "rope_factor": 4.0,
-        "rope_low_freq_factor": 1.0,
-        "rope_high_freq_factor": 4.0,
-        "rope_original_max_len": 16,
-    },
-}
+    "llama3_scaling": {"rope_theta": 500000.0, "rope_scaling": "llama3", "rope_factor": 4.0,
+     "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_max_len": 16},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +185,164 @@ def test_what_a_format_has_no_place_for_is_refused_in_one_line(tokenizer, tmp_pa
         export.export(source(tokenizer, bias=True), "gguf", "f16", tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+SQUARE = {"d_ff": 32, "n_kv_heads": 4}  # every matrix of a layer is square: its shape tells nothing
+BOUNDS = {"f32": 1e-5, "f16": 5e-3, "bf16": 5e-2, "q8_0": 5e-2}  # by which rounding moves the logits at most
+TOKENS = np.random.default_rng(0).integers(0, 300, (1, 32))
+
+
+@pytest.fixture(scope="module")
+def numbers(tokenizer):
+    """The model's keys -> what is exported of random parameters, and its logits. The same keys are computed once."""
+
+    @functools.cache
+    def make(keys) -> tuple[export.Source, np.ndarray]:
+        config = tiny.model_config(vocab_size=tokenizer.vocab_size, **dict(keys))
+        model = models.build(config, "xla")
+        params = tiny.random_params(model)
+        values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}
+        given = export.Source(values.__getitem__, config, tokenizer, "tiny", {}, "# card\n")
+        return given, np.asarray(tiny.jit(lambda p, t: tiny.logits(model, p, t))(params, TOKENS))
+
+    return lambda **keys: make(tuple(keys.items()))
+
+
+def unchecked(to, folder, given, dtype="f32"):
+    """Returns what reads the files that are written, unchecked."""
+    folder.mkdir()
+    if to == "hf":
+        hf_folder.HfFolder(folder, given.config, dtype).write(given.read, given.tokenizer, lambda done: None)
+        return folder
+    place = folder / "tiny.gguf"
+    gguf.GgufFile(place, given.config, dtype, "tiny").write(given.read, given.tokenizer, lambda done: None)
+    return place
+
+
+def logits_of(place) -> np.ndarray:
+    model, tensors = reader.of_folder(place) if place.is_dir() else reader.of_file(place)
+    return model.logits(tensors, TOKENS)
+
+
+def gap(wanted, found) -> float:
+    """The root mean square of the difference, relative to that of `wanted`."""
+    return float(np.sqrt(np.mean(np.square(wanted - found)) / np.mean(np.square(wanted))))
+
+
+@pytest.mark.parametrize("to", ["hf", "gguf"])
+@pytest.mark.parametrize("case", tiny.EXPORTED)
+def test_the_files_give_the_runs_numbers(numbers, tmp_path, case, to):
+    if (case, to) == ("biases_wide_heads", "gguf"):
+        pytest.skip("GGUF has no place for these biases")
+    given, wanted = numbers(**tiny.EXPORTED[case])
+    for dtype in export.TARGETS[to] if case == "gqa_tied" else ("f32",):
+        moved = gap(wanted, logits_of(export.export(given, to, dtype, tmp_path / dtype).place))
+        assert moved < BOUNDS[dtype]
+        assert dtype == "f32" or moved > 1e-5
+
+
+def unpermuted(monkeypatch):
+    monkeypatch.setattr(gguf.GgufFile, "_heads", lambda self, tensor: 0)
+
+
+def table(monkeypatch, change):
+    """Every tensor of a Llama goes through `change`."""
+    made = leaves._llama
+    monkeypatch.setattr(leaves, "_llama", lambda config: map(change, made(config)))
+
+
+def swapped(monkeypatch):
+    other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+
+    def change(tensor):
+        *front, name, end = tensor.name.split(".")
+        return dataclasses.replace(tensor, name=".".join([*front, other.get(name, name), end]))
+
+    table(monkeypatch, change)
+
+
+def not_transposed(*which):
+    def mutate(monkeypatch):
+        def change(tensor):
+            wrong = tensor.name.endswith(tuple(f"{name}.weight" for name in which))
+            return dataclasses.replace(tensor, transposed=False) if wrong else tensor
+
+        table(monkeypatch, change)
+
+    return mutate
+
+
+MUTATIONS = {
+    "q and k not permuted": unpermuted,
+    "gate and up swapped": swapped,
+    "gate not transposed": not_transposed("gate_proj"),
+    "q and k not transposed": not_transposed("q_proj", "k_proj"),
+    "o not transposed": not_transposed("o_proj"),
+}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "dtype"),
+    [(name, dtype) for name in MUTATIONS for dtype in ("bf16", "q8_0") if dtype == "q8_0" or "permuted" not in name],
+)
+def test_a_wrong_layout_is_found_whatever_reads_it_back(numbers, tmp_path, monkeypatch, mutation, dtype):
+    """The mutations: each moves the logits more than the coarsest rounding may."""
+    given, wanted = numbers(**SQUARE)
+    MUTATIONS[mutation](monkeypatch)
+    place = unchecked("hf" if dtype == "bf16" else "gguf", tmp_path / "out", given, dtype)
+    with pytest.raises(AssertionError, match=r"model\.layers\.0|blk\.0|too far"):
+        assert gap(wanted, logits_of(place)) < 2 * BOUNDS[dtype], "too far"
+
+
+def test_the_factors_of_the_rotary_frequencies_are_read(numbers, tmp_path):
+    given, wanted = numbers(**tiny.EXPORTED["llama3_scaling"])
+    place = unchecked("gguf", tmp_path / "out", given)
+    assert gap(wanted, logits_of(place)) < BOUNDS["f32"]
+    place.write_bytes(place.read_bytes().replace(b"rope_freqs.weight", b"rope_other.weight"))
+    with pytest.raises(AssertionError, match=r"no reader looks for .*rope_other"):
+        logits_of(place)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"qkv_bias": True, "tie_embeddings": False}, {"family": "gpt2"}, {"qk_norm": True}]
+)
+def test_every_leaf_is_in_one_tensor_and_comes_back(overrides):
+    cfg = tiny.model_config(**overrides)
+    values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(tiny.random_params(models.build(cfg, "xla")))}
+    assert leaves.by_leaf(cfg).keys() == values.keys()
+    total = 0
+    for tensor in leaves.tensors(cfg):
+        own = [values[leaf] for leaf in tensor.leaves]
+        made = tensor.from_leaves(own)
+        assert made.shape == tensor.shape
+        assert made.flags.c_contiguous
+        total += made.size
+        backs = [tensor.to_leaf(made, place) for place in range(len(own))]
+        np.testing.assert_array_equal(tensor.from_leaves(backs), made)
+        for leaf, back in zip(own, backs, strict=True):
+            assert back.shape == leaf.shape
+            same = np.moveaxis(back == leaf, -1 if tensor.leaves[0].startswith("head/") else 0, 0)
+            assert same[: tensor.vocab_size or None].all()
+            assert not back[back != leaf].any()  # the vocabulary's padding is 0
+    assert total == leaves.parameters(cfg)
+    with pytest.raises(Exception, match="has shape"):
+        tensor.from_leaves([value[..., :-1] for value in own])
+
+
+def test_the_next_tensor_is_read_while_one_is_worked_on():
+    wanted, ahead = [leaves.Tensor(name, (name, f"{name}2"), ((1,), (1,))) for name in "abc"], threading.Event()
+
+    def read(leaf):
+        if leaf == "b2":
+            ahead.set()
+        if leaf == "c2":
+            raise OSError("gone")
+        return leaf
+
+    pairs = leaves.read_ahead(read, wanted)
+    assert next(pairs) == (wanted[0], ["a", "a2"])
+    assert ahead.wait(10)
+    assert next(pairs) == (wanted[1], ["b", "b2"])
+    with pytest.raises(OSError, match="gone"):
+        next(pairs)
+    assert list(leaves.read_ahead(read, wanted[:1])) == [(wanted[0], ["a", "a2"])]

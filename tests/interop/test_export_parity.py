@@ -1,6 +1,5 @@
 """transformers on what jaxlm exports, with the defaults of AutoTokenizer: the same ids, logits and continuations."""
 
-import json
 import os
 import random
 
@@ -11,12 +10,10 @@ import tiny_models as tiny
 from interop import reader
 
 from jaxlm import models
-from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import ids
 from jaxlm.data.tokenizer.ours import train_tokenizer
 from jaxlm.devices import tree
 from jaxlm.interop import export, hf_folder, leaves, tokenizer_json
-from jaxlm.interop import gguf as gguf_file
 from jaxlm.step.objectives import base
 
 pytestmark = pytest.mark.parity
@@ -28,7 +25,7 @@ OF_READERS = {  # what transformers can read from a GGUF file too
 }
 CASES = {name: case | OF_READERS.get(name, {}) for name, case in tiny.EXPORTED.items()}
 # transformers reads no scaling of RoPE from a GGUF file; of a GPT-2's it takes d_ff to be 4 d, of a Qwen3's heads to be of 128.
-OF_GGUF = ("gqa_tied", "untied_theta", "qwen3_qk_norm", "qwen2_qkv_bias", "gpt2_tied", "gpt2_untied")
+OF_GGUF = ("gqa_tied", "qwen3_qk_norm", "qwen2_qkv_bias", "gpt2_untied")
 PROMPT = "The quick brown fox"
 
 
@@ -102,7 +99,7 @@ def test_transformers_agrees_on_the_folder(tmp_path, coders, case):
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [*((case, "f32") for case in OF_GGUF), ("gqa_tied", "f16"), ("gqa_tied", "q8_0"), ("gpt2_tied", "q8_0")],
+    [*((case, "f32") for case in OF_GGUF), ("gqa_tied", "f16"), ("gpt2_tied", "q8_0")],
 )
 def test_transformers_agrees_on_the_gguf(tmp_path, coders, case, dtype):
     import transformers
@@ -119,41 +116,6 @@ def test_transformers_agrees_on_the_gguf(tmp_path, coders, case, dtype):
     assert np.abs(ours - scores).max() < bound * np.abs(ours).max()
     if dtype == "f32":
         assert mine == out
-
-
-@pytest.mark.parametrize("case", sorted({*CASES} - {*OF_GGUF}))
-def test_a_reader_of_our_own_agrees_on_the_gguf_that_transformers_cant_read(tmp_path, coders, case):
-    """It gives what transformers gives on the folder of the same model."""
-    import transformers
-
-    coder = coders["bpe", False]
-    if case == "biases_wide_heads":
-        with pytest.raises(ConfigError, match="biases"):
-            exported(tmp_path, coder, "gguf", "f32", **CASES[case])
-        return
-    cfg, params, place = exported(tmp_path, coder, "gguf", "f32", **CASES[case])
-    hf = exported(tmp_path / "hf", coder, "hf", "f32", **CASES[case])[2]
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(hf).eval()
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(hf)
-    ours, scores, _, _ = both(cfg, params, theirs, tokenizer, coder)
-    model, tensors = reader.of_file(place)
-    found = model.logits(tensors, np.array([ids.document(coder, PROMPT)]))[0]
-    assert np.abs(found - scores).max() < 1e-4 * np.abs(ours).max()
-    assert np.abs(found - ours).max() < 1e-4 * np.abs(ours).max()
-
-
-def test_vocabulary_that_is_padded(tmp_path, texts):
-    import transformers
-
-    coder = train_tokenizer(texts, vocab_size=385, chat_tokens=True)  # 3 x 128 + 1: nearly a whole block of padding
-    cfg, params, place = exported(tmp_path, coder, "hf", "f32", tie_embeddings=False)
-    assert cfg.padded_vocab_size == 512
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    ours, scores, mine, out = both(cfg, params, theirs, tokenizer, coder)
-    assert scores.shape[-1] == 385
-    assert np.abs(ours - scores).max() < 1e-4 * np.abs(ours).max()
-    assert mine == out
 
 
 def random_texts(n: int) -> list[str]:
@@ -193,7 +155,7 @@ def test_auto_tokenizer_gives_our_ids_with_one_eos_in_front(tmp_path, coders, ki
     _, _, place = exported(tmp_path, coder, "hf", "f32")
     assert sorted(os.listdir(place))[-3:] == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
     theirs = transformers.AutoTokenizer.from_pretrained(place)
-    texts = random_texts(3500)
+    texts = random_texts(2000)
     wanted = [ids.document(coder, text) for text in texts]
     assert all(row[0] == coder.eos_id and coder.eos_id not in row[1:] for row in wanted)
     if not chats:
@@ -201,7 +163,7 @@ def test_auto_tokenizer_gives_our_ids_with_one_eos_in_front(tmp_path, coders, ki
     else:  # the template spells control tokens, so by default a text that spells one is read as one
         assert theirs(texts, split_special_tokens=True)["input_ids"] == wanted
         plain = [i for i, text in enumerate(texts) if not any(token in text for token in theirs.added_tokens_encoder)]
-        assert 1000 < len(plain) < 3000
+        assert 500 < len(plain) < 1800
         assert theirs([texts[i] for i in plain])["input_ids"] == [wanted[i] for i in plain]
     assert theirs.batch_decode([row[1:] for row in wanted]) == texts
     assert (theirs.chat_template is not None) == chats
@@ -263,15 +225,7 @@ def test_the_gguf_template_is_plain_jinja_and_says_the_same(tmp_path, coders):
         assert written.render(messages=talk, bos_token=theirs.bos_token, add_generation_prompt=ask) == said
 
 
-def test_the_config_says_theta_twice(tmp_path, coders):
-    place = exported(tmp_path, coders["bpe", False], "hf", "bf16", rope_theta=500000.0)[2]
-    content = json.loads((place / "config.json").read_text())
-    assert content["rope_theta"] == content["rope_parameters"]["rope_theta"] == 500000.0
-    assert gguf_file.DTYPES == ("f16", "f32", "q8_0")
-    assert set(hf_folder.DTYPES) == {"bf16", "f16", "f32"}
-
-
-@pytest.mark.parametrize("case", ["gqa_tied", "untied_theta", "qwen3_qk_norm", "gpt2_tied"])
+@pytest.mark.parametrize("case", ["gqa_tied", "gpt2_tied"])
 def test_transformers_agrees_on_the_reward_model(tmp_path, coders, case):
     """The score of each text's last token, in a batch that is padded on either side."""
     import torch

@@ -9,18 +9,10 @@ from jaxlm.config import ConfigError
 from jaxlm.interop import hf_config
 
 LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "vocab_size": 1000,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+    "vocab_size": 1000, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 1000}
 LLAMA3 = {
     "factor": 8.0,
@@ -135,14 +127,10 @@ def test_a_sliding_window_caps_the_context_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            LLAMA | {"model_type": "gemma"},
-            "model_type 'gemma' is not supported, only llama, mistral, qwen2, qwen3, gpt2",
-        ),
-        (
-            LLAMA | {"architectures": ["LlamaForSequenceClassification"]},
-            "LlamaForSequenceClassification is not supported",
-        ),
+        (LLAMA | {"model_type": "gemma"},
+         "model_type 'gemma' is not supported, only llama, mistral, qwen2, qwen3, gpt2"),
+        (LLAMA | {"architectures": ["LlamaForSequenceClassification"]},
+         "LlamaForSequenceClassification is not supported"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act=gelu"),
         (LLAMA | {"attention_bias": True}, "attention_bias=True with mlp_bias=False"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantised"),
@@ -152,7 +140,7 @@ def test_a_sliding_window_caps_the_context_and_says_so(tmp_path):
         (GPT2 | {"activation_function": "relu"}, "activation_function=relu"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     ],
-)
+)  # fmt: skip
 def test_what_our_models_do_not_have_is_named(tmp_path, config, message):
     with pytest.raises(ConfigError) as error:
         read(tmp_path, config)
@@ -165,3 +153,8 @@ def test_other_folders_are_no_models(tmp_path):
     for content in ("{", "[]", '{"train": {}, "model_type": "llama"}', '{"title": "a site"}'):
         (tmp_path / "config.json").write_text(content)
         assert not hf_config.is_model(tmp_path)
+
+
+def test_what_no_class_of_transformers_has_is_not_written():
+    with pytest.raises(ConfigError, match="QK-norm"):
+        hf_config.content(tiny.model_config(qk_norm=True, bias=True))

@@ -18,13 +18,9 @@ from jaxlm.interop import hf_config, hf_weights, peft
 from jaxlm.train import origin
 
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 # Class of transformers, settings; the shapes of all are in `theirs`.
 FAMILIES = {
     "llama_2": ("Llama", {"tie_word_embeddings": False}),
@@ -135,7 +131,7 @@ def with_head(folder, head: str, files: int = 1, **keys):
     return config, table
 
 
-@pytest.mark.parametrize(("family", "files"), [("llama", 1), ("llama", 3), ("gpt2", 1)])
+@pytest.mark.parametrize(("family", "files"), [("llama", 3), ("gpt2", 1)])
 @pytest.mark.parametrize("head", ["equal", "differs", "last row", "rounded"])
 def test_a_head_of_its_own_in_a_tied_model_is_used_and_said(tmp_path, monkeypatch, family, files, head):
     monkeypatch.setattr(hf_config, "_PIECE", 40)  # of 101 rows
@@ -194,8 +190,16 @@ def test_of_one_file_and_an_index_the_one_file_is_read_and_it_is_said(tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("head", ["equal", "differs", "last row", "rounded", "beside an index"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("llama", "equal"),
+        ("gpt2", "differs"),
+        ("qwen2", "last row"),
+        ("llama", "rounded"),
+        ("llama", "beside an index"),
+    ],
+)
 def test_a_tied_model_with_a_head_gives_what_transformers_gives(tmp_path, family, head):
     import torch
     import transformers
@@ -229,15 +233,9 @@ def theirs(family, folder, dtype):
         shapes = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 101}
     else:
         shapes = {
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 64,
-            "vocab_size": 101,
-            "tie_word_embeddings": True,
-        }
+            "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "max_position_embeddings": 64, "vocab_size": 101, "tie_word_embeddings": True,
+        }  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**shapes | settings)
     model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -265,12 +263,3 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     wrong = tree.map_named(lambda name, x: x * 1.1 if name == "layers_1/attn/v/kernel" else x, params)
     other = np.asarray(tiny.jit(lambda p: tiny.logits(model, p, tokens))(wrong))
     assert np.abs(other - wanted).max() / np.abs(wanted).max() > 1e-4
-
-
-def test_one_parameter_is_read_on_the_host_in_any_order(tmp_path):
-    tiny_hf.weights(tmp_path, 1, np.float32, family="gpt2")
-    _, whole, _ = params_of(tmp_path, make_mesh())
-    read = origin.open(tmp_path, readers=peft.READERS).leaf
-    names = [name for name, _ in tree.named_leaves(whole)]
-    for name in (*names[::-1], "layers_0/attn/q/kernel"):
-        np.testing.assert_array_equal(read(name), dict(tree.named_leaves(whole))[name])

@@ -195,7 +195,7 @@ def test_a_folder_of_a_start_that_saved_nothing_says_nothing_of_ties(tmp_path):
     assert any("differs from the embedding: the head is used" in line for line in said)
 
 
-@pytest.mark.parametrize("verb", ["chat", "sample", "serve", "eval", "import"])
+@pytest.mark.parametrize("verb", ["chat", "eval", "import"])
 def test_a_verb_on_a_folder_says_what_contradicts_itself_in_it(model, tmp_path, capsys, verb):
     """Once, as a start that begins with it does; an adapter's base counts as well."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"

@@ -224,7 +224,7 @@ def test_peers_begin_with_what_the_card_has_room_for():
 
 def test_the_wheels_to_carry_are_those_that_the_parts_import():
     """With JAX, flax, optax, Orbax, PyTorch, transformers, what these need, and the docstring's list: no more, no less."""
-    listed = re.search(r"needs the wheels of (.+?) beside its own", bench_gpu.__doc__, re.DOTALL)[1]
+    listed = re.search(r"needs the wheels of (.+?) besides its own", bench_gpu.__doc__, re.DOTALL)[1]
     names = {name for name in re.findall(r"[\w-]+", listed) if name != "and"}
     there = tiny_installed.needed(("jax", "flax", "optax", "orbax-checkpoint", "torch", "transformers"))
     loaded = tiny_installed.run("import bench_gpu_parts; print(*sys.modules)", there | names).split()

@@ -20,8 +20,8 @@ PROMPTS = [[5, 7, 11], list(range(2, 21)), [42], list(range(1, 40))]
 
 
 @functools.cache
-def built():
-    model = models.build(tiny.model_config(), "xla")
+def built(**keys):
+    model = models.build(tiny.model_config(**{"n_layers": 1} | keys), "xla")
     return model, {"params": tiny.random_params(model)}
 
 
@@ -189,17 +189,6 @@ def test_the_ring_is_as_long_as_the_rows_are_and_not_as_they_may_become(batcher)
     assert batcher.stats().ring == 64
 
 
-def test_a_listener_that_fails_frees_its_row(batcher):
-    def deaf(update: Update) -> None:
-        raise OSError("gone")
-
-    for _ in range(4):
-        batcher.submit(Ask((1, 2), 30), deaf)
-    assert len(alone(batcher, [3], 4)) == 4
-    assert len(alone(batcher, [3], 40)) == 40
-    assert batcher.stats().busy == 0
-
-
 def test_cancelled_rows_are_free_at_once(batcher):
     held = [Heard(batcher, [number], 60) for number in range(1, 4)]
     for one in held:
@@ -213,8 +202,7 @@ def test_cancelled_rows_are_free_at_once(batcher):
 
 
 def test_nothing_is_compiled_once_it_is_warm():
-    model = models.build(tiny.model_config(n_layers=1, max_seq_len=32), "xla")
-    one = Batcher(model, {"params": tiny.random_params(model)}, rows=1, chunk=8, shortest=16)
+    one = Batcher(*built(max_seq_len=32), rows=1, chunk=8, shortest=16)
     programs = (ring.empty, ring.step, ring.read_chunk, ring.keep, ring.paste, ring.insert, ring.resized, ring.cache)
     lines: list[str] = []
     one.warm(lines.append)
@@ -248,12 +236,12 @@ def test_a_full_queue_says_so():
 
 
 def test_a_full_queue_counts_no_wait_twice():
-    one = Batcher(*built(), rows=1, queue=8, chunk=8, shortest=16)
+    one = Batcher(*built(max_seq_len=32), rows=1, queue=8, chunk=8, shortest=16)
     one.warm(lambda line: None)
     ended = threading.Semaphore(0)
 
     def slow(update: Update) -> None:
-        time.sleep(0.2)
+        time.sleep(0.1)
         ended.release()
 
     for _ in range(2):
@@ -262,7 +250,7 @@ def test_a_full_queue_counts_no_wait_twice():
             one.submit(Ask((1,), 1, 0.0), slow)
         assert [ended.acquire(timeout=60) for _ in tickets] == [True] * 9
     one.close()
-    assert 1 <= error.value.retry_after_s < 6  # 8 wait .2 s each; at the start 1 s each is assumed
+    assert 1 <= error.value.retry_after_s < 6  # 8 wait .1 s each; at the start 1 s each is assumed
 
 
 def test_a_dead_thread_tells_all_why(monkeypatch):
@@ -288,7 +276,7 @@ def test_hundreds_of_requests_leave_nothing_behind(batcher):
 
     def client(seed: int) -> None:
         own = np.random.default_rng(seed)
-        for number in range(40):
+        for number in range(20):
             new = int(own.integers(1, 12))
             cut = int(own.integers(0, new)) if number % 2 else None
             ids = tuple(own.integers(0, 101, int(own.integers(1, 50))).tolist())
@@ -300,10 +288,10 @@ def test_hundreds_of_requests_leave_nothing_behind(batcher):
     for thread in threads:
         thread.start()
     done.wait(timeout=60)
-    assert len(ends) == 160
+    assert len(ends) == 80
     assert set(ends) == {"length", "cancelled"}
     stats = batcher.stats()
-    assert (stats.busy, stats.queued, sum(stats.ended.values())) == (0, 0, 161)
+    assert (stats.busy, stats.queued, sum(stats.ended.values())) == (0, 0, 81)
     before = len(jax.live_arrays())
     for number in range(20):
         alone(batcher, [number] * 7)  # no whole chunk to keep

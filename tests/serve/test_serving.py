@@ -1,7 +1,8 @@
-"""The server with a real model behind it: what it says is what the model says."""
+"""The server with a real model behind it: what it says is what the model says, and follows its schema."""
 
 import functools
 import json
+import random
 
 import httpx
 import jax
@@ -9,11 +10,14 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
+import tiny_chats
 import tiny_eval
+import tiny_hf
 import tiny_models
 import tiny_serve
 
 from jaxlm.data.chats import chat
+from jaxlm.data.tokenizer import coder
 from jaxlm.data.tokenizer.ids import document
 from jaxlm.models.decode.generate import generate
 from jaxlm.serve import http
@@ -90,12 +94,9 @@ def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
 def test_an_answer_follows_its_schema(client):
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": tiny_serve.SCHEMA}}
     asked = {
-        "model": "tiny",
-        "prompt": "the",
-        "max_tokens": 120,
-        "temperature": 1.2,
+        "model": "tiny", "prompt": "the", "max_tokens": 120, "temperature": 1.2,
         "extra_body": {"response_format": form},
-    }
+    }  # fmt: skip
     found = client.completions.create(**asked, n=6, seed=0)
     assert len({choice.text for choice in found.choices}) == 6
     for choice in found.choices:
@@ -158,3 +159,43 @@ def test_lm_eval_over_http_is_lm_eval_in_process(url, scorer):
     np.testing.assert_allclose(rolling[1], rolling[0], atol=1e-3)
     until = [("the cat", {"until": ["e"], "max_gen_toks": 9}), ("two", {"until": ["zz"], "max_gen_toks": 5})]
     assert there.generate_until(asked("generate_until", until)) == here.generate_until(asked("generate_until", until))
+
+
+@pytest.fixture(scope="module", params=["ours", "byte_level", "byte_fallback"])
+def tokenizer(request, tmp_path_factory):
+    if request.param == "ours":
+        return tiny_chats.tokenizer()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    getattr(tiny_hf, request.param)(folder)
+    return coder.load(folder)
+
+
+def walk(guide, tokenizer, vocab_size: int, seed: int) -> str:
+    """A text of ids drawn by chance among those that a guide allows."""
+    rng, ids, ends = random.Random(seed), [], chat.ends(tokenizer)
+    while not ids or ids[-1] not in ends:
+        mask = guide.mask()
+        assert (mask.dtype, len(mask)) == (np.uint32, -(-vocab_size // 32))
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        assert allowed
+        assert max(allowed) < tokenizer.vocab_size
+        ids.append(rng.choice(allowed))
+        guide.accept(ids[-1])
+    pieces = tokenizer.piece_bytes()
+    return b"".join(pieces[i] for i in ids if i not in ends).decode()
+
+
+@pytest.mark.parametrize("padded_to", [32, 33])  # the size of most models' vocabularies has no rest by 32
+def test_a_walk_is_json_of_the_schema(tokenizer, padded_to):
+    vocab_size = -(-tokenizer.vocab_size // 32) * 32 + padded_to - 32
+    make = Guides(tokenizer, vocab_size, chat.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)
+    texts = [walk(make(), tokenizer, vocab_size, seed) for seed in range(20)]
+    for text in texts:
+        jsonschema.validate(json.loads(text), tiny_serve.SCHEMA)
+    assert len({*texts}) > 10
+
+
+def test_what_is_not_allowed_is_not_taken(tokenizer):
+    guide = Guides(tokenizer, tokenizer.vocab_size, chat.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)()
+    with pytest.raises(ValueError, match="can't go on"):
+        guide.accept(chat.ends(tokenizer)[0])

@@ -1,12 +1,11 @@
 """The junk audit: planted junk comes first, what people write does not, memory is bounded."""
 
-import json
-import math
-import pathlib
 import random
 
 import pytest
 
+from jaxlm.config import ConfigError
+from jaxlm.configs import base
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.audit import counts as audit_counts
 from jaxlm.corpus.stages.junk_patterns import GROUPS
@@ -17,7 +16,6 @@ we there can an your which their said if do will each about how up out them then
 """
 PHYSICS = """quantum photon energy field momentum particle wave lattice boson spin entropy vacuum charge mass"""
 COMMON, PHYSICS = COMMON.split(), PHYSICS.split()
-SHARED = pathlib.Path(__file__).resolve().parents[3].parent / "shared" / "data" / "text"
 
 
 def prose(rng, extra=(), words=120):
@@ -74,19 +72,6 @@ def test_an_unknown_tic_of_a_small_source_is_found(tic):
     )
     shown = tic[:4] if tic.startswith("#") else tic
     assert (found[0].source, found[0].kind, found[0].text) == ("talk", "token", shown)
-
-
-def test_one_of_many_identifiers_is_no_tic():
-    names = [f"{a}{b.capitalize()}" for a in PHYSICS for b in PHYSICS]
-    found = audited(
-        {
-            "web": documents(100),
-            "code": documents(30, names, seed=1),
-            "talk": documents(10, seed=2, change=lambda text, i: text.replace("the ", "SpeakerQ the ")),
-        }
-    )
-    assert found[0].text == "SpeakerQ"
-    assert max(finding.score for finding in found if finding.source == "code") < found[0].score / 3
 
 
 def test_a_single_source_is_judged_by_shapes():
@@ -306,18 +291,6 @@ def test_while_reading_too_memory_is_bounded(monkeypatch):
     assert 200 < max(sizes) <= 2 * 200
 
 
-def test_pruning_does_not_depend_on_the_order():
-    def pruned(keys):
-        table = audit_counts.Table(3, 1)
-        for key in keys:
-            table.entry(key).count += 1
-        table.prune()
-        return set(table.entries), table.lost
-
-    keys = [*"aaabbbccddef"]  # c and d tie for the third place
-    assert pruned(keys) == pruned(keys[::-1]) == ({"a", "b"}, 2)
-
-
 def test_one_result_whatever_the_order_of_the_sources():
     sources = {
         "web": documents(60),
@@ -329,56 +302,28 @@ def test_one_result_whatever_the_order_of_the_sources():
     assert once
 
 
-def test_rows_are_json():
-    row = audited({"events": documents(5, change=atomic)})[0].to_row()
-    assert json.loads(json.dumps(row)) == row
-    assert row["examples"][0].keys() == {"document", "text"}
+HTML = base.get_config().prepare.stages.html.to_dict()
 
 
-def test_log_odds_are_those_of_monroe_colaresi_quinn():
-    here = audit.scan("a", [("d", "x " * 30 + "common " * 970)])
-    there = audit.scan("b", [("d", "x " * 5 + "common " * 8995)])
-    prior = 10_000 * 35 / 10_000
-    odds = [(n + prior) / (total + 10_000 - n - prior) for n, total in ((30, 1000), (5, 9000))]
-    expected = math.log(odds[0] / odds[1]) / math.sqrt(1 / (30 + prior) + 1 / (5 + prior))
-    assert audit._log_odds_z("x", here.words.entries["x"], here, [there]) == pytest.approx(expected)
-    assert audit._log_odds_z("x", there.words.entries["x"], there, [here]) == pytest.approx(-expected)
+def scanned(text: str, name: str = "a"):
+    return audit.scan(name, [("d", text)])
 
 
-@pytest.mark.parametrize(
-    ("word", "shape"),
-    [
-        ("quantum", "plain"),
-        ("London", "plain"),
-        ("McDonald", "plain"),
-        ("don't", "plain"),
-        ("\u91cf\u5b50\u529b\u5b66", "plain"),
-        ("...", "plain"),
-        ("[It]", "plain"),
-        ("PersonX", "camel"),
-        ("NULLPointer", "camel"),
-        ("foo_bar", "underscored"),
-        ("<name>", "bracketed"),
-        ("[NAME]", "bracketed"),
-        ("PROPN", "capitals"),
-        ("NASA", "acronym"),
-        ("@-@", "marks"),
-        ("x86", "mixed"),
-    ],
-)
-def test_shapes(word, shape):
-    assert audit.shape(word) == shape
+def test_the_target_comes_first(tmp_path):
+    (tmp_path / "page.html").write_text("<html><body><p>" + "A target has SpeakerQ words. " * 40 + "</p></body></html>")
+    like = audit.contrast_of([scanned("one"), scanned("two", "b")], str(tmp_path), HTML)
+    assert like.words.entries["SpeakerQ"].count == 40
 
 
-@pytest.mark.shared
-def test_wikitext_shows_its_marks_first():
-    path = SHARED / "wikitext2_valid.txt"
-    if not path.is_file():
-        pytest.skip("no shared data")
-    text = path.read_text()
-    chunks = [(f"w{i}", text[i : i + 20_000]) for i in range(0, 400_000, 20_000)]
-    plays = (SHARED / "tinyshakespeare.txt").read_text()
-    others = [(f"s{i}", plays[i : i + 20_000]) for i in range(0, 400_000, 20_000)]
-    found = audited({"wiki": chunks, "plays": others})
-    assert [finding.text for finding in found[:2]] == ["<unk>", "@-@"]
-    assert all(finding.source == "wiki" and finding.kind == "unk" for finding in found[:2])
+def test_general_prose_is_for_a_single_source_of_some_size():
+    assert audit.contrast_of([scanned("few words")], "", HTML) is None
+    large = scanned("the words of a source. " * 10_000)
+    assert audit.contrast_of([large, scanned("two", "b")], "", HTML) is None
+    like = audit.contrast_of([large], "", HTML)
+    assert 0 < like.bytes <= large.bytes
+    assert like.words.entries["the"].count > 100
+
+
+def test_a_target_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="nowhere"):
+        audit.target_texts("nowhere", 1000, HTML)

@@ -1,6 +1,7 @@
-"""Exact and near duplicates and repeated lines over several tasks, with planted copies."""
+"""Exact and near duplicates and repeated lines over several tasks, with planted copies; and the hashes they are found by."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from jaxlm.corpus.dedup import lines, near
+from jaxlm.corpus.dedup import lines, near, signatures
 from jaxlm.corpus.dedup.near import Signer
 from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.stage import Document
@@ -90,11 +91,11 @@ def test_exact_copies_go_whatever_their_case_and_spacing(tmp_path):
 
 def test_copies_are_seen_across_batches(tmp_path, monkeypatch):
     """With one group over several batches, and groups that end where a batch does."""
-    monkeypatch.setattr(near, "_SORTED_ROWS", 2048)
-    gone, _ = deduplicate(tmp_path / "d", [[(f"{name}{i}", f"the text {name}") for i in range(3000)] for name in "abc"])
+    monkeypatch.setattr(near, "_SORTED_ROWS", 1024)
+    gone, _ = deduplicate(tmp_path / "d", [[(f"{name}{i}", f"the text {name}") for i in range(1500)] for name in "abc"])
     keepers = set(gone["exact"].values())
     assert sorted(keeper[0] for keeper in keepers) == ["a", "b", "c"]
-    assert len(gone["exact"]) == 3 * 2999
+    assert len(gone["exact"]) == 3 * 1499
     assert not keepers & set(gone["exact"])
 
 
@@ -131,20 +132,13 @@ def test_the_order_of_shards_does_not_matter(tmp_path):
         base = text(f"o{i}", rng.randint(60, 200))
         documents += [(f"{i}.{k}", near_copy(base, rng.choice([0.95, 0.8, 0.65]), 100 * i + k)) for k in range(4)]
     kept = []
-    for seed in range(3):
+    for seed in range(2):
         random.Random(seed).shuffle(documents)
         tasks = [documents[:50], documents[50:60], documents[60:]]
         gone, _ = deduplicate(tmp_path / str(seed), tasks)
         kept.append({doc_id for doc_id, _ in documents} - set(gone["near"]) - set(gone["exact"]))
-    assert kept[0] == kept[1] == kept[2]
+    assert kept[0] == kept[1]
     assert 40 <= len(kept[0]) < 120
-
-
-def test_a_bucket_larger_than_all_pairs_is_still_resolved(tmp_path):
-    base = text(3)
-    many = [(f"d{i}", near_copy(base, 0.9, i)) for i in range(3 * near.ALL_PAIRS)]
-    gone, _ = deduplicate(tmp_path / "d", [many])
-    assert len(gone["near"]) >= len(many) - 3
 
 
 def test_copies_beyond_the_leaders_of_a_bucket_are_found_among_their_neighbours():
@@ -182,13 +176,6 @@ def test_pages_of_one_template_are_told_apart_and_their_copies_found(tmp_path):
     gone, _ = deduplicate(tmp_path / "d", [pages, copies])
     assert len(gone["near"]) == 80
     assert {name[1:] for name in gone["near"]} == {str(i) for i in range(80)}
-
-
-def test_a_long_notice_of_a_site_stays_once(tmp_path):
-    notice = text("notice", 60)
-    pages = [(f"d{i}", f"{text(i, 30)}\n{notice}") for i in range(6)]
-    _, counts = deduplicate(tmp_path / "d", [pages])
-    assert len(counts) == 5
 
 
 def test_short_documents_and_tables_of_numbers_are_not_confused(tmp_path):
@@ -270,11 +257,68 @@ def test_lines_of_removed_duplicates_do_not_count(tmp_path):
     assert not counts
 
 
-@pytest.mark.parametrize("broken", ["threshold", "rank"])
-def test_the_recall_test_can_fail(tmp_path, broken):
-    """A check that refuses everything, or no candidates at all, is seen."""
-    settings = NEAR | ({"threshold": 1.01} if broken == "threshold" else {"bands": 1, "rows": 40})
+def test_the_recall_test_can_fail(tmp_path):
+    settings = NEAR | {"bands": 1, "rows": 40}  # hardly any candidates
     bases = [(f"base{i}", text(i)) for i in range(30)]
     copies = [(f"copy{i}", near_copy(base, 0.8, i)) for i, (_, base) in enumerate(bases)]
     gone, _ = deduplicate(tmp_path / "d", [bases, copies], settings)
     assert len(gone["near"]) < 0.5 * 30
+
+
+NUMBERED = [f"w{i}" for i in range(5000)]
+
+
+def numbered(seed: int, n: int = 400) -> str:
+    return " ".join(random.Random(seed).choices(NUMBERED, k=n))
+
+
+def jaccard(a: str, b: str, n: int = 5) -> float:
+    def grams(t: str) -> set[tuple[str, ...]]:
+        words = re.findall(r"\w+", t.casefold())
+        return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+    return len(grams(a) & grams(b)) / len(grams(a) | grams(b))
+
+
+def edited(base: str, share: float, seed: int) -> str:
+    """`base` with a run of its words replaced, so that the rest keeps its shingles."""
+    words = base.split()
+    cut = int(len(words) * share)
+    return " ".join([*words[: len(words) - cut], *random.Random(seed).choices(NUMBERED, k=cut)])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "One, two -- three's (4.5)", "tab\tand\nnewline", "Ünïcode façade naïve", "a" * 3000 + " b", "x_y z", "", "...",
+        "é",
+    ],
+)  # fmt: skip
+def test_words_are_those_of_a_regular_expression(line):
+    hashes = signatures.word_hashes(line)
+    words = re.findall(r"[^\W_]+", line.casefold())
+    assert len(hashes) == len(words)
+    assert len(set(hashes.tolist())) == len(set(words))
+
+
+def test_scripts_without_spaces_count_by_character():
+    assert len(signatures.word_hashes("机器学习 is 学习")) == 7
+
+
+def test_permuted_letters_and_digits_differ():
+    assert len({signatures.word_hashes(w)[0].item() for w in ("abc", "acb", "bca", "12", "21", "1", "11")}) == 7
+
+
+def test_normalised_hash_ignores_spacing_and_case_only():
+    assert signatures.normalised_hash("A  b\n c") == signatures.normalised_hash("a b c ")
+    assert signatures.normalised_hash("a b c") != signatures.normalised_hash("a b, c")
+
+
+@pytest.mark.parametrize("n", [300, 3000])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.6])
+def test_similarity_of_sketches_is_that_of_the_texts(n, share):
+    a = numbered(1, n)
+    b = edited(a, share, 2)
+    sketches = [signatures.sketch(signatures.shingles(signatures.word_hashes(t), 5)) for t in (a, b)]
+    tolerance = 1e-9 if n < signatures.SKETCH else 0.06  # three standard deviations of a sample of 512
+    assert signatures.similarity(*sketches) == pytest.approx(jaccard(a, b), abs=tolerance)

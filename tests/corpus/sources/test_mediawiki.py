@@ -32,15 +32,10 @@ def dump(*pages):
 def test_articles_alone_and_each_page_counted(tmp_path, read_source):
     pages = [
         page(1, "One <b>&amp; é</b> [[Datei:x.png|thumb|gone]]", title="Über & x"),
-        page(2, "#REDIRECT [[x]]", extra='    <redirect title="x" />\n'),
-        page(3, "talk", ns=1),
-        page(4, "body {}", model="css"),
-        page(5, "cut").replace("</revision>", ""),
-        page(6, "unclosed").replace("</page>", ""),
-        page(7, "bad\x01control"),
-        page(8, "{{Infobox}}"),
-        page(9, "Last."),
-    ]
+        page(2, "#REDIRECT [[x]]", extra='    <redirect title="x" />\n'), page(3, "talk", ns=1),
+        page(4, "body {}", model="css"), page(5, "cut").replace("</revision>", ""),
+        page(6, "unclosed").replace("</page>", ""), page(7, "bad\x01control"), page(8, "{{Infobox}}"), page(9, "Last."),
+    ]  # fmt: skip
     (tmp_path / "x.xml").write_bytes(dump(*pages).replace(b"Last", b"La\xffst"))
     documents, stats = read_source(tmp_path)
     assert [(d.id, d.text) for d in documents] == [
@@ -90,21 +85,17 @@ def test_a_truncated_dump_yields_what_came_before(tmp_path, read_source):
         ("{{lang|fr|Bonjour}} {{convert|5|km|mi}} &nbsp;&ndash; x<!-- c -->", "Bonjour 5 km \u2013 x"),
         ("== Head ==\nText\n=== Empty ===\n== See ==\n{{reflist}}", "## Head\n\nText"),
         ("* a\n** [[b]]\n* c\n# one\n# two", "- a\n  - b\n- c\n1. one\n1. two"),
-        (
-            "a\n<syntaxhighlight lang=\"py\">\nx  =  ''y''\n\n\n\nz()\n</syntaxhighlight>",
-            "a\n\n```py\nx  =  ''y''\n\n\n\nz()\n```",
-        ),
+        ("a\n<syntaxhighlight lang=\"py\">\nx  =  ''y''\n\n\n\nz()\n</syntaxhighlight>",
+         "a\n\n```py\nx  =  ''y''\n\n\n\nz()\n```"),
         ("<math>a^2 |x|</math> and <code>f(x)</code> <nowiki>[[raw]]</nowiki>", "$a^2 |x|$ and `f(x)` [[raw]]"),
-        (
-            '{| class="wikitable"\n|+ Caption\n! Name !! Size\n|-\n| [[a|b]] c || 1\n|-\n| d || {{x}}\n|}',
-            "Caption\n\n| Name | Size |\n| --- | --- |\n| b c | 1 |\n| d | |",
-        ),
+        ('{| class="wikitable"\n|+ Caption\n! Name !! Size\n|-\n| [[a|b]] c || 1\n|-\n| d || {{x}}\n|}',
+         "Caption\n\n| Name | Size |\n| --- | --- |\n| b c | 1 |\n| d | |"),
         ("{|\n| layout\n|}", "layout"),
         ("__NOTOC__ x [[File:a.png|thumb|a [[link]] in it]] y", "x y"),
         ("[[fr:Autre]] x {{{arg|d}}}", "fr:Autre x"),
         ("a [[unclosed and {{open", "a [[unclosed and {{open"),
     ],
-)
+)  # fmt: skip
 def test_wikitext(source, shown):
     assert mediawiki.to_markdown(source, frozenset({"file", "image", "category"})) == shown
 

@@ -12,6 +12,7 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources import text as text_reader
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.units import iterate_documents, source_signature
@@ -41,13 +42,9 @@ def folder(tmp_path):
 def test_a_folder_is_read_whole_in_sorted_order(folder):
     documents, stats = read(folder)
     assert documents == [
-        ("a.jsonl:1", "first"),
-        ("a.jsonl:2", "second"),
-        ("b.txt", "one\r\n\n twoé "),
-        ("sub/c.jsonl.gz:1", "zipped"),
-        ("sub/d.parquet:0", "p0"),
-        ("sub/d.parquet:2", "p2"),
-    ]
+        ("a.jsonl:1", "first"), ("a.jsonl:2", "second"), ("b.txt", "one\r\n\n twoé "), ("sub/c.jsonl.gz:1", "zipped"),
+        ("sub/d.parquet:0", "p0"), ("sub/d.parquet:2", "p2"),
+    ]  # fmt: skip
     assert stats.documents == 6
     assert stats.bytes == sum(len(text.encode()) for _, text in documents)
     assert stats.skipped == {"no text in field 'text'": 1}
@@ -85,26 +82,17 @@ def test_broken_records_cost_themselves_alone(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "text", "reason"),
     [
-        (
-            b"The caf\xe9 of the town \x93opens\x94 at nine o'clock \x96 bien s\xfbr.",
-            "The caf\u00e9 of the town \u201copens\u201d at nine o'clock \u2013 bien s\u00fbr.",
-            "1252",
-        ),
-        (
-            "A caf\u00e9 in UTF-8, with a byte ".encode() + b"\xe9 too",
-            "A caf\u00e9 in UTF-8, with a byte \ufffd too",
-            "U.FFFD",
-        ),
+        (b"The caf\xe9 of the town \x93opens\x94 at nine o'clock \x96 bien s\xfbr.",
+         "The caf\u00e9 of the town \u201copens\u201d at nine o'clock \u2013 bien s\u00fbr.", "1252"),
+        ("A caf\u00e9 in UTF-8, with a byte ".encode() + b"\xe9 too", "A caf\u00e9 in UTF-8, with a byte \ufffd too",
+         "U.FFFD"),
         (b"A byte \x81 that windows-1252 lacks.", "A byte \ufffd that windows-1252 lacks.", "U.FFFD"),
         (b"There is more to this story\xe2\x80", "There is more to this story\ufffd", "U.FFFD"),
-        (
-            "Two words, \u0434\u0430 \u0438 \u043d\u0435\u0442, in English text.".encode("cp1251"),
-            "Two words, \ufffd\ufffd \ufffd \ufffd\ufffd\ufffd, in English text.",
-            "U.FFFD",
-        ),
+        ("Two words, \u0434\u0430 \u0438 \u043d\u0435\u0442, in English text.".encode("cp1251"),
+         "Two words, \ufffd\ufffd \ufffd \ufffd\ufffd\ufffd, in English text.", "U.FFFD"),
         ("\u041f\u0440\u0438\u0432\u0435\u0442".encode("cp1251"), "\ufffd" * 6, "U.FFFD"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_utf8_is_read_as_windows_1252_where_that_makes_sense(tmp_path, raw, text, reason):
     (tmp_path / "a.txt").write_bytes(raw)
     documents, stats = read(tmp_path / "a.txt")
@@ -152,10 +140,6 @@ def test_a_large_txt_is_cut_at_blank_lines_and_loses_nothing(tmp_path, monkeypat
     for doc_id, part in documents:
         start = int(doc_id.removeprefix("big.txt@"))
         assert raw[start : start + len(part.encode())] == part.encode()
-
-
-def test_max_bytes(folder):
-    assert [i for i, _ in read(folder, max_bytes=12)[0]] == ["a.jsonl:1", "a.jsonl:2"]
 
 
 @pytest.mark.parametrize(
@@ -285,3 +269,14 @@ def test_tfds_without_tensorflow(tfds_dir):
 def test_clear_errors_for_tfds(tfds_dir, spec, message):
     with pytest.raises(ConfigError, match=message):
         read(spec, tfds_dir=tfds_dir)
+
+
+def test_files_without_a_suffix_are_told_how_to_be_read(tmp_path):
+    for name in ("LICENCE", "NOTES", "a.txt", "b.png"):
+        (tmp_path / name).write_text("some words")
+    found = survey.survey(str(tmp_path), ())
+    assert found.files == {"text": 1}
+    assert survey.unread_lines("docs", found.unread) == [
+        "docs: 2 no suffix files are not read: name those that are text NAME.txt",
+        "docs: 1 .png file is in no supported format",
+    ]

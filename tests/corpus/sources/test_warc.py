@@ -1,4 +1,4 @@
-"""WARC: what is HTML though nothing says so, and records that are damaged."""
+"""WARC archives and folders of HTML: what is a page, its charset, title and site; what is damaged costs itself alone."""
 
 import gzip
 
@@ -18,15 +18,11 @@ def record(i, body=None, kind=HTML, identified=None, status="200 OK", http="", w
         head = f"HTTP/1.1 {status}\r\n" + (f"Content-Type: {kind}\r\n" if kind else "") + http
         payload = head.encode() + b"\r\n" + body
     lines = [
-        "WARC/1.0",
-        f"WARC-Type: {warc_type}",
-        f"WARC-Target-URI: https://www.site{i}.org/page",
-        "WARC-Date: 2024-01-02T03:04:05Z",
-        f"WARC-Record-ID: <urn:uuid:{i}>",
+        "WARC/1.0", f"WARC-Type: {warc_type}", f"WARC-Target-URI: https://www.site{i}.org/page",
+        "WARC-Date: 2024-01-02T03:04:05Z", f"WARC-Record-ID: <urn:uuid:{i}>",
         *(["Content-Type: application/http; msgtype=response"] if warc_type == "response" else []),
-        *([f"WARC-Identified-Payload-Type: {identified}"] if identified else []),
-        f"Content-Length: {len(payload)}",
-    ]
+        *([f"WARC-Identified-Payload-Type: {identified}"] if identified else []), f"Content-Length: {len(payload)}",
+    ]  # fmt: skip
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload + b"\r\n\r\n"
 
 
@@ -58,21 +54,15 @@ def test_pages_are_found_by_type_or_by_their_beginning(write, read_source):
     xhtml = '<?xml version="1.0"?>\n<!-- c -->\n<!DOCTYPE html PUBLIC "x"><html xmlns="y"><p>x</html>'
     path = write(
         [
-            record(0, warc_type="warcinfo"),
-            record(1),
-            record(2, identified="application/xhtml+xml", kind="text/plain"),
-            record(3, xhtml, identified="text/xml"),
-            record(4, kind=None),
-            record(5, kind="htm; gaga"),
-            record(6, kind="application/octet-stream"),
+            record(0, warc_type="warcinfo"), record(1),
+            record(2, identified="application/xhtml+xml", kind="text/plain"), record(3, xhtml, identified="text/xml"),
+            record(4, kind=None), record(5, kind="htm; gaga"), record(6, kind="application/octet-stream"),
             record(7, "%PDF-1.4", kind="application/pdf"),
-            record(8, '<?xml version="1.0"?><rss></rss>', kind="text/xml"),
-            record(9, "plain words", kind="text/plain"),
-            record(10, status="404 Not Found"),
-            record(11, "Words of a\npage", warc_type="conversion"),
+            record(8, '<?xml version="1.0"?><rss></rss>', kind="text/xml"), record(9, "plain words", kind="text/plain"),
+            record(10, status="404 Not Found"), record(11, "Words of a\npage", warc_type="conversion"),
             record(12, "GET / HTTP/1.1\r\n\r\n", warc_type="request"),
         ]
-    )
+    )  # fmt: skip
     documents, stats = read_source(path)
     assert sites(documents) == [1, 2, 3, 4, 5, 6, 11]
     assert stats.skipped == {"not HTML": 3, "HTTP status is not 200": 1}
@@ -161,3 +151,66 @@ def test_a_damaged_gzip_member_costs_its_record_alone(tmp_path, read_source, fau
     documents, stats = read_source(tmp_path)
     assert sites(documents) == [i for i in range(5) if i != which]
     assert sum(stats.skipped.values()) == 1
+
+
+JAPANESE = "日本語のテキストです。これは文字コードの判定に使う長めの文章です。"
+PAGE = "<html><head>{meta}<title> A &amp;\n B </title></head><body><p>{body}</p></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("meta", "body", "charset"),
+    [
+        ("", "é, plain UTF-8", "utf-8"),
+        ('<meta charset="iso-8859-1">', "é in UTF-8, misdeclared", "utf-8"),
+        ('<meta charset="iso-8859-1">', "Grüße: schön", "latin-1"),
+        ("<meta http-equiv=Content-Type content='text/html; charset=Shift_JIS'>", JAPANESE, "shift_jis"),
+        ('<meta charset="iso-2022-jp">', JAPANESE, "iso-2022-jp"),
+        ('<meta charset="utf-8">', JAPANESE, "gbk"),
+        ("", JAPANESE, "shift_jis"),
+        ("", JAPANESE, "iso-2022-jp"),
+        ("", "Byte order mark é", "utf-8-sig"),
+        ("", "Byte order mark é", "utf-16"),
+    ],
+)
+def test_charsets(tmp_path, read_source, meta, body, charset):
+    (tmp_path / "x.html").write_bytes(PAGE.format(meta=meta, body=body).encode(charset, "ignore"))
+    (document,), stats = read_source(tmp_path)
+    assert document.text == PAGE.format(meta=meta, body=body.encode(charset, "ignore").decode(charset))
+    assert document.metadata["title"] == "A & B"
+    assert document.metadata["format"] == "html"
+    assert not stats.repaired
+
+
+def test_a_bad_byte_in_a_page_costs_that_byte(tmp_path, read_source):
+    raw = PAGE.format(meta='<meta charset="utf-8">', body=JAPANESE).encode()
+    (tmp_path / "x.html").write_bytes(raw.replace("本".encode(), b"\xff"))
+    (document,), stats = read_source(tmp_path)
+    assert JAPANESE.replace("本", "\ufffd") in document.text
+    assert sum(stats.repaired.values()) == 1
+
+
+def test_sites_urls_and_broken_files(tmp_path, read_source):
+    (tmp_path / "docs.a.org").mkdir()
+    canonical = "<link href='https://www.b.org/x?a&amp;b' rel=\"canonical\">"
+    (tmp_path / "docs.a.org" / "one.htm").write_text("<p>one")
+    (tmp_path / "docs.a.org" / "two.xhtml").write_text(f"<html><head>{canonical}</head>")
+    (tmp_path / "docs.a.org" / "zip.html.gz").write_bytes(gzip.compress(b"<p>zipped"))
+    (tmp_path / "docs.a.org" / "zap.html.gz").write_bytes(gzip.compress(b"<p>zipped" * 99)[:-20])
+    (tmp_path / "empty.html").write_text(" ")
+    (tmp_path / "top.html").write_text("<p>top")
+    (tmp_path / "style.css").write_text("p {}")
+    documents, stats = read_source(tmp_path)
+    found = {d.id: (d.metadata["site"], d.metadata.get("url")) for d in documents}
+    assert found == {
+        "docs.a.org/one.htm": ("docs.a.org", None),
+        "docs.a.org/two.xhtml": ("b.org", "https://www.b.org/x?a&b"),
+        "docs.a.org/zip.html.gz": ("docs.a.org", None),
+        "top.html": ("web", None),
+    }
+    assert stats.skipped == {"unreadable: gzip member cut short": 1, "empty": 1}
+
+
+def test_a_forced_format_takes_a_glob_at_its_word(tmp_path, read_source):
+    (tmp_path / "wiki").mkdir()
+    (tmp_path / "wiki" / "Page").write_text("<p>one")
+    assert [d.id for d in read_source(tmp_path / "wiki" / "*", format="html")[0]] == ["Page"]

@@ -1,4 +1,4 @@
-"""A classifier learns from two folders, tells how well, refuses what cannot be learned and holds no pickle."""
+"""A user's own stages: a classifier learnt from two folders, a list of words, a function; and what is refused."""
 
 import json
 import random
@@ -8,40 +8,16 @@ import pytest
 import tiny_stage
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.stages import classifier
+from jaxlm.corpus.stages import classifier, toxicity
 
 LESSON = [
-    "theorem",
-    "proof",
-    "energy",
-    "cell",
-    "because",
-    "therefore",
-    "example",
-    "plant",
-    "history",
-    "measure",
-    "force",
-    "explain",
-    "water",
-    "light",
-]
+    "theorem", "proof", "energy", "cell", "because", "therefore", "example", "plant", "history", "measure", "force",
+    "explain", "water", "light",
+]  # fmt: skip
 ADVERT = [
-    "buy",
-    "cheap",
-    "offer",
-    "now",
-    "click",
-    "deal",
-    "price",
-    "free",
-    "shipping",
-    "discount",
-    "casino",
-    "bonus",
-    "win",
+    "buy", "cheap", "offer", "now", "click", "deal", "price", "free", "shipping", "discount", "casino", "bonus", "win",
     "subscribe",
-]
+]  # fmt: skip
 COMMON = ["the", "of", "and", "to", "in", "is", "that", "it", "for", "on", "with", "as", "are", "this"]
 
 
@@ -123,3 +99,116 @@ def test_refusals(tmp_path, examples):
     with pytest.raises(ConfigError, match="look alike"):
         classifier.train(texts(COMMON, 40, 1), texts(COMMON, 40, 2), 4000, tmp_path / "same")
     assert not (tmp_path / "same").exists()
+
+
+CLEAN = [
+    "The harbour lies at the end of the road.",
+    "Kill the process with SIGKILL, and the master will start another child.",
+    "Class assets from Essex, Sussex and Scunthorpe; a cocktail with Dick Van Dyke in Penistone.",
+    "Breast cancer screening is offered every three years.",
+    "The cat sat on the mat and slept.",
+]
+BAD = ["You fucking idiot, shut up.", "What a piece of shit you are, bitch!"]
+
+
+def test_probabilities_are_those_of_the_library():
+    profanity_check = pytest.importorskip("profanity_check")
+    lines = [*CLEAN, *BAD, "", "1234 ???", "fuck fuck FUCK the the", "naïve Ünïcode"]
+    np.testing.assert_allclose(toxicity.profanity(lines), profanity_check.predict_prob(lines), atol=1e-12)
+
+
+def test_bad_lines_go_and_clean_ones_stay():
+    stage = tiny_stage.make("toxicity max_bad_lines=0.2")
+    text = "\n".join([*CLEAN, BAD[0], "", *CLEAN])
+    outcome = tiny_stage.apply(stage, text)
+    assert outcome.removed is None
+    assert outcome.text == "\n".join([*CLEAN, "", *CLEAN])
+    assert outcome.edits == {"bad line": 1}
+    clean = tiny_stage.apply(stage, "\n".join(CLEAN))
+    assert (clean.text, clean.edits) == ("\n".join(CLEAN), {})
+    kept = tiny_stage.apply(tiny_stage.make("toxicity max_bad_lines=0.2 drop_lines=False"), text)
+    assert (kept.text, kept.removed) == (text, None)
+
+
+def test_documents_with_many_bad_lines_go():
+    outcome = tiny_stage.apply(tiny_stage.make("toxicity"), "\n".join([*CLEAN, *BAD]))
+    assert outcome.reason == "bad lines"
+    assert outcome.removed.detail.startswith("2 of 7: You fucking")
+    assert tiny_stage.apply(tiny_stage.make("toxicity min_score=1.0"), BAD[0]).removed is None
+    assert tiny_stage.apply(tiny_stage.make("toxicity"), "\n \n").removed is None
+
+
+def test_a_list_of_words(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("# ours\nass\nCunt  # British\nblue  waffle\nsex\n畜生\n\n", "utf-8")
+    stage = tiny_stage.make("toxicity min_score=1.0 max_bad_lines=0.0", tmp_path, words=str(path))
+    for text in ("What an ass.", "ASS", '"cunt"', "the blue waffle", "x\nsex, y", "他是畜生吗"):
+        assert tiny_stage.apply(stage, text).reason == "bad lines", text
+    for text in (*CLEAN, "assess the class", "Essex", "blue", "sexton", "grass ass1 assé"):
+        assert tiny_stage.apply(stage, text).removed is None, text
+    assert not toxicity.listed("sexsexy bassex", toxicity._automaton(str(path)))
+
+
+def test_bad_lists(tmp_path):
+    with pytest.raises(ConfigError, match=r"toxicity.words=.*one word a line"):
+        tiny_stage.make("toxicity words=missing.txt", tmp_path)
+    (tmp_path / "empty.txt").write_text("# nothing\n\n")
+    with pytest.raises(ConfigError, match="holds no word"):
+        tiny_stage.make("toxicity", tmp_path, words=str(tmp_path / "empty.txt"))
+
+
+FILTERS = """
+def long(text, metadata):
+    return len(text) > 10
+
+
+def share_of_letters(text, metadata):
+    metadata["letters"] = sum(map(str.isalpha, text))
+    return metadata["letters"] / len(text)
+"""
+
+
+@pytest.fixture
+def filters(tmp_path):
+    (tmp_path / "my_filters.py").write_text(FILTERS)
+    return tmp_path / "my_filters.py"
+
+
+def test_a_function_of_a_file_says_what_stays(filters, tmp_path):
+    stage = tiny_stage.make(f"function path={filters}:long", tmp_path)
+    assert tiny_stage.apply(stage, "Long enough to stay.").metadata["score"] == 1
+    gone = tiny_stage.apply(stage, "Short.")
+    assert (gone.reason, gone.removed.detail) == ("low score", "score=0.000, min_score=0.5")
+
+
+def test_a_score_is_noted_and_metadata_may_grow(filters, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    stage = tiny_stage.make("function path=my_filters:share_of_letters min_score=0.25", tmp_path)
+    outcome = tiny_stage.apply(stage, "ab 1", url="https://a.org")
+    assert outcome.removed is None
+    assert outcome.metadata == {"url": "https://a.org", "letters": 2, "score": 0.5}
+    assert tiny_stage.apply(stage, "1234 5678 a").reason == "low score"
+
+
+def test_an_edited_file_is_another_input(filters):
+    spec = tiny_stage.registry.StageSpec("function", {"path": f"{filters}:long", "min_score": 0.5})
+    before = tiny_stage.registry.digest(spec)
+    filters.write_text(FILTERS + "\n")
+    assert before != tiny_stage.registry.digest(spec) != ""
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("", "ValueError: Empty module name"),
+        ("my_filters", "ValueError: Empty module name"),
+        ("no.such.module:keep", "ModuleNotFoundError: No module named 'no'"),
+        ("json:keep", "AttributeError: module 'json' has no attribute 'keep'"),
+        ("missing.py:keep", "FileNotFoundError: "),
+    ],
+)
+def test_what_can_not_be_imported_is_refused(tmp_path, path, why):
+    with pytest.raises(ConfigError, match=r"write FILE\.py:FUNCTION or MODULE:FUNCTION") as error:
+        tiny_stage.make("function", tmp_path, path=path)
+    assert why in str(error.value)
+    assert "\n" not in str(error.value)

@@ -9,6 +9,7 @@ import pytest
 import tiny_stage
 from datatrove.pipeline import filters
 
+from jaxlm.corpus import words
 from jaxlm.corpus.stage import Document
 from jaxlm.corpus.stages import heuristics
 
@@ -69,7 +70,7 @@ def compare(line: str, texts: list[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("line", "n_reasons"), zip(REFERENCE, (7, 9, 4, 4, 4), strict=True))
 def test_verdicts_are_datatroves_on_made_up_text(line, n_reasons):
-    texts = [made_up(seed) for seed in range(400)] + [STORY, STORY * 3, "x", "- -", "猫" * 300, "\n\n", "a\u2028b"]
+    texts = [made_up(seed) for seed in range(250)] + [STORY, STORY * 3, "x", "- -", "猫" * 300, "\n\n", "a\u2028b"]
     reasons = compare(line, texts)
     assert reasons[""] >= 5
     assert len(reasons) >= n_reasons, reasons
@@ -81,7 +82,7 @@ def test_verdicts_are_datatroves_on_made_up_text(line, n_reasons):
 def test_verdicts_are_datatroves_on_real_text(line):
     with gzip.open(PROSE, "rt") as f:
         texts = [json.loads(row)["text"] for row in f]
-    texts = random.Random(1).sample([text for text in texts if len(text) < 20000], 300)
+    texts = random.Random(1).sample([text for text in texts if len(text) < 20000], 100)
     compare(line, texts)
 
 
@@ -123,15 +124,6 @@ def test_gopher_limits_of_zero_are_off():
     assert tiny_stage.apply(off, "again and again " * 50).removed is None
 
 
-def test_repetition_of_a_long_passage_is_found_and_of_common_phrases_is_not():
-    rng = random.Random(0)
-    noise = [" ".join(rng.choices([f"w{i}" for i in range(3000)], k=400)) for _ in range(3)]
-    stage = tiny_stage.make("gopher_repetition")
-    assert tiny_stage.apply(stage, noise[0] + " " + noise[1] + " " + noise[0]).reason == "duplicated_5_n_grams"
-    phrases = "\n".join(f"{part} in the middle of the night" for part in noise)
-    assert tiny_stage.apply(stage, phrases).removed is None
-
-
 def test_c4_keeps_the_form_of_what_stays():
     text = (
         "Installation of the tool\n\n    pip install the tool now\n\nIt works at once.[1] Try it. Then read on.[edit]\n"
@@ -168,30 +160,39 @@ def test_fineweb_names_the_rule_and_its_limit():
 
 
 @pytest.mark.parametrize(
-    ("text", "sentences"),
+    ("text", "expected"),
     [
-        ('He said "go." Then he left.', ['He said "go."', "Then he left."]),
-        ("Version 1.2.3 is out", ["Version 1.2.3 is out"]),
-        ("Wait... what", ["Wait...", "what"]),
-        ("猫がいる。犬もいる。", ["猫がいる。", "犬もいる。"]),
-        ("no end \n", ["no end"]),
-        ("", [""]),
+        ("It cost 1,234.56 dollars.", ["It", "cost", "1,234.56", "dollars", "."]),
+        ("The cat's tail -- gone ...", ["The", "cat", "'s", "tail", "--", "gone", "..."]),
+        ("well-known (see p. 3)", ["well", "-", "known", "(", "see", "p", ".", "3", ")"]),
+        ("x_1 += a[0]", ["x_1", "+", "=", "a", "[", "0", "]"]),
+        ("猫は2匹。Two cats", ["猫", "は", "2", "匹", "。", "Two", "cats"]),
+        ("naïve Ünïcode — да", ["naïve", "Ünïcode", "—", "да"]),
+        (" \n\t ", []),
     ],
 )
-def test_sentences(text, sentences):
-    assert heuristics.tokenizer().sent_tokenize(text) == sentences
-    spans = heuristics.tokenizer().span_tokenize(text)
-    assert "".join(text[a:b] for a, b in spans) == text.rstrip()
+def test_words(text, expected):
+    assert words.split(text) == expected
 
 
-def test_words():
-    assert heuristics.tokenizer().word_tokenize("It costs 1,000.50 (or so).") == [
-        "It",
-        "costs",
-        "1,000.50",
-        "(",
-        "or",
-        "so",
-        ")",
-        ".",
-    ]
+def test_nothing_but_white_space_is_lost():
+    text = "a\u200bb \u00a0“c” _ d̈ 🙂\x07 e"
+    assert "".join(words.split(text)) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        ("One. Two? Three!", 3),
+        ('He said "go." Then he left.', 2),
+        ("Version 1.2.3 is out", 1),
+        ("Wait... what", 2),
+        ("猫がいる。犬もいる。", 2),
+        ("no end", 1),
+        ("", 1),
+    ],
+)
+def test_sentences(text, n):
+    ends = words.sentence_ends(text)
+    assert len(ends) == n
+    assert ends[-1] == len(text.rstrip())

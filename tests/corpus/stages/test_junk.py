@@ -39,20 +39,11 @@ def test_matches_alone():
     assert clean(text, **settings) == (expected, {"chat_tokens": 2, "unk": 3})
 
 
-def test_calculator_marks_go_and_the_sum_stays():
-    text = "She sold 48/2 = <<48/2=24>>24 clips, $<<3*2=6>>6 in all."
-    assert clean(text, patterns=("calculator",), level="match")[0] == "She sold 48/2 = 24 clips, $6 in all."
-
-
 def test_documents():
+    assert clean("PersonX sees\n \nPersonY runs\n")[0].reason == "annotation"  # nothing is left
     removed, edits = clean("one\nPersonX sees\ntwo", level="document")
     assert (removed.reason, edits) == ("annotation", {})
     assert "PersonX" in removed.detail
-
-
-def test_a_document_of_junk_alone_is_removed():
-    removed, _ = clean("PersonX sees\n \nPersonY runs\n")
-    assert removed.reason == "annotation"
 
 
 def test_min_hits_are_of_a_pattern_in_a_document():

@@ -36,18 +36,8 @@ def test_scores_are_py3langids():
 
     theirs, ours = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True), language._py3langid()
     texts = [
-        *TEXTS.values(),
-        " ".join(TEXTS.values()),
-        "",
-        "a",
-        "é",
-        "ß?",
-        "12",
-        "SHOUTED",
-        "e\u0301",
-        "\x00\x01",
-        "🙂" * 9,
-    ]
+        *TEXTS.values(), " ".join(TEXTS.values()), "", "a", "é", "ß?", "12", "SHOUTED", "e\u0301", "\x00\x01", "🙂" * 9,
+    ]  # fmt: skip
     for text in texts:
         (label, score), (our_label, our_score) = theirs.classify(text), ours.classify(text)
         assert (our_label, our_score) == (label, pytest.approx(score, abs=1e-4)), text
@@ -73,12 +63,7 @@ def test_what_is_uncertain_may_stay():
         assert tiny_stage.apply(kept, page, format="markdown").removed is None, page
         assert tiny_stage.apply(strict, page, format="markdown").removed, page
     assert tiny_stage.apply(kept, tiny_manual.GERMAN).reason == "other language"
-
-
-def test_what_has_no_language():
-    stage = tiny_stage.make("language min_score=0.9")
-    assert tiny_stage.apply(stage, "12 34 56 7.8 9,0 " * 5).removed is not None
-    assert tiny_stage.apply(stage, "x = [0] * 7\nfür = x", format="code").removed is None
+    assert tiny_stage.apply(strict, "x = [0] * 7\nfür = x", format="code").removed is None
 
 
 def test_a_long_text_is_judged_by_all_of_it():
@@ -87,14 +72,6 @@ def test_a_long_text_is_judged_by_all_of_it():
     assert tiny_stage.apply(tiny_stage.make("language"), text).reason == "other language"
     assert language.sample("abc" * 1000, 300).count(" ") == 2
     assert len(language.sample("abc" * 1000, 300)) == 302
-
-
-def test_english_documentation_stays():
-    text = (
-        "json.dumps(obj, *, skipkeys=False, ensure_ascii=True)\nSerialize obj to a JSON formatted str using this "
-        "conversion table.\n\n>>> import json\n>>> json.dumps(['foo', {'bar': ('baz', None, 1.0, 2)}])\n"
-    )
-    assert tiny_stage.apply(tiny_stage.make("language"), text).removed is None
 
 
 def test_bad_settings(tmp_path):

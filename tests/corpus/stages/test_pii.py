@@ -25,104 +25,40 @@ PLACES = (  # each format stands in each of these
 
 PLANTED = {
     "EMAIL": (
-        "jane.doe@gmail.com",
-        "j_doe99@mail.company.co.uk",
-        "first+filter@sub.domain.org",
-        "JOHN@FIRMA.DE",
-        "o'neil@univ.edu",
-        "info@müller.de",
-        "support@startup.io",
-        "a@b.fr",
-        "jane [at] company [dot] com",
-        "jane(at)company.com",
-        "jane.doe at gmail dot com",
-        "mary-ann@x-y.photography",
-        "12345@qq.com",
+        "jane.doe@gmail.com", "j_doe99@mail.company.co.uk", "first+filter@sub.domain.org", "JOHN@FIRMA.DE",
+        "o'neil@univ.edu", "info@müller.de", "support@startup.io", "a@b.fr", "jane [at] company [dot] com",
+        "jane(at)company.com", "jane.doe at gmail dot com", "mary-ann@x-y.photography", "12345@qq.com",
         "user%dept@host.gov",
     ),
     "PHONE": (
-        "(415) 555-0132",
-        "415-555-0132",
-        "415.555.2671",
-        "1-800-275-2273",
-        "+1 415 555 2671",
-        "+1-555-123-4567",
-        "+1 (555) 123-4567",
-        "+44 20 7946 0958",
-        "+49 89 636 48018",
-        "+33 1 42 68 53 00",
-        "+86 138 0013 8000",
-        "+81 3-3224-5000",
-        "+919876543210",
-        "0044 20 7946 0958",
-        "555-123-4567",
-        "(415) 555-0132 ext. 42",
-        "Tel: 030 901820",
-        "phone: 5551234567",
-        "Fax 01 42 68 53 00",
-        "call 555-1234",
+        "(415) 555-0132", "415-555-0132", "415.555.2671", "1-800-275-2273", "+1 415 555 2671", "+1-555-123-4567",
+        "+1 (555) 123-4567", "+44 20 7946 0958", "+49 89 636 48018", "+33 1 42 68 53 00", "+86 138 0013 8000",
+        "+81 3-3224-5000", "+919876543210", "0044 20 7946 0958", "555-123-4567", "(415) 555-0132 ext. 42",
+        "Tel: 030 901820", "phone: 5551234567", "Fax 01 42 68 53 00", "call 555-1234",
     ),
     "IP": (
-        "93.184.216.34",
-        "8.8.8.8:53",
-        "http://151.101.1.69/index",
-        "203.0.114.7",
-        "172.217.16.142",
-        "host 1.1.1.1",
-        "51.15.0.77:8080",
-        "185.199.108.153",
-        "2001:4860:4860::8888",
-        "2606:2800:220:1:248:1893:25c8:1946",
-        "2a00:1450:4001:81b::200e",
-        "https://[2607:f8b0:4005:805::200e]:443/",
-        "130.89.148.14/32",
+        "93.184.216.34", "8.8.8.8:53", "http://151.101.1.69/index", "203.0.114.7", "172.217.16.142", "host 1.1.1.1",
+        "51.15.0.77:8080", "185.199.108.153", "2001:4860:4860::8888", "2606:2800:220:1:248:1893:25c8:1946",
+        "2a00:1450:4001:81b::200e", "https://[2607:f8b0:4005:805::200e]:443/", "130.89.148.14/32",
     ),
     "CARD": (
-        "4111111111111111",
-        "4111 1111 1111 1111",
-        "4012-8888-8888-1881",
-        "5555 5555 5555 4444",
-        "5105105105105100",
-        "2223003122003222",
-        "378282246310005",
-        "3782 822463 10005",
-        "3714-496353-98431",
-        "6011 1111 1111 1117",
-        "30569309025904",
-        "3530 1113 3330 0000",
-        "6200 0000 0000 0005",
+        "4111111111111111", "4111 1111 1111 1111", "4012-8888-8888-1881", "5555 5555 5555 4444", "5105105105105100",
+        "2223003122003222", "378282246310005", "3782 822463 10005", "3714-496353-98431", "6011 1111 1111 1117",
+        "30569309025904", "3530 1113 3330 0000", "6200 0000 0000 0005",
     ),
     "IBAN": (
-        "DE89 3704 0044 0532 0130 00",
-        "DE89370400440532013000",
-        "GB29 NWBK 6016 1331 9268 19",
-        "GB82WEST12345698765432",
-        "FR14 2004 1010 0505 0001 3M02 606",
-        "FR1420041010050500013M02606",
-        "ES91 2100 0418 4502 0005 1332",
-        "IT60X0542811101000000123456",
-        "NL91 ABNA 0417 1643 00",
-        "CH93 0076 2011 6238 5295 7",
-        "BE68 5390 0754 7034",
-        "NO93 8601 1117 947",
-        "PL61 1090 1014 0000 0712 1981 2874",
+        "DE89 3704 0044 0532 0130 00", "DE89370400440532013000", "GB29 NWBK 6016 1331 9268 19",
+        "GB82WEST12345698765432", "FR14 2004 1010 0505 0001 3M02 606", "FR1420041010050500013M02606",
+        "ES91 2100 0418 4502 0005 1332", "IT60X0542811101000000123456", "NL91 ABNA 0417 1643 00",
+        "CH93 0076 2011 6238 5295 7", "BE68 5390 0754 7034", "NO93 8601 1117 947", "PL61 1090 1014 0000 0712 1981 2874",
         "AT61-1904-3002-3457-3201",
     ),
     "SSN": (
-        "123-45-6789",
-        "536-90-4399",
-        "001-01-0001",
-        "665-22-1234",
-        "899-99-9999",
-        "SSN: 536904399",
-        "SSN 536 90 4399",
-        "social security number 536-90-4399",
-        "ssn=536904399",
-        "SSN #: 536-90-4399",
-        "772-11-2345",
+        "123-45-6789", "536-90-4399", "001-01-0001", "665-22-1234", "899-99-9999", "SSN: 536904399", "SSN 536 90 4399",
+        "social security number 536-90-4399", "ssn=536904399", "SSN #: 536-90-4399", "772-11-2345",
         "Social Security No. 401 55 1234",
     ),
-}
+}  # fmt: skip
 
 
 def _secrets() -> list[str]:
@@ -139,125 +75,62 @@ def _secrets() -> list[str]:
         for x in (b'{"alg":"HS256","typ":"JWT"}', b'{"sub":"1234567890","name":"J"}', rng.randbytes(32))
     )
     return [
-        "AKIA" + some(14, upper).upper() + "Q2",
-        f"aws_secret_access_key = '{some(40)}'",
-        f"AWS_SECRET_ACCESS_KEY={some(40)}",
-        "ghp_" + some(36),
-        "github_pat_" + some(82),
-        "glpat-" + some(20),
+        "AKIA" + some(14, upper).upper() + "Q2", f"aws_secret_access_key = '{some(40)}'",
+        f"AWS_SECRET_ACCESS_KEY={some(40)}", "ghp_" + some(36), "github_pat_" + some(82), "glpat-" + some(20),
         "xoxb-" + "123456789012-123456789012-" + some(24),
-        "https://hooks.slack.com/services/T" + f"{some(8)}/B{some(8)}/{some(24)}",
-        "sk_live_" + some(24),
-        "AIza" + some(35),
-        "sk-proj-" + some(48),
-        "sk-ant-api03-" + some(80),
-        "hf_" + some(32, string.ascii_letters).replace("7", "q") + "ab",
-        "npm_" + some(36),
-        "pypi-AgEIcHlwaS5vcmc" + some(90),
-        "SG." + some(22) + "." + some(43),
-        "AccountKey=" + some(86) + "==",
-        jwt,
+        "https://hooks.slack.com/services/T" + f"{some(8)}/B{some(8)}/{some(24)}", "sk_live_" + some(24),
+        "AIza" + some(35), "sk-proj-" + some(48), "sk-ant-api03-" + some(80),
+        "hf_" + some(32, string.ascii_letters).replace("7", "q") + "ab", "npm_" + some(36),
+        "pypi-AgEIcHlwaS5vcmc" + some(90), "SG." + some(22) + "." + some(43), "AccountKey=" + some(86) + "==", jwt,
         "postgres://admin:" + some(12) + "@db.internal:5432/x",
         f"-----BEGIN RSA PRIVATE KEY-----\n{b64}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN OPENSSH PRIVATE KEY-----\n{b64}\n-----END OPENSSH PRIVATE KEY-----",
         f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: 1\n\n{b64}\n-----END PGP PRIVATE KEY BLOCK-----",
-    ]
+    ]  # fmt: skip
 
 
 PLANTED["SECRET"] = tuple(_secrets())
 
 LOOKALIKES = (
     # versions and sections
-    "version 4.35.112.9 of the driver",
-    "upgraded to v1.2.3.4 today",
-    "Chrome/91.0.4472.124 Safari/537.36.11.2",
-    "pip install foo==1.22.33.44",
-    "4.3.2.1 Foo and its parts",
-    "see section 12.40.3.1",
-    "the OID 1.3.6.1.4.1.311.21.20",
-    "Java 1.8.0.202 and .NET 4.0.30319.42000",
-    "release 99.100.101.102",
+    "version 4.35.112.9 of the driver", "upgraded to v1.2.3.4 today", "Chrome/91.0.4472.124 Safari/537.36.11.2",
+    "pip install foo==1.22.33.44", "4.3.2.1 Foo and its parts", "see section 12.40.3.1",
+    "the OID 1.3.6.1.4.1.311.21.20", "Java 1.8.0.202 and .NET 4.0.30319.42000", "release 99.100.101.102",
     # dates, times, ranges
-    "on 2021-10-12 at 10:11:12.345",
-    "12/10/2021 and 12.10.2021",
-    "from 1990-2000 and 1914\u20131918",
-    "2021-10-12T10:11:12+02:00",
-    "1634032272 and 1634032272123",
-    "the years 1990 1991 1992 1993 1994",
-    "20211012101112",
+    "on 2021-10-12 at 10:11:12.345", "12/10/2021 and 12.10.2021", "from 1990-2000 and 1914\u20131918",
+    "2021-10-12T10:11:12+02:00", "1634032272 and 1634032272123", "the years 1990 1991 1992 1993 1994", "20211012101112",
     # identifiers
-    "ISBN 978-3-16-148410-0",
-    "ISBN-10: 0-306-40615-2",
-    "ISSN 2049-3630",
-    "doi:10.1000/182 and 10.1145/3292500.3330701",
-    "arXiv:1706.03762v5 and 2005.14165",
-    "order no. 4111111111111111",
-    "EAN 4006381333931",
-    "order #415-555-0132",
-    "part 123-456-7890",
-    "d41d8cd98f00b204e9800998ecf8427e",
-    "commit 84e6ede0c0a2c1f5d3b7a9e8f7c6b5a4d3e2f1a0",
-    "550e8400-e29b-41d4-a716-446655440000",
-    "00:1A:2B:3C:4D:5E",
-    "area 987-65-4320 and 000-12-3456 and 666-12-3456",
-    "123-45-67890 and 0123-45-6789",
-    "U.S. Patent 6,285,999",
-    "twitter.com/x/status/4111111111111111",
+    "ISBN 978-3-16-148410-0", "ISBN-10: 0-306-40615-2", "ISSN 2049-3630", "doi:10.1000/182 and 10.1145/3292500.3330701",
+    "arXiv:1706.03762v5 and 2005.14165", "order no. 4111111111111111", "EAN 4006381333931", "order #415-555-0132",
+    "part 123-456-7890", "d41d8cd98f00b204e9800998ecf8427e", "commit 84e6ede0c0a2c1f5d3b7a9e8f7c6b5a4d3e2f1a0",
+    "550e8400-e29b-41d4-a716-446655440000", "00:1A:2B:3C:4D:5E", "area 987-65-4320 and 000-12-3456 and 666-12-3456",
+    "123-45-67890 and 0123-45-6789", "U.S. Patent 6,285,999", "twitter.com/x/status/4111111111111111",
     # networks that are nobody's
-    "10.0.0.1, 192.168.1.254 and 172.16.31.9",
-    "127.0.0.1:8000 and 0.0.0.0",
-    "192.0.2.33, 198.51.100.7 and 203.0.113.99",
-    "255.255.255.0 and 224.0.0.251",
-    "17.0.0.0/8",
-    "169.254.169.254",
-    "2001:db8::1 and 2001:db8:85a3::8a2e:370:7334",
-    "fe80::1ff:fe23:4567:890a, ::1 and fd12:3456:789a::1",
+    "10.0.0.1, 192.168.1.254 and 172.16.31.9", "127.0.0.1:8000 and 0.0.0.0",
+    "192.0.2.33, 198.51.100.7 and 203.0.113.99", "255.255.255.0 and 224.0.0.251", "17.0.0.0/8", "169.254.169.254",
+    "2001:db8::1 and 2001:db8:85a3::8a2e:370:7334", "fe80::1ff:fe23:4567:890a, ::1 and fd12:3456:789a::1",
     "34.216.184.93.in-addr.arpa",
     # addresses that are nobody's, and @ in code
-    "user@example.com, a.b@mail.example.org",
-    "12345+octocat@users.noreply.github.com",
-    "git@github.com:user/repo.git",
-    "ssh://deploy@build.host.com/x",
-    "@property and @functools.cache",
-    "c = a@b.T + x@w.mean()",
-    "c = self.q@self.k.transpose(-2, -1)",
-    "icon@2x.png and getty@tty1.service",
-    "npm i lodash@4.17.21 @babel/core@7.0.0",
-    "follow @jane_doe on mastodon, https://medium.com/@jane",
-    "look at amazon dot com",
-    "user@localhost",
+    "user@example.com, a.b@mail.example.org", "12345+octocat@users.noreply.github.com", "git@github.com:user/repo.git",
+    "ssh://deploy@build.host.com/x", "@property and @functools.cache", "c = a@b.T + x@w.mean()",
+    "c = self.q@self.k.transpose(-2, -1)", "icon@2x.png and getty@tty1.service",
+    "npm i lodash@4.17.21 @babel/core@7.0.0", "follow @jane_doe on mastodon, https://medium.com/@jane",
+    "look at amazon dot com", "user@localhost",
     # numbers
-    "3.4111111111111111 and 0.4012888888881881",
-    "4111 1111 1111 1112",
-    "4111 1111 1111 1111 1111 1111",
-    "0000000000000000 and 6666666666666666",
-    "3782 8224 6310 0055",
-    "$1,234,567,890 and 12 345 678 EUR",
-    "48.8583701, 2.2944813",
-    "N 37° 46.494 W 122° 25.164",
-    "512 256 128 64 and 415 555 2671 334 221",
-    "1 234 567 890",
-    "[2000::2] and x[2000::10, 3]",
-    "std::vector<int>::iterator, face::feed, abc::def",
-    "+10 000 000 people, +1234567",
-    "scores 300-200-1000",
-    "0x7ffd4111111111111111",
-    "3.141592653589793238462643",
-    "in 1234567890 nanoseconds",
+    "3.4111111111111111 and 0.4012888888881881", "4111 1111 1111 1112", "4111 1111 1111 1111 1111 1111",
+    "0000000000000000 and 6666666666666666", "3782 8224 6310 0055", "$1,234,567,890 and 12 345 678 EUR",
+    "48.8583701, 2.2944813", "N 37° 46.494 W 122° 25.164", "512 256 128 64 and 415 555 2671 334 221", "1 234 567 890",
+    "[2000::2] and x[2000::10, 3]", "std::vector<int>::iterator, face::feed, abc::def", "+10 000 000 people, +1234567",
+    "scores 300-200-1000", "0x7ffd4111111111111111", "3.141592653589793238462643", "in 1234567890 nanoseconds",
     # secrets that are none
-    "ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
-    "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----",
-    "https://user:password@host.com/ and http://{user}:{secret}@host/",
-    "eyJhbGciOiJIUzI1NiJ9 is a header",
-    "the ASIAPACIFICREGIONALFORUM met",
-    "sk-learn-contrib and task-specific-fine-tuning-of-models",
+    "ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----",
+    "https://user:password@host.com/ and http://{user}:{secret}@host/", "eyJhbGciOiJIUzI1NiJ9 is a header",
+    "the ASIAPACIFICREGIONALFORUM met", "sk-learn-contrib and task-specific-fine-tuning-of-models",
     "BEGIN RSA PRIVATE KEY is its first line",
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     # not quite IBANs
-    "DE89 3704 0044 0532 0130 01",
-    "AB12 CDEF 3456 7890 1234",
-    "ISO 9001 AND IEC 60417 5010 0001",
-)
+    "DE89 3704 0044 0532 0130 01", "AB12 CDEF 3456 7890 1234", "ISO 9001 AND IEC 60417 5010 0001",
+)  # fmt: skip
 
 
 def make_stage(line: str = "pii") -> Stage:
@@ -293,16 +166,6 @@ def test_every_format_in_every_place(stage, kind):
 def test_lookalikes_stay(stage, text):
     for place in PLACES:
         assert run(stage, place.format(text)) == (place.format(text), {})
-
-
-def test_networking_documentation_stays(stage):
-    text = (
-        "To make an address, call ip_address('192.0.2.1') or ip_address('2001:db8::').\n"
-        ">>> ip_network('10.0.0.0/8').netmask\nIPv4Address('255.0.0.0')\n"
-        "The loopback is 127.0.0.1 and ::1; link-local ones begin with 169.254.0.0/16 or fe80::/10.\n"
-        "ifconfig eth0 192.168.0.10 netmask 255.255.255.0 broadcast 192.168.0.255\n"
-    )
-    assert run(stage, text) == (text, {})
 
 
 def test_all_kinds_in_one_text_are_counted_and_stay_the_same_when_run_again(stage):
@@ -381,12 +244,3 @@ def test_long_runs_of_one_character_take_no_time(stage):
         start = time.process_time()
         run(stage, text)
         assert time.process_time() - start < 2
-
-
-@pytest.mark.shared
-def test_encyclopedia_text_has_next_to_nothing_to_replace(stage):
-    path = pathlib.Path(__file__).parents[4] / "shared/data/text/wikitext2_valid.txt"
-    if not path.exists():
-        pytest.skip("no shared data")
-    _, edits = run(stage, path.read_text())
-    assert sum(edits.values()) <= 2

@@ -74,11 +74,6 @@ def test_what_stays(text):
     assert clean(text + "\n" + text, "text")[1] == {}
 
 
-def test_cleaning_twice_changes_nothing_more():
-    once, _ = clean("\ufeffcafe\u0301 Ã©tÃ©\u00a0!\r\n\r\n\r\n\r\n\r\n\tx \u200b\x00 y  ")
-    assert clean(once) == (once, {})
-
-
 def test_undecodable_documents_go_and_few_marks_stay():
     text = "a \ufffd b" + " good words" * 50
     assert clean(text) == (text, {})
@@ -99,11 +94,6 @@ def test_settings():
     assert clean("cafÃ©", mojibake=False) == ("cafÃ©", {})
     assert clean("a\n\n\n\nb", max_blank_lines=1)[0] == "a\n\nb"
     assert clean("a\n\n\n\nb", max_blank_lines=3)[0] == "a\n\n\n\nb"
-
-
-def test_empty():
-    assert clean("") == ("", {})
-    assert clean("\ufeff\r\n \x00")[0] == ""
 
 
 @pytest.mark.parametrize("piece", [" ", "\n", "\t", "\u200d", "\x08", "\x1b]0;", "Ã", "\r", "\U000e0061", "\u200b"])

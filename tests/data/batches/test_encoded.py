@@ -150,20 +150,6 @@ def test_held_out_by_what_is_asked(tokenizer):
     assert encoded.held_out(build(tokenizer)[0].keys_E, 0.25).sum() == 0
 
 
-def test_keys(tokenizer):
-    assert (
-        encoded.prompt_key(pair("a", "b"))
-        == encoded.prompt_key(pair("c", "d"))
-        != encoded.prompt_key(pair("a", "b", "x"))
-    )
-    assert encoded.prompt_key(pair("a", "b")) == encoded.prompt_key(pair("a", "b").sides()[0])
-    contents = {
-        encoded.content_key(one) for one in (pair("a", "b"), pair("b", "a"), pair("ab", ""), *pair("a", "b").sides())
-    }
-    assert len(contents) == 5
-    assert encoded.content_key(pair("a", "b", margin=1)) == encoded.content_key(pair("a", "b"))
-
-
 # As Qwen 3: an empty thought in front of the last answer alone.
 THINKS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ '# ' if loop.last and m.role == 'assistant' else '' }}"

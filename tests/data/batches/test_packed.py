@@ -7,11 +7,13 @@ import random
 import numpy as np
 import pytest
 import tiny_chats
+import tiny_data
 import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import encoded, loader, replay, rows
+from jaxlm.data.batches import encoded, loader, packed, replay, rows
+from jaxlm.data.chats import chat
 from jaxlm.data.chats.examples import Place
 from jaxlm.data.tokenizer import coder
 from jaxlm.eval import held_out
@@ -82,7 +84,7 @@ def test_each_text_stands_whole_in_its_row(given):
 
 def test_packed_is_one_by_one(files, tokenizer):
     """The loss of a batch is that of its examples, each alone in a row."""
-    cfg = tiny.model_config(vocab_size=tokenizer.vocab_size)
+    cfg = tiny.model_config(vocab_size=tokenizer.vocab_size, n_layers=1)
     model = models.build(cfg, "xla")
     params = tiny.random_params(model)
     made = tiny_chats.make(files[False], tokenizer, sizes=SIZES)
@@ -139,9 +141,6 @@ def test_batches_are_passed_over(given):
     assert same([other.batch(step) for step in range(4)], [given.batch(number) for number in (0, 3, 4, 6)])
     assert other.fingerprint() == given.fingerprint()
     assert other.places(2) == given.places(4)
-
-
-def test_places_name_the_examples(given):
     wanted = [str(given.train.places[item.number]) for row in given.plan.rows(0) for item in row]
     assert given.places(1) == wanted
     assert wanted[0].rpartition(":")[0].endswith(".jsonl")
@@ -285,3 +284,104 @@ def test_nothing_to_train_on(pairs, tokenizer, tmp_path):
     path.write_text('{"prompt": "one", "chosen": "two", "rejected": "two"}\n' if pairs else "")
     with pytest.raises(ConfigError, match=r"a.jsonl: none of its [01] (chats|pairs) can be trained on: .*"):
         tiny_chats.make(str(path), tokenizer, pairs=pairs, sizes=SIZES)
+
+
+RNG = np.random.default_rng(0)
+LENGTHS = RNG.integers(2, 33, 50)
+COUNTED = LENGTHS // 2
+PLANNED = {"seed": 3, "seq_len": 32, "batch_size": 4}
+
+
+def plan(**changes) -> packed.Plan:
+    return packed.Plan(LENGTHS, COUNTED, **PLANNED | changes)
+
+
+def items(planned) -> list[packed.Item]:
+    return list(itertools.chain.from_iterable(planned))
+
+
+def test_rows_are_those_of_pack():
+    """Example by example, on batches until all were in twice."""
+    made, stream = plan(), []
+    for epoch in range(3):
+        stream += rows.permute(np.arange(50), 50, f"3/examples/{epoch}").tolist()
+    at = 0
+    for batch in range(20):
+        rest = [[rows.Segment([0] * (LENGTHS[i] + 1), [0.0] * LENGTHS[i])] for i in stream[at:]]
+        _, placed = rows.pack(rest, 32, 4)
+        want = [[stream[at + n] for n, row in enumerate(placed) if row == r] for r in range(4)]
+        assert [[item.number for item in row] for row in made.rows(batch)] == want
+        at += len(placed)
+        assert made.used(batch + 1) == (at, 0)
+    assert at > 100
+
+
+def test_each_epoch_has_every_example_once():
+    made, seen = plan(), np.zeros(50, int)
+    for batch in range(40):
+        for item in items(made.rows(batch)):
+            seen[item.number] += 1
+        epoch = made.used(batch + 1)[0] // 50
+        assert seen.min() >= epoch
+        assert seen.max() <= epoch + 1
+    assert plan(seed=4).rows(0) != made.rows(0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_data.make(tmp_path_factory.mktemp("data") / "d", {"a": 3.0, "b": 1.0})
+
+
+def test_pieces_are_rows_of_the_data(data):
+    """Their texts are the segments of a pretraining row, and their targets its targets."""
+    pieces = replay.Pieces(data, 48, seed=5)
+    plan = rows.plan_rows(data.token_counts(), data.mixture, seed=5, seq_len=48, batch_size=1)
+    for number in range(40):
+        source, _, row = plan.locate(number, np.zeros(1, np.int64))
+        read = data.stream(plan.names[source[0]]).read(row[0] * 48, row[0] * 48 + 49)
+        want = rows.make_batch(read[None], data.separator_id)
+        found, placed = rows.pack([pieces.segments(number)], 48, 1)
+        assert placed == [0]
+        for name in want:
+            np.testing.assert_array_equal(found[name], want[name], err_msg=name)
+    used = pieces.passes(40)
+    assert used["a"] * data.token_counts()["a"] == pytest.approx(3 * used["b"] * data.token_counts()["b"])
+
+
+def test_a_data_directory_is_opened_if_its_ids_are_the_models(data):
+    options = {"text_key": "text", "val_fraction": 0.1}
+    for tokenizer in (data.tokenizer(), chat.grown(data.tokenizer())):
+        assert replay.open_text(str(data.path), tokenizer, **options).sha256 == data.sha256
+    with pytest.raises(ConfigError, match="has another tokenizer: set replay"):
+        replay.open_text(str(data.path), tiny_chats.tokenizer(), **options)
+
+
+def test_text_files(tmp_path):
+    """Each document once, opened by EOS, in the one split or the other; held out is what the loader reads."""
+    texts = [f"one two {' three' * (i % 5)} {i}" for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in texts))
+    tokenizer = tiny_chats.tokenizer()
+    text = replay.open_text(str(tmp_path), tokenizer, text_key="said", val_fraction=0.2)
+    seen = {}
+    for split in ("train", "val"):
+        stream = text.stream(replay.NAME, split)
+        ids = stream.read(0, stream.tokens)
+        assert stream.tokens == text.token_counts(split)[replay.NAME]
+        seen[split] = [tokenizer.decode(part) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eos_id))[1:]]
+    assert sorted(seen["train"] + seen["val"]) == sorted(texts)
+    assert 20 < len(seen["val"]) < 60
+    held_out = list(rows.validation_rows(text, replay.NAME, seq_len=32, batch_size=4))
+    assert sum(batch.target_bytes for batch in held_out) == sum(len(one.encode()) for one in seen["val"])
+
+
+def test_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    options = {"text_key": "text"}
+    tokenizer = tiny_chats.tokenizer()
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        replay.open_text(str(tmp_path / "b"), tokenizer, val_fraction=0.1, **options)
+    with pytest.raises(ConfigError, match="has no text to learn from"):
+        replay.open_text(str(tmp_path), tokenizer, val_fraction=0.999999, **options)
+    short = replay.open_text(str(tmp_path), tokenizer, val_fraction=1e-9, **options)
+    with pytest.raises(ConfigError, match="fewer than one row"):
+        replay.Pieces(short, 128, seed=0)

@@ -1,13 +1,16 @@
-"""The map from slots to rows, and the shape of a batch."""
+"""The map from slots to rows, the shape of a batch, from a step back to its documents, and how often a source is read."""
 
 import dataclasses
+import json
+import types
 
 import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import loader, rows
 from jaxlm.data.batches.order import check_fingerprint
+from jaxlm.data.shards import mixture
 from jaxlm.data.shards.mixture import Final
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -63,15 +66,6 @@ def test_each_row_comes_once_an_epoch_in_another_order_each_time():
         assert not np.array_equal(passes[0], passes[1])
 
 
-def test_a_slot_knows_nothing_of_the_others():
-    p = plan()
-    whole = p.locate(12_345, np.arange(8))
-    for slots in ([3], [7, 0], [1, 5, 2]):
-        part = p.locate(12_345, np.array(slots))
-        for a, b in zip(whole, part, strict=True):
-            assert np.array_equal(a[slots], b)
-
-
 def test_seed_changes_rows_but_not_sources_and_seeds_are_unrelated():
     a, b = draws(plan(seed=0), 50), draws(plan(seed=1), 50)
     assert np.array_equal(a[0], b[0])
@@ -79,13 +73,6 @@ def test_seed_changes_rows_but_not_sources_and_seeds_are_unrelated():
     # The order of seed 0 in epoch 1 is not that of seed 1 in epoch 0, as it is with Grain's shuffle.
     prose = a[0] == 2
     assert not np.array_equal(a[2][prose & (a[1] == 1)][:50], b[2][prose & (b[1] == 0)][:50])
-
-
-def test_spelling_of_the_mixture_changes_nothing():
-    tokens = {"prose": 2000, "math": 900, "code": 500}
-    a = plan(MIXTURE, tokens)
-    b = plan({"code": 3, "math": 10, "prose": 87, "other": 0} | {}, {**dict(reversed(tokens.items())), "other": 0})
-    assert a == b
 
 
 @pytest.mark.parametrize(
@@ -171,11 +158,6 @@ def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begin
     assert not rows.pack([], seq_len=4, rows=1)[0]["weights"].any()
 
 
-def test_pack_keeps_the_weights_of_each_text():
-    batch, _ = rows.pack([[rows.Segment((9, 1, 2, 3), (0.0, 0.5, 2.0))]], seq_len=5, rows=1)
-    np.testing.assert_array_equal(batch["weights"], [[0, 0.5, 2, 0, 0]])
-
-
 @pytest.mark.parametrize(
     ("group", "message"),
     [
@@ -210,16 +192,13 @@ def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(
 @pytest.mark.parametrize(
     ("was", "now", "message"),
     [
-        (
-            {},
-            {"mixture": {"math": 1, "code": 1}},
-            "data.final.weights was code 2/5, math 3/5, is code 1/2, math 1/2; set",
-        ),
+        ({}, {"mixture": {"math": 1, "code": 1}},
+         "data.final.weights was code 2/5, math 3/5, is code 1/2, math 1/2; set"),
         ({}, {"share": 0.5}, "data.final.share was 0.4, is 0.5; set them back"),
         ({}, None, "data.final.weights was code 2/5, math 3/5, is not set; data.final.share was 0.4, is not set"),
         (None, {}, "data.final.weights was not set, is code 2/5, math 3/5"),
     ],
-)
+)  # fmt: skip
 def test_a_run_keeps_its_final_mixture_even_before_it_begins(data, was, now, message):
     plain = rows.Rows(data, MIXTURE, **OPTIONS)
     saved, current = ((plain if x is None else with_final(data, **x)).fingerprint() for x in (was, now))
@@ -234,12 +213,9 @@ def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
     saved, longer = with_final(data).fingerprint(), with_final(data, steps=40).fingerprint()
     for a, b in ((saved, longer), (longer, saved)):
         check_fingerprint(a, b, 12)
-        with pytest.raises(
-            ConfigError, match=r"data\.final can't change at step 13: it was to begin .* optim\.schedule_steps"
-        ):
+        with pytest.raises(ConfigError, match=r"data\.final can't change at step 13: .* optim\.schedule_steps"):
             check_fingerprint(a, b, 13)
-    # Step 11 is batch 13 if two batches were passed over.
-    check_fingerprint(saved, longer, 10, [[3, 4]])
+    check_fingerprint(saved, longer, 10, [[3, 4]])  # step 11 is batch 13 if two batches were passed over
     with pytest.raises(ConfigError, match="at step 11: it was to begin after batch 12, now after batch 24"):
         check_fingerprint(saved, longer, 11, [[3, 4]])
 
@@ -262,3 +238,42 @@ def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_
         check(plain, 15, branch=15)
     with pytest.raises(ConfigError, match="seed was"):
         check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)
+
+
+def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
+    raw = {
+        (source.name, f"{source.name}.jsonl:{number}"): json.loads(line)["text"]
+        for source in corpus.sources
+        for number, line in enumerate(open(source.spec), start=1)
+    }
+    coder = data.tokenizer()
+    with loader.TrainLoader(rows.Rows(data, MIXTURE, **OPTIONS), start_step=3) as batches:
+        for step in range(3, 23):
+            batch = next(batches)
+            traced = rows.describe_batch(rows.Rows(data, MIXTURE, **OPTIONS), step)
+            assert [r.slot for r in traced] == list(range(8))
+            for row in traced:
+                ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
+                assert "".join(d.text for d in row.documents) == coder.decode(ids)
+                assert sum(d.tokens for d in row.documents) == 25
+                for document in row.documents:
+                    whole = raw[row.source, document.doc_id]
+                    assert document.text in whole
+                    assert document.first_token > 0 or whole.startswith(document.text)
+
+
+def test_both_mixtures_count_each_for_its_steps():
+    """80 steps with 3/4 of `web`, then 20 with a quarter of it; `best` is read at the end alone."""
+    data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})
+    final = mixture.Final({"web": 1.0, "best": 3.0}, share=0.2, steps=100)
+    order = rows.Rows(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
+    assert rows.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
+    assert rows.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
+    assert rows.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
+    assert rows.mixture_words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
+    assert rows.mixture_words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
+    # Ten batches that were passed over: 70 steps are left of the first 80 batches, so that 30 draw from the final mixture.
+    over = order.passing_over([(11, 20)])
+    assert rows.passes(over, 100)["best"] == pytest.approx(9.0)
+    assert "to step 70, then" in rows.mixture_words(over, 100)
+    assert rows.mixture_words(rows.Rows(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""

@@ -8,7 +8,6 @@ import tiny_chats
 from jaxlm import config
 from jaxlm.config import config_files
 from jaxlm.data.batches import survey
-from jaxlm.data.chats.examples import Place
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +41,9 @@ def test_nothing_is_wrong_with_good_chats(tokenizer, tmp_path):
 
 def test_faults_of_chats(tokenizer, tmp_path):
     faults = [
-        ask(0),
-        ask(0),
-        ask(0, "blue moon"),
-        ask(3, " "),
-        ask(4, "As an AI language model I see <|im_end|> PersonX"),
-        ask(5, prompt="one " * 200),
-        ask(6, "two " * 60),
-    ]
+        ask(0), ask(0), ask(0, "blue moon"), ask(3, " "), ask(4, "As an AI language model I see <|im_end|> PersonX"),
+        ask(5, prompt="one " * 200), ask(6, "two " * 60),
+    ]  # fmt: skip
     found, _ = surveyed(tmp_path / "a.jsonl", tokenizer, faults)
     told = findings(found)
     assert told["repeated examples"] == ["a.jsonl:1"]  # "... = FILE:1"
@@ -62,6 +56,9 @@ def test_faults_of_chats(tokenizer, tmp_path):
     assert len(told) == 7
     assert found.figures()["asked_alike"] == 2
     assert "repeated examples: 1 (14.3%): a.jsonl:2 = a.jsonl:1" in found.lines()
+    found.write(tmp_path)
+    assert (tmp_path / survey.TEXT).read_text().splitlines() == found.lines()
+    assert json.loads((tmp_path / survey.JSON).read_text()) == found.figures()
 
 
 def test_faults_of_pairs(tokenizer, tmp_path):
@@ -102,16 +99,6 @@ def test_items_of_benchmarks(tokenizer, tmp_path):
     found, _ = surveyed(tmp_path / "b.jsonl", tokenizer, pairs, pairs=True, leaks=leaks, seq_len=256)
     assert findings(found) == {"items of benchmarks: zoo": ["b.jsonl:1"]}
     assert survey.leaks_of("", prepare) is None
-
-
-def test_files(tokenizer, tmp_path):
-    found, _ = surveyed(tmp_path / "a.jsonl", tokenizer, [ask(0), ask(0)])
-    found.write(tmp_path)
-    assert (tmp_path / survey.TEXT).read_text().splitlines() == found.lines()
-    read = json.loads((tmp_path / survey.JSON).read_text())
-    assert read == found.figures()
-    path = str(Place(str(tmp_path / "a.jsonl"), 2))
-    assert read["findings"][0]["places"] == [f"{path} = {path[:-1]}1"]
 
 
 def test_the_example_shows_what_counts(tokenizer, tmp_path):

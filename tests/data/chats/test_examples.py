@@ -68,35 +68,16 @@ PAIRS = {
     "a margin": ({"prompt": "Why?", "chosen": "So.", "rejected": "No.", "margin": 2}, (ASK,), (SAY,), (ELSE,), 2.0),
     "messages": ({"prompt": [SYSTEM, ASK], "chosen": [SAY], "rejected": [ELSE]}, (SYSTEM, ASK), (SAY,), (ELSE,), 0),
     "whole conversations": ({"chosen": [ASK, SAY], "rejected": [ASK, ELSE]}, (ASK,), (SAY,), (ELSE,), 0),
-    "the prompt twice": (
-        {"prompt": "Why?", "chosen": [ASK, SAY], "rejected": [ASK, ELSE], "score": 1.0},
-        (ASK,),
-        (SAY,),
-        (ELSE,),
-        0,
-    ),
-    "transcripts": (
-        {"chosen": f"{HH}\n\nHuman: And?\n\nAssistant: So.", "rejected": f"{HH}\n\nHuman: And?\n\nAssistant:"},
-        (ASK, SAY, AGAIN),
-        (SAY,),
-        ({"role": "assistant", "content": ""},),
-        0,
-    ),
-    "transcripts that part early": (
-        {"chosen": f"{HH}\n\nHuman: And?\n\nAssistant: So.", "rejected": "\n\nHuman: Why?\n\nAssistant: No."},
-        (ASK,),
-        (SAY, AGAIN, SAY),
-        (ELSE,),
-        0,
-    ),
-    "a transcript as prompt": (
-        {"prompt": f"{HH}\n\nHuman: And?\n\nAssistant:", "chosen": "So.", "rejected": "No."},
-        (ASK, SAY, AGAIN),
-        (SAY,),
-        (ELSE,),
-        0,
-    ),
-}
+    "the prompt twice": ({"prompt": "Why?", "chosen": [ASK, SAY], "rejected": [ASK, ELSE], "score": 1.0}, (ASK, ), (SAY,
+     ), (ELSE, ), 0),
+    "transcripts": ({"chosen": f"{HH}\n\nHuman: And?\n\nAssistant: So.",
+     "rejected": f"{HH}\n\nHuman: And?\n\nAssistant:"}, (ASK, SAY, AGAIN), (SAY, ), ({"role": "assistant",
+     "content": ""}, ), 0),
+    "transcripts that part early": ({"chosen": f"{HH}\n\nHuman: And?\n\nAssistant: So.",
+     "rejected": "\n\nHuman: Why?\n\nAssistant: No."}, (ASK, ), (SAY, AGAIN, SAY), (ELSE, ), 0),
+    "a transcript as prompt": ({"prompt": f"{HH}\n\nHuman: And?\n\nAssistant:", "chosen": "So.", "rejected": "No."},
+     (ASK, SAY, AGAIN), (SAY, ), (ELSE, ), 0),
+}  # fmt: skip
 
 
 def write(path, *records):
@@ -209,21 +190,15 @@ _TALK = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
     [
         ({"prompt": "a", "level": 3}, ["a"], {"level"}),
         ({"messages": [{"role": "user", "content": "a"}]}, ["a"], {"messages"}),
-        (
-            {side: f"{_TALK}{end}" for side, end in (("chosen", "d"), ("rejected", "e"))},
-            ["a", "b", "c"],
-            {"chosen", "rejected"},
-        ),
+        ({side: f"{_TALK}{end}" for side, end in (("chosen", "d"), ("rejected", "e"))}, ["a", "b", "c"], {"chosen",
+         "rejected"}),
         ({"instruction": "a", "output": "b"}, ["a"], {"instruction", "output"}),
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, ["a"], {"conversations"}),
         ({"conversations": [{"from": "human", "value": "a"}]}, ["a"], {"conversations"}),
-        (
-            {"conversations": [{"from": who, "value": who} for who in ("human", "gpt", "user")]},
-            ["human", "gpt", "user"],
-            {"conversations"},
-        ),
+        ({"conversations": [{"from": who, "value": who} for who in ("human", "gpt", "user")]}, ["human", "gpt", "user"],
+         {"conversations"}),
     ],
-)
+)  # fmt: skip
 def test_what_a_record_asks(tmp_path, record, asked, columns):
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps(record) + "\n")

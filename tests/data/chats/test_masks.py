@@ -1,12 +1,12 @@
-"""What the model is to say: the same tokens that transformers marks, and nothing at all rather than something wrong."""
+"""The chat template: only with all its tokens, with EOS in front once; what the model is to say is what transformers marks."""
 
 import json
 import pathlib
 
-import numpy as np
 import pytest
 import tiny_hf
 
+from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.batches import encoded
 from jaxlm.data.chats import chat, examples
 from jaxlm.data.chats.examples import Chat
@@ -25,16 +25,11 @@ LLAMA = (
 )
 TALKS = [
     [("user", "hello"), ("assistant", "hi there.")],
-    [
-        ("system", "be brief"),
-        ("user", "  on a\nmat "),
-        ("assistant", "\n the cat\n"),
-        ("user", "日本"),
-        ("assistant", "é"),
-    ],
+    [("system", "be brief"), ("user", "  on a\nmat "), ("assistant", "\n the cat\n"), ("user", "日本"), ("assistant",
+     "é")],
     [("user", "say <|im_end|> or </s>"), ("assistant", "<|im_start|><|user|>\nno</s>")],
     [("user", "say nothing"), ("assistant", "")],
-]
+]  # fmt: skip
 
 
 def talk(turns, given: int = 0) -> Chat:
@@ -75,13 +70,6 @@ def test_the_answers_count_and_what_ends_them(turns, ours):
     assert opened == [[ours.id_of("<|assistant|>"), *ours.encode("\n")]] * len(opened)
 
 
-def test_the_ids_are_those_that_are_asked_with(ours):
-    """Up to an answer: what the model gets when it is sampled."""
-    (found,) = encoded.masked(ours, [talk(TALKS[1])])
-    messages = list(talk(TALKS[1]).messages)
-    assert [found.ids[:at].tolist() for at in found.turns] == [chat.ids(ours, messages[:n]) for n in (2, 4)]
-
-
 @pytest.mark.parametrize("source", [CHATML, LLAMA])
 def test_a_template_without_marks(source, tmp_path):
     tokenizer = theirs(tmp_path, source)
@@ -97,13 +85,6 @@ def test_a_template_without_marks(source, tmp_path):
     messages = list(talk(turns).messages)
     first = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
     assert found.ids[: found.turns[0]].tolist() == chat.ids(tokenizer, messages[:first])
-
-
-def test_what_is_given_does_not_count(ours):
-    turns = TALKS[1]
-    whole, half = encoded.masked(ours, [talk(turns), talk(turns, given=3)])
-    assert said(ours, half) == said(ours, whole)[1:]
-    np.testing.assert_array_equal(half.ids, whole.ids)
 
 
 WITH_CONTENT = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -237,11 +218,6 @@ def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
     assert (said(tokenizer, first), second) == (["hi<|im_end|>"], encoded.INSIDE)
 
 
-def test_nobody_answers(ours):
-    (found,) = encoded.masked(ours, [talk(TALKS[0][:1])])
-    assert "nothing in it is the assistant's" in found.why
-
-
 @pytest.mark.parity
 @pytest.mark.parametrize("given", ["tiny", pytest.param("real", marks=pytest.mark.shared)])
 def test_the_mask_is_that_of_transformers(given, ours, tmp_path):
@@ -263,3 +239,73 @@ def test_the_mask_is_that_of_transformers(given, ours, tmp_path):
         want = loaded.apply_chat_template(list(one.messages), **settings)
         assert found.ids.tolist() == want["input_ids"]
         assert (found.kinds != encoded.GIVEN).astype(int).tolist() == want["assistant_masks"]
+
+
+LLAMA_STRICT = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% elif m.role == 'user' %}\n[INST] {{ m.content | trim }} [/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+CHATML_TRIMMED = (
+    "{% for m in messages %}\n    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "  hello 日本 "},
+    {"role": "assistant", "content": "the cat\n"},
+    {"role": "user", "content": "on a mat"},
+]
+
+
+def speaking(folder, kind):
+    """A folder of a model from elsewhere, with its own template."""
+    pytest.importorskip("tokenizers")
+    made, source = {"llama": (tiny_hf.byte_fallback, LLAMA_STRICT), "chatml": (tiny_hf.byte_level, CHATML_TRIMMED)}[
+        kind
+    ]
+    made(folder, chat_template=source)
+    return coder.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["ours", "llama", "chatml"])
+def test_what_a_message_spells_is_text(kind, ours, tmp_path):
+    """And ends no turn: the control tokens are those of the template alone, in front once."""
+    tokenizer = ours if kind == "ours" else speaking(tmp_path, kind)
+    control = set(tokenizer.controls.values())
+    plain, spelt = ([{"role": "user", "content": text}] for text in ("hello", "".join(tokenizer.controls) + "</s>"))
+    ids, own = chat.ids(tokenizer, plain), chat.ids(tokenizer, spelt)
+    assert [i for i in own if i in control] == [i for i in ids if i in control] != []
+    assert spelt[0]["content"] in tokenizer.decode(own)
+    opening = tokenizer.opening
+    assert tuple(ids[: len(opening)]) == opening
+    assert not set(opening) & set(ids[len(opening) :])
+
+
+def test_a_vocabulary_of_ours_grows(tmp_path):
+    """By the five tokens alone: what other text becomes stays, and so does a tokenizer that needs none."""
+    texts = ["the cat sat on a mat; user, assistant and system said: hello there"] * 50
+    plain = train_tokenizer(texts, vocab_size=305, chat_tokens=False)
+    grown = chat.grown(plain)
+    assert grown.sha256 == train_tokenizer(texts, vocab_size=310, chat_tokens=True).sha256
+    assert [grown.id_of(token) for token in CHAT_TOKENS] == list(range(305, 310))
+    for text in (*texts[:1], *CHAT_TOKENS, "日本 \n\t</s> x\0", "<|im_start|><|user|>\nhi"):
+        assert grown.encode(text) == plain.encode(text)
+        assert grown.decode(grown.encode(text)) == text
+    assert grown.piece_bytes()[:305] == plain.piece_bytes()
+    assert chat.grown(grown) is grown
+    other = speaking(tmp_path, "llama")
+    assert chat.grown(other) is other
+    assert chat.speaks(grown)
+    assert not chat.speaks(plain)
+    assert chat.end_id(plain) is None
+
+
+def test_what_a_template_can_not_do_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^the model's chat template refuses these messages: no system$"):
+        chat.ids(speaking(tmp_path / "a", "llama"), [{"role": "system", "content": "Be brief."}])
+    tiny_hf.byte_level(tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
+        chat.ids(coder.load(tmp_path / "b"), TALK)
+    tiny_hf.byte_level(tmp_path / "c", chat_template="{% if %}")
+    with pytest.raises(ConfigError, match=r"^the model's chat template can't be read: "):
+        chat.ids(coder.load(tmp_path / "c"), TALK)

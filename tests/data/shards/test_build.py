@@ -1,8 +1,10 @@
-"""From sources to a data directory."""
+"""From sources to a data directory, in an order that does not depend on the memory."""
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import random
 import shutil
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.data.shards import build, shards, vocabulary
+from jaxlm.data.shards.build import Shuffle
 from jaxlm.host import files
 
 
@@ -46,15 +49,6 @@ def test_two_builds_are_equal_to_the_byte(data, corpus, tmp_path):
     assert listing(again.path) == listing(data.path)
     other = corpus.build(tmp_path / "other", seed=1)
     assert other.manifest["sources"] != data.manifest["sources"]
-
-
-def test_a_second_build_writes_nothing(corpus, tmp_path, monkeypatch):
-    first = corpus.build(tmp_path / "d")
-    times = {p: p.stat().st_mtime_ns for p in first.path.rglob("*.array_record")}
-    monkeypatch.setattr(build, "_build", None)
-    again = corpus.build(tmp_path / "d")
-    assert again.sha256 == first.sha256
-    assert times == {p: p.stat().st_mtime_ns for p in first.path.rglob("*.array_record")}
 
 
 def test_weights_may_change_without_a_rebuild(corpus, tmp_path):
@@ -104,28 +98,6 @@ def test_a_size_that_is_left_open_is_chosen_and_then_is_the_datas(corpus, tmp_pa
     assert first.sha256 == again.sha256 == same.sha256
     with pytest.raises(ConfigError, match=f"vocab_size = {first.vocab_size}, now it is 330"):
         corpus.build(tmp_path / "d", vocab_size=330, chat_tokens=chat_tokens)
-
-
-def test_a_tokenizer_that_is_named_has_its_own_size(corpus, data, tmp_path):
-    model = str(data.path / "tokenizer.model")
-    assert corpus.build(tmp_path / "d", tokenizer_path=model, vocab_size=0).vocab_size == 325
-
-
-def test_changed_files_are_noticed_and_absent_ones_forgiven(tmp_path, make_document):
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for i in range(40):
-        (raw / f"{i}.txt").write_text(make_document("a", i))
-    source = [build.Source("a", str(raw), 1)]
-    settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.2)
-    first = build.build_data(tmp_path / "d", source, settings, log=str)
-    (raw / "new.txt").write_text("one more")
-    with pytest.raises(ConfigError, match="files of a"):
-        build.build_data(tmp_path / "d", source, settings, log=str)
-    for path in raw.iterdir():
-        path.unlink()
-    raw.rmdir()  # as on the machine that the finished data was copied to
-    assert build.build_data(tmp_path / "d", source, settings, log=str).sha256 == first.sha256
 
 
 def test_a_crash_leaves_no_manifest_and_the_next_run_starts_anew(corpus, data, tmp_path, monkeypatch):
@@ -208,6 +180,7 @@ def test_a_given_tokenizer_is_used(corpus, data, tmp_path):
     model = str(data.path / "tokenizer.model")
     built = corpus.build(tmp_path / "d", tokenizer_path=model)
     assert built.manifest["tokenizer"] == data.manifest["tokenizer"]
+    assert corpus.build(tmp_path / "open", tokenizer_path=model, vocab_size=0).vocab_size == 325
     assert built.manifest["sources"]["code"]["train"]["shards"] == data.manifest["sources"]["code"]["train"]["shards"]
     with pytest.raises(ConfigError, match="has 325 ids, not 400"):
         corpus.build(tmp_path / "e", tokenizer_path=model, vocab_size=400)
@@ -280,3 +253,46 @@ def test_the_same_place_by_another_path_is_the_same_data(tmp_path, make_document
     make("raw")
     with pytest.raises(ConfigError, match="was built with source a = raw"):
         make("rwa")
+
+
+DOCUMENTS = [(f"id{i}é", "text " * (i % 50) + str(i), i * 7919) for i in range(1500)]
+
+
+def shuffled(path, memory_bytes, key="k", documents=DOCUMENTS):
+    shuffle = Shuffle(path, key, memory_bytes)
+    for document in documents:
+        shuffle.add(*document)
+    assert len(shuffle) == len(documents)
+    once, again = list(shuffle), list(shuffle)
+    assert once == again
+    return shuffle, [(doc_id, raw.decode(), content) for doc_id, raw, content in once]
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 2_000])
+def test_the_order_does_not_depend_on_the_memory(tmp_path, memory_bytes):
+    shuffle, order = shuffled(tmp_path / "s", memory_bytes)
+    assert sorted(order) == sorted(DOCUMENTS)
+    assert order == shuffled(tmp_path / "whole", 1 << 30)[1]
+    assert (tmp_path / "s").exists() == (memory_bytes < 1 << 20)
+    shuffle.close()
+    assert not (tmp_path / "s").exists()
+
+
+def test_it_shuffles_and_the_key_matters(tmp_path):
+    one, two = (shuffled(tmp_path / key, 1 << 30, key)[1] for key in "ab")
+    assert one != two
+    places = [content // 7919 for _, _, content in one]
+    mean = sum(abs(place - i) for i, place in enumerate(places)) / len(places)
+    assert mean == pytest.approx(len(places) / 3, rel=0.05)  # as of a random permutation
+    descents = sum(a > b for a, b in itertools.pairwise(places))
+    assert descents == pytest.approx(len(places) / 2, rel=0.05)
+
+
+def test_an_abandoned_iteration_leaves_the_next_one_whole(tmp_path):
+    shuffle, order = shuffled(tmp_path / "s", 2_000)
+    for _ in range(3):
+        iterator = iter(shuffle)
+        for _ in range(random.Random(0).randint(1, 500)):
+            next(iterator)
+        iterator.close()
+    assert [(a, b.decode(), c) for a, b, c in shuffle] == order

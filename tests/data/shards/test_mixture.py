@@ -1,14 +1,17 @@
-"""From which source each row is: exact shares, and two mixtures one after the other."""
+"""From which source each row is: exact shares, two mixtures one after the other, windows that are passed over."""
 
 import dataclasses
 import fractions
+import itertools
+import random
 
 import numpy as np
 import pytest
 
 from jaxlm import config
 from jaxlm.config import ConfigError, SourceConfig, config_files
-from jaxlm.data.batches import rows
+from jaxlm.data.batches import loader, rows
+from jaxlm.data.shards import mixture
 from jaxlm.data.shards import mixture as mixing
 from jaxlm.step import optim
 
@@ -31,9 +34,12 @@ def test_every_prefix_of_the_mixture_is_within_one_row_of_exact(mixture):
 
 
 def test_weights_without_a_small_common_denominator_are_rounded_to_65536ths():
+    """And a share of 0 is never drawn."""
     shares = tuple(mixing.normalise_mixture({"a": 1 / 3, "b": 1 / 7, "c": 1e-9}, "abc").values())
     order = mixing.mixture_cycle(shares)
     counts = np.bincount(order, minlength=3)
+    zero = (*mixing.normalise_mixture({"a": 1 / 3, "b": 1 / 7}, "ab").values(), fractions.Fraction(0))
+    assert np.bincount(mixing.mixture_cycle(zero), minlength=3)[2] == 0
     assert order.size == mixing.MAX_CYCLE
     assert counts.min() >= 1
     assert np.abs(counts / order.size - [float(s) for s in shares]).max() < 2 / mixing.MAX_CYCLE
@@ -62,20 +68,6 @@ def test_the_share_that_is_drawn_is_the_one_that_is_said(weights, says):
     line = mixing.rounding(weights, plan.names)
     assert says in line
     assert bool(line) is bool(says)
-
-
-def test_a_share_of_0_is_never_drawn_even_if_the_others_are_rounded():
-    shares = (*mixing.normalise_mixture({"a": 1 / 3, "b": 1 / 7}, "ab").values(), fractions.Fraction(0))
-    assert np.bincount(mixing.mixture_cycle(shares), minlength=3)[2] == 0
-
-
-def test_same_proportions_give_the_same_cycle():
-    names = ["a", "b", "c"]
-    shares = [
-        mixing.normalise_mixture(m, names) for m in ({"a": 87, "b": 10, "c": 3}, {"a": 0.87, "b": 0.1, "c": 0.03})
-    ]
-    assert shares[0] == shares[1] == {"a": fractions.Fraction(87, 100), "b": fractions.Fraction(1, 10),
-                                      "c": fractions.Fraction(3, 100)}  # fmt: skip
 
 
 def test_weights_are_those_of_the_config_and_no_other():
@@ -120,16 +112,14 @@ def check_draws(p, steps):
     return [int((source == k).sum()) / n for k, n in enumerate(p.row_counts)]
 
 
-@pytest.mark.parametrize("seq_len", [5, 16])
-@pytest.mark.parametrize("batch_size", [1, 7, 8])
 @pytest.mark.parametrize(
-    ("first", "last"),
+    ("seq_len", "batch_size", "first", "last"),
     [
-        (None, None),
-        ({"prose": 1, "math": 0}, {"prose": 1, "math": 2, "code": 1}),  # two appear
-        ({"prose": 1, "math": 1, "code": 1}, {"code": 1}),  # two fall to 0
-        ({"prose": 1}, {"math": 1}),  # nothing in common
-        ({"prose": 1 / 3, "math": 1 / 7, "code": 1e-3}, {"prose": 0.2, "math": 1 / 9, "code": 0.1}),  # rounded shares
+        (5, 7, None, None),
+        (16, 8, {"prose": 1, "math": 0}, {"prose": 1, "math": 2, "code": 1}),  # two appear
+        (16, 7, {"prose": 1, "math": 1, "code": 1}, {"code": 1}),  # two fall to 0
+        (16, 8, {"prose": 1}, {"math": 1}),  # nothing in common
+        (5, 8, {"prose": 1 / 3, "math": 1 / 7, "code": 1e-3}, {"prose": 0.2, "math": 1 / 9, "code": 0.1}),  # rounded
     ],
 )
 def test_over_the_switch_no_row_comes_twice_in_an_epoch_and_none_is_left_out(seq_len, batch_size, first, last):
@@ -212,7 +202,7 @@ def test_it_begins_with_a_share_or_with_a_branch_whichever_comes_first():
     assert begins(0.4, 29, [(3, 5)]) == 30
 
 
-@pytest.mark.parametrize("windows", [[(3, 5)], [(28, 33)], [(30, 30)], [(31, 31), (40, 45)]])
+@pytest.mark.parametrize("windows", [[(3, 5), (28, 33)], [(30, 30), (40, 45)]])
 @pytest.mark.parametrize("branch", [0, 12])
 def test_what_is_passed_over_is_cut_out_of_the_same_batches(windows, branch):
     """Those that are left of the share's are the same; a branch has passed over nothing but what lies before or behind it."""
@@ -230,3 +220,58 @@ def test_a_source_of_the_final_mixture_alone_must_hold_a_row_too():
         two_mixtures(128, first={"prose": 1}, last={"code": 1})
     with pytest.raises(ConfigError, match="every mixture weight is 0"):
         two_mixtures(last={"code": 0})
+
+
+MIXTURE = {"prose": 87, "math": 10, "code": 3}
+OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
+
+
+def test_steps_train_on_the_batches_that_are_in_no_window():
+    rng = random.Random(0)
+    for _ in range(300):
+        windows = [(first := rng.randint(1, 60), first + rng.randint(0, 9)) for _ in range(rng.randint(0, 8))]
+        merged = mixture.merge_windows(windows)
+        inside = {number for first, last in windows for number in range(first, last + 1)}
+        assert inside == {number for first, last in merged for number in range(first, last + 1)}
+        assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(merged))
+        left = [number for number in range(1, 200) if number not in inside]
+        assert [mixture.batch_number(step, merged) for step in range(1, 101)] == left[:100]
+        before = [sum(other <= number for other in left) for number in range(150)]
+        assert [mixture.step_of(number, merged) for number in range(150)] == before
+
+
+@pytest.mark.parametrize("window", [(0, 3), (5, 4), (1,), (1, 2, 3), 5, "12", (1.5, 2), (True, 2), (1, 10**20), None])
+def test_what_is_no_window_is_refused(window):
+    with pytest.raises(ConfigError, match="is no window of batches to pass over"):
+        mixture.merge_windows([window])
+
+
+def take(order, n, start_step=0):
+    with loader.TrainLoader(order, start_step=start_step, num_threads=3) as batches:
+        return [batch["tokens"] for batch in itertools.islice(batches, n)]
+
+
+def test_the_loader_and_trace_leave_the_windows_out_at_any_resume(data):
+    plain, windows = rows.Rows(data, MIXTURE, **OPTIONS), [(3, 4), (9, 12), (5, 5), (1, 1)]
+    order = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=windows)
+    whole = take(plain, 30)
+    left = [batch for number, batch in enumerate(whole, 1) if number not in {1, 3, 4, 5, 9, 10, 11, 12}]
+    assert order.batch_number(1) == 2
+    assert order.fingerprint() == plain.fingerprint()
+    for step in (0, 1, 4, 5, 21):
+        got = take(order, 22 - step, step)
+        assert all(map(np.array_equal, got, left[step:]))
+    assert not all(map(np.array_equal, take(order, 20), whole))  # the comparison can fail
+    coder = data.tokenizer()
+    for step in (0, 1, 4, 20):
+        assert rows.describe_batch(order, step) == rows.describe_batch(plain, order.batch_number(step + 1) - 1)
+        text = "".join(document.text for document in rows.describe_batch(order, step)[0].documents)
+        assert text.startswith(coder.decode(left[step][0]))
+
+
+def test_a_window_behind_the_last_step_changes_no_step_before(data):
+    before = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4)])
+    grown = rows.Rows(data, MIXTURE, **OPTIONS, passed_over=[(3, 4), (10, 12)])
+    steps = range(1, 8)  # batches 1, 2, 5, ..., 9
+    assert [before.batch_number(s) for s in steps] == [grown.batch_number(s) for s in steps]
+    assert grown.batch_number(8) == 13

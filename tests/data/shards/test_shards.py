@@ -1,13 +1,17 @@
-"""Writing, opening, checking and reading token streams."""
+"""Writing, opening, checking and reading token streams; a mangled manifest; files that are compared with it."""
 
+import hashlib
 import json
+import operator
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from jaxlm.config import ConfigError
-from jaxlm.data.shards import shards, verify
+from jaxlm.config import ConfigError, RunError
+from jaxlm.data.shards import manifest, shards, verify
 from jaxlm.data.shards.verify import Verifier
 
 EOS = 2
@@ -44,24 +48,6 @@ def test_stream_is_the_documents_one_after_the_other(tmp_path, dtype, top):
             stream.read(start, stop)
 
 
-def test_an_empty_stream_has_no_shard(tmp_path):
-    entry = write(tmp_path, [])
-    assert (entry["tokens"], entry["shards"]) == (0, [])
-    stream = shards.TokenStream(tmp_path, entry, dtype="<u2", block_tokens=16, label="a", verifier=Verifier(tmp_path))
-    assert stream.read(0, 0).size == 0
-
-
-def test_bytes_depend_on_the_documents_alone(tmp_path):
-    first, second = (write(tmp_path / name, random_documents()) for name in ("x", "y"))
-    assert first == second
-    assert write(tmp_path / "z", random_documents()[::-1]) != first
-
-
-def test_no_temporary_file_stays(tmp_path):
-    write(tmp_path, random_documents())
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
 def test_document_index_finds_the_owners_of_any_range(data):
     total = data.token_counts()["prose"]
     everything = data.documents("prose", "train", 0, total)
@@ -76,44 +62,20 @@ def test_document_index_finds_the_owners_of_any_range(data):
         assert data.documents("prose", "train", start, start + 40) == owners
 
 
-def test_document_index_reads_only_the_groups_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_INDEX_GROUP", 8)
-    entry = write(tmp_path, random_documents())
-    data = shards.DataDir(
-        tmp_path,
-        {"tokenizer": {"eos_id": EOS, "vocab_size": 9}, "mixture": {}, "sources": {"a": {"train": entry}}},
-        "",
-    )
-    read, original = [], shards.pq.ParquetFile.read_row_group
-    monkeypatch.setattr(shards.pq.ParquetFile, "read_row_group", lambda self, i: read.append(i) or original(self, i))
-    everything = data.documents("a", "train", 0, entry["tokens"])
-    assert [d.doc_id for d in everything] == [f"doc{i}" for i in range(60)]
-    assert read == list(range(8))
-    read.clear()
-    wanted = everything[33]
-    assert data.documents("a", "train", wanted.start, wanted.start + 1) == [wanted]
-    assert read == [4]
-
-
 @pytest.fixture
 def copy(data, tmp_path):
     return shutil.copytree(data.path, tmp_path / "copy")
 
 
-def test_open_and_verify_a_sound_directory(copy, data):
-    opened = shards.open_data(copy)
-    assert opened.sha256 == data.sha256
-    for entry in opened.files():
-        opened.verifier.check(entry)
-    assert opened.token_bytes().shape == (opened.vocab_size,)
+def test_a_source_that_is_not_there_a_truncated_shard_and_a_missing_file_are_refused(copy):
     with pytest.raises(ConfigError, match="no source 'poems'; it has prose, math, code"):
-        opened.stream("poems")
-
-
-def test_a_truncated_shard_is_refused(copy):
+        shards.open_data(copy).stream("poems")
     shard = next((copy / "train" / "prose").glob("*.array_record"))
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with pytest.raises(ConfigError, match=r"array_record is damaged \(it is [\d,]+ bytes instead of [\d,]+\): copy"):
+        shards.open_data(copy)
+    shard.unlink()
+    with pytest.raises(ConfigError, match=r"array_record is damaged \(it is missing\)"):
         shards.open_data(copy)
 
 
@@ -123,12 +85,6 @@ def test_a_shard_of_the_right_size_without_its_index_is_refused(copy):
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[: size // 2].ljust(size, b"\0"))
     with pytest.raises(ConfigError, match=r"array_record is damaged"):
-        shards.open_data(copy)
-
-
-def test_a_missing_file_is_named(copy):
-    (copy / "val" / "math" / shards.DOCUMENTS).unlink()
-    with pytest.raises(ConfigError, match=r"val/math/documents.parquet is damaged \(it is missing\)"):
         shards.open_data(copy)
 
 
@@ -143,7 +99,7 @@ def test_flipped_bits_of_a_shard_are_never_read(copy, data, monkeypatch):
     raw, by_record, total = shard.read_bytes(), 0, data.token_counts()["math"]
     sound = data.stream("math").read(0, total)
     used = np.flatnonzero(np.frombuffer(raw, np.uint8))  # the rest is padding
-    for at in used[:: len(used) // 40].tolist():
+    for at in used[:: len(used) // 20].tolist():
         flip(shard, at)
         with pytest.raises(verify.DamagedData, match=f"{shard} is damaged .* copy it again"):
             shards.open_data(copy).stream("math").read(0, total)
@@ -154,7 +110,7 @@ def test_flipped_bits_of_a_shard_are_never_read(copy, data, monkeypatch):
             except verify.DamagedData:
                 by_record += 1
         shard.write_bytes(raw)
-    assert by_record > 20
+    assert by_record > 10
 
 
 def test_flipped_bits_of_small_files_are_found_before_they_are_used(copy, data):
@@ -194,5 +150,171 @@ def test_a_manifest_that_does_not_fit_to_the_tokenizer_is_refused(copy, key, val
         shards.open_data(copy)
 
 
+def change(data, tmp_path, path, value):
+    """A manifest of `data` in which the item at `path` is `value`; without the item if `value` is `del`."""
+    found = json.loads((data.path / manifest.MANIFEST).read_text())
+    *above, last = [int(key) if key.isdigit() else key for key in path.split("/")]
+    inner = found
+    for key in above:
+        inner = inner[key]
+    if value == "del":
+        operator.delitem(inner, last)
+    else:
+        inner[last] = value
+    (tmp_path / manifest.MANIFEST).write_text(json.dumps(found))
+    return tmp_path
+
+
 def test_token_dtype():
     assert [shards.token_dtype(v) for v in (325, 65536, 65537)] == ["<u2", "<u2", "<u4"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("dtype", "del", "dtype is missing"),
+        ("block_tokens", "del", "block_tokens is missing"),
+        ("block_tokens", 0, "block_tokens is 0 instead of a whole number of at least 1"),
+        ("block_tokens", 65, r"sources.prose.train has [\d,]+ tokens, but its shards have [\d,]+ in \d+ records of 65"),
+        ("recipe", "del", "recipe is missing"),
+        ("recipe", [], r"recipe is \[\] instead of an object"),
+        ("sources/prose/train/tokens", "del", "sources.prose.train.tokens is missing"),
+        ("sources/prose/train/tokens", True, "sources.prose.train.tokens is true instead of a whole number"),
+        ("sources/prose/train", None, "sources.prose.train is null instead of an object"),
+        ("sources", [], r"sources is \[\] instead of an object"),
+        ("sources", {}, "sources is empty"),
+        ("sources/prose/val/shards/0/size", "y",
+         r'sources.prose.val.shards\[0\].size is "y" instead of a whole number'),
+        ("sources/prose/val/shards/0/file", None, r"shards\[0\].file is null instead of a path in the data directory"),
+        ("sources/prose/val/shards/0/file", "../x", r"file is \"../x\" instead of a path in the data directory"),
+        ("sources/prose/val/shards/0/sha256", "AB", "instead of a sha256 in hex"),
+        ("sources/prose/train/index", "del", "sources.prose.train.index is missing"),
+        ("mixture", {"poems": 1}, "mixture names 'poems', which is no source"),
+        ("mixture/prose", -1, "mixture.prose is -1 instead of a number of at least 0"),
+        ("tokenizer", "del", "tokenizer is missing"),
+        ("tokenizer/eos_id", 325, "tokenizer.eos_id is 325, but tokenizer.vocab_size 325"),
+        ("tokenizer/separator_id", 325, "tokenizer.separator_id is 325, but tokenizer.vocab_size 325"),
+        ("tokenizer/separator_id", "2", 'tokenizer.separator_id is "2", but tokenizer.vocab_size 325'),
+        ("tokenizer/chat_tokens", "no", 'tokenizer.chat_tokens is "no" instead of true or false'),
+        ("files", "del", "files is missing"),
+    ],
+)  # fmt: skip
+def test_each_mangled_value_is_named(data, tmp_path, path, value, message):
+    with pytest.raises(ConfigError, match=rf"manifest.json is damaged: .*{message}.*; copy it again or rebuild"):
+        shards.open_data(change(data, tmp_path, path, value))
+
+
+def test_more_keys_than_needed_are_no_problem(data, tmp_path):
+    assert manifest.read(change(data, tmp_path, "sources/prose/more", [1]))[0]["dtype"] == "<u2"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no manifest.json"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"format": 99}', "format 99"),
+        ('{"format": 1}', "is damaged: recipe is missing"),
+        ("[]", "format None"),
+    ],
+)
+def test_what_is_no_data_directory_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / manifest.MANIFEST).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        shards.open_data(tmp_path)
+
+
+def test_a_manifest_without_the_tokenizer_is_refused(data, tmp_path):
+    copy = shutil.copytree(data.path, tmp_path / "copy")
+    change(data, copy, "files", [])
+    with pytest.raises(ConfigError, match=r"manifest.json does not list tokenizer.model"):
+        shards.open_data(copy)
+
+
+@pytest.fixture
+def entries(tmp_path):
+    """Four sound files of 1 MB."""
+    found = []
+    for i in range(4):
+        content = bytes([i]) * 1_000_000
+        (tmp_path / f"{i}").write_bytes(content)
+        found.append({"file": f"{i}", "size": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+    return found
+
+
+@pytest.fixture
+def verifier(tmp_path):
+    return verify.Verifier(tmp_path)
+
+
+def wait(condition):
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_damage_names_the_file_and_says_how_to_mend_it(verifier, entries, tmp_path):
+    (tmp_path / "1").write_bytes(b"other")
+    words = (
+        f"{tmp_path}/1 is damaged .*: copy it again from where the data was built, or delete {tmp_path}/manifest.json"
+    )
+    for act in (verifier.check, verifier.first_read, verifier.content):
+        act(entries[0])
+        with pytest.raises(verify.DamagedData, match=words):
+            act(entries[1])
+
+
+def test_a_file_is_hashed_once_and_large_ones_are_left_to_the_background(verifier, entries, tmp_path, monkeypatch):
+    verifier.first_read(entries[0])
+    (tmp_path / "0").write_bytes(b"other")
+    verifier.first_read(entries[0])  # was sound
+    with pytest.raises(verify.DamagedData):
+        verify.Verifier(tmp_path).first_read(entries[0])  # another process looks for itself
+    (tmp_path / "1").write_bytes(b"other")
+    monkeypatch.setattr(verify, "FIRST_READ_BYTES", 999_999)
+    verifier.first_read(entries[1])
+    with pytest.raises(verify.DamagedData):
+        verifier.first_read(entries[1], always=True)
+
+
+def test_the_background_is_slow_and_ends_when_told(verifier, entries, tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "BACKGROUND_BYTES_PER_SECOND", 10e6)
+    began = time.monotonic()
+    verifier.begin(entries)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "verify-data"]
+    thread.join(10)
+    assert time.monotonic() - began > 0.35  # 4 MB at 10 MB/s
+    assert verifier.damage is None
+    monkeypatch.setattr(verify, "BACKGROUND_BYTES_PER_SECOND", 1e3)
+    again = verify.Verifier(tmp_path)
+    again.begin(entries)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "verify-data"]
+    again.end()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_reading_is_tried_three_times_and_damage_is_told_from_failure(verifier, entries, tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "RETRY_SECONDS", (0.0, 0.0))
+    failures = []
+
+    def act(count):
+        assert verifier.oldest_read().startswith(f"{tmp_path}/2, for 0.")
+        failures.append(1)
+        if len(failures) <= count:
+            raise OSError("Input/output error")
+        return "content"
+
+    assert verifier.read(entries[2], "record 5", lambda: act(2)) == "content"
+    failures.clear()
+    with pytest.raises(RunError, match=f"cannot read record 5 of {tmp_path}/2: Input/output error; check the disk"):
+        verifier.read(entries[2], "record 5", lambda: act(3))
+    failures.clear()
+    (tmp_path / "2").write_bytes(b"other")
+    with pytest.raises(verify.DamagedData):
+        verifier.read(entries[2], "record 5", lambda: act(1))
+    assert len(failures) == 1
+    assert verifier.oldest_read() == ""

@@ -1,4 +1,4 @@
-"""Texts made so that each number is known: what fits, what falls back, what is lost, what a larger vocabulary costs."""
+"""Texts made so that each number is known: what fits, what falls back, what is lost, which size a vocabulary has."""
 
 import dataclasses
 import io
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import sentencepiece as spm
 
-from jaxlm.config import ConfigError
-from jaxlm.data.shards import tokenizer_fit
+from jaxlm import config
+from jaxlm.config import ConfigError, config_files
+from jaxlm.corpus.prepare import FORMAT
+from jaxlm.data.shards import tokenizer_fit, vocabulary
 from jaxlm.data.tokenizer import ours
 
 
@@ -77,23 +79,12 @@ def test_a_reference_is_compared_on_the_same_texts(coder, texts):
     assert tokenizer_fit.fit(coder, {"a": texts}, reference=coder)[0]["tokens_saved"] == 0
 
 
-def test_a_tokenizer_that_loses_text_is_found_out(lossy):
-    (row,) = tokenizer_fit.fit(lossy, {"a": ["The CAT", "the cat", "dog?"]})
-    assert row["lossy_documents"] >= 2
-
-
 def test_traits(coder, lossy):
     found = tokenizer_fit.traits(coder)
     assert found == {
-        "vocab_size": 600,
-        "byte_pieces": 256,
-        "tokens_of_2024": 4,
-        "indent_4": 1,
-        "indent_8": found["indent_8"],
-        "tab": 1,
-        "newline": 1,
-        "blank_line": 2,
-    }
+        "vocab_size": 600, "byte_pieces": 256, "tokens_of_2024": 4, "indent_4": 1, "indent_8": found["indent_8"],
+        "tab": 1, "newline": 1, "blank_line": 2,
+    }  # fmt: skip
     assert 1 <= found["indent_8"] <= 2
     assert tokenizer_fit.traits(lossy)["byte_pieces"] == 0
     assert tokenizer_fit.traits(lossy)["indent_8"] == 0  # it drops them
@@ -165,3 +156,36 @@ def test_bad_sweeps_are_refused(texts):
         tokenizer_fit.sweep(texts[:1], [320], d_model=1, tied=True)
     with pytest.raises(ConfigError, match="too small for a vocabulary of 50000; the largest it supports"):
         tokenizer_fit.sweep(texts, [320, 50000], d_model=1, tied=True)
+
+
+def resolve(*overrides: str):
+    return config.resolve(config_files.load("base", list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "size"),
+    [(0, 1024), (300_000, 1024), (2_047_999, 1024), (2_048_000, 2048), (7_200_000, 4096), (10**12, 32_768)],
+)
+def test_the_size_is_a_power_of_two_by_the_amount_of_text(n_bytes, size):
+    assert vocabulary.choose(n_bytes) == size
+
+
+def test_a_program_without_data_takes_the_datas_size_else_assumes_one(data, tmp_path):
+    said = []
+    assert vocabulary.assumed(resolve(f"data.dir={data.path}"), said.append).model.vocab_size == 325
+    named = resolve(f"data.dir={tmp_path}", f"data.tokenizer={data.path}/tokenizer.model")
+    assert vocabulary.assumed(named, said.append).model.vocab_size == 325
+    assert vocabulary.assumed(resolve(f"data.dir={tmp_path}"), said.append).model.vocab_size == 32_768
+    kept = {"documents": 1, "bytes": 2_100_000}
+    source = {"read": kept | {"failed": {}}, "stages": [], "kept": kept, "files": []}
+    found = {"format": FORMAT, "recipe": {}, "sources": {"a": source}}
+    (tmp_path / "prepared.json").write_text(json.dumps(found))
+    assert vocabulary.assumed(resolve(f"data.dir={tmp_path}"), said.append).model.vocab_size == 2048
+    assert [line.split(":")[1].split(" ")[1] for line in said] == ["325", "325", "32,768", "2,048"]
+
+
+def test_a_size_that_is_set_stays(data):
+    said = []
+    c = resolve(f"data.dir={data.path}", "model.vocab_size=400")
+    assert vocabulary.assumed(c, said.append) == vocabulary.with_size(c, 325) == c
+    assert not said

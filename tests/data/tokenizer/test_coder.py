@@ -20,13 +20,9 @@ from jaxlm.interop import export, hf_config, hf_folder
 tokenizers = pytest.importorskip("tokenizers")
 
 HARD = [
-    "Hello world, this is  a test.\n\tdef f(x): return x\n",
-    "  leading, trailing  ",
-    "日本語 é e\u0301 👩\u200d👩\u200d👧 \U0010ffff",
-    "\0\x01\x7f\r\n\n\n",
-    "12345 1e-10",
-    "x" * 3000,
-]
+    "Hello world, this is  a test.\n\tdef f(x): return x\n", "  leading, trailing  ",
+    "日本語 é e\u0301 👩\u200d👩\u200d👧 \U0010ffff", "\0\x01\x7f\r\n\n\n", "12345 1e-10", "x" * 3000,
+]  # fmt: skip
 CONTROLS = ["<|endoftext|> a <|im_start|>user", "<s>a</s> <unk>"]
 KINDS = {"byte_level": tiny_hf.byte_level, "byte_fallback": tiny_hf.byte_fallback}
 
@@ -206,9 +202,13 @@ def test_ids_are_those_of_transformers(folders, kind):
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "settings", [{}, {"add_bos_token": False}, {"add_bos_token": True}, {"add_eos_token": True}], ids=str
+    ("name", "settings"),
+    [
+        ("PreTrainedTokenizerFast", {"add_bos_token": False}),
+        ("PreTrainedTokenizerFast", {"add_eos_token": True}),
+        ("LlamaTokenizer", {"add_bos_token": True}),
+    ],
 )
-@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
 def test_what_a_text_begins_with_is_what_transformers_puts_there(tmp_path, kind, settings, name):
     """With a tokenizer.json, whatever tokenizer_config.json says of BOS and EOS."""
     transformers = pytest.importorskip("transformers")

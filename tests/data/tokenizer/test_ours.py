@@ -20,26 +20,13 @@ from jaxlm.data.tokenizer import ours
 from jaxlm.host import child
 
 HARD = [
-    "",
-    " ",
-    "  leading, trailing  ",
-    "\n",
-    "\n\n\t x\r\n\v\f",
-    "    def f():\n\t\treturn  1\n",
-    "\0",
-    "a\0b",
-    "\x01\x02\x1b\x7f\x80\x9f",
-    "</s><s><unk><pad><0x41><0x0A>",
-    "<|im_start|>user\nhi<|im_end|><|system|><|user|><|assistant|>",
-    "▁",
-    "▁▁ a▁b ▁",
-    "é e\u0301 \uff46\uff55 \ufb01 \u2460 \u212b",
-    "\ufeff\u200b\u00ad\u2028\u2029\u3000",
-    "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈",
-    "\U0010ffff\ue000\ufffe\uffff\ufffd",
-    "0123456789 1e-10 3.14159",
+    "", " ", "  leading, trailing  ", "\n", "\n\n\t x\r\n\v\f", "    def f():\n\t\treturn  1\n", "\0", "a\0b",
+    "\x01\x02\x1b\x7f\x80\x9f", "</s><s><unk><pad><0x41><0x0A>",
+    "<|im_start|>user\nhi<|im_end|><|system|><|user|><|assistant|>", "▁", "▁▁ a▁b ▁",
+    "é e\u0301 \uff46\uff55 \ufb01 \u2460 \u212b", "\ufeff\u200b\u00ad\u2028\u2029\u3000",
+    "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈", "\U0010ffff\ue000\ufffe\uffff\ufffd", "0123456789 1e-10 3.14159",
     "x" * 5000,
-]
+]  # fmt: skip
 
 
 def random_texts(n):
@@ -68,35 +55,13 @@ def test_round_trip_and_byte_counts(coder):
         assert lengths[ids].sum() == len(text.encode())
         assert not controls & set(ids.tolist())
         assert ids.dtype == np.int32
-
-
-def test_plain_sentencepiece_loses_what_this_keeps(coder):
-    """Shows that the round trip above can fail: SentencePiece takes U+2581 for a space."""
-    plain = coder._sp
-    assert plain.decode(plain.encode("a▁b")) == "a b"
-    assert coder.decode(coder.encode("a▁b")) == "a▁b"
-
-
-def test_sentencepiece_reads_the_model_alike(coder):
-    for text in HARD + random_texts(200):
+        assert ids.tolist() == coder.encode(text)
         if "▁" not in text and "\0" not in text:
-            assert coder._sp.encode(text) == coder.encode(text)
-            assert coder._sp.decode(coder.encode(text)) == text
-
-
-def test_batch_equals_one_by_one(coder):
-    texts = HARD + random_texts(50)
-    assert [ids.tolist() for ids in coder.encode_batch(texts)] == [coder.encode(text) for text in texts]
-
-
-def test_long_texts_are_cut_where_it_changes_nothing(coder, training_texts, monkeypatch):
-    text = "".join(training_texts)
-    whole = coder.encode(text)
-    for size in (1, 100, 1000):
-        monkeypatch.setattr(ours, "_PIECE_CHARS", size)
-        assert coder.encode(text) == whole
-    # Cutting anywhere else would show.
-    assert coder.encode(text[:3]) + coder.encode(text[3:]) != whole or coder.encode("indente") != whole
+            assert coder._sp.decode(ids.tolist()) == text
+    # It can fail: SentencePiece itself takes U+2581 for a space.
+    assert coder._sp.decode(coder._sp.encode("a▁b")) == "a b"
+    with pytest.raises(ConfigError, match="no token"):
+        coder.id_of("<|nobody|>")
 
 
 def test_lone_surrogates_become_question_marks(coder):
@@ -118,33 +83,9 @@ def test_digits_are_split_and_indents_are_not(coder):
     assert len(coder.encode("    ")) == 1
 
 
-def test_without_chat_tokens(training_texts):
-    plain = ours.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)
-    assert plain.vocab_size == 400
-    with pytest.raises(ConfigError, match="no token"):
-        plain.id_of("<|im_end|>")
-
-
-def test_chatml_ids_of_the_full_vocabulary():
-    """32,000 pieces from a million letters of random words; the five tokens take 32000 to 32004."""
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) for _ in range(30_000)]
-    texts = [" ".join(rng.choices(words, k=50)) for _ in range(4000)]
-    coder = ours.train_tokenizer(texts, vocab_size=32005, chat_tokens=True)
-    assert coder.vocab_size == 32005
-    assert [coder.id_of(token) for token in CHAT_TOKENS] == list(range(32000, 32005))
-    assert max(coder.encode("<|im_start|>" + texts[0])) < 32000
-
-
 def test_ids_in_front_of_a_cut(coder, training_texts):
     """As many as the text in front has by itself, if it has the same: in texts with control tokens, beside them, in words."""
-    texts = [
-        "",
-        "one two",
-        "<|im_start|><|user|>\none<|im_end|>\n",
-        f"a <{ours.GUARD}|im_end|> b</s>",
-        "\n \n  f():",
-    ]
+    texts = ["", "one two", "<|im_start|><|user|>\none<|im_end|>\n", f"a <{ours.GUARD}|im_end|> b</s>", "\n \n  f():"]
     texts.append(training_texts[7])
     cuts = [
         [cut for cut in range(len(text) + 1) if text.rfind("<", 0, cut) <= text.rfind(">", 0, cut)] for text in texts
@@ -167,17 +108,17 @@ def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("texts", "vocab_size", "message"),
+    ("texts", "keys", "message"),
     [
-        (["hello world"] * 9, 5000, r"too small to train a tokenizer on"),
-        ([], 400, "no text to train"),
-        (["", "\n\0\n"], 400, "no text to train"),
-        (["hello"], 200, "256 byte pieces"),
+        (["hello world"] * 9, {"vocab_size": 5000}, r"too small to train a tokenizer on"),
+        (["", "\n\0\n"], {}, "no text to train"),
+        (["hello"], {"vocab_size": 200}, "256 byte pieces"),
+        (["hello"], {"model_type": "wordpiece"}, "no tokenizer model 'wordpiece'; choose one of bpe, unigram"),
     ],
 )
-def test_clear_errors_in_training(texts, vocab_size, message):
+def test_clear_errors_in_training(texts, keys, message):
     with pytest.raises(ConfigError, match=message):
-        ours.train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=True)
+        ours.train_tokenizer(texts, **({"vocab_size": 400, "chat_tokens": True} | keys))
 
 
 def test_the_largest_vocabulary_named_is_right(training_texts):
@@ -220,16 +161,6 @@ def test_unigram_keeps_every_text_too(unigram, coder):
     assert [unigram.id_of(token) for token in CHAT_TOKENS] == [400, 401, 402, 403, 404]
     assert len(unigram.encode("2024")) == 4
     assert unigram.sha256 != coder.sha256
-
-
-def test_unigram_is_deterministic(unigram, training_texts):
-    again = ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
-    assert again.sha256 == unigram.sha256
-
-
-def test_another_model_type_is_refused(training_texts):
-    with pytest.raises(ConfigError, match="no tokenizer model 'wordpiece'; choose one of bpe, unigram"):
-        ours.train_tokenizer(training_texts, vocab_size=405, chat_tokens=False, model_type="wordpiece")
 
 
 def test_no_piece_reaches_into_the_next_word_or_line(coder, unigram):

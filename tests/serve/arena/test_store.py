@@ -1,15 +1,23 @@
-"""The arena's file: each battle once for each rater, evenly chosen; what comes twice counts once; a restart goes on."""
+"""The arena's file, who takes part, and what it writes: each battle once for each rater; votes and pairs are read elsewhere."""
 
 import collections
+import json
 import random
 import resource
+import socket
 import sqlite3
 import threading
 
 import pytest
 
-from jaxlm.config import ConfigError, RunError
-from jaxlm.serve.arena.store import CHOICES, LEFT, RIGHT, SKIP, Store
+from jaxlm import config
+from jaxlm.cli import cli
+from jaxlm.config import ConfigError, RunError, config_files
+from jaxlm.data.chats import examples
+from jaxlm.eval import compare
+from jaxlm.serve.arena import contestants
+from jaxlm.serve.arena.contestants import Contestant, names, parse
+from jaxlm.serve.arena.store import CHOICES, LEFT, RIGHT, SKIP, Store, Vote, write_pairs
 
 NAMES = {"key one": "alpha", "key two": "beta", "key three": "gamma"}
 
@@ -152,3 +160,168 @@ def test_a_file_that_is_no_arena_is_refused(tmp_path):
     other.close()
     with pytest.raises(ConfigError, match="no arena's file"):
         Store(tmp_path / "other.sqlite")
+
+
+def settings(**keys):
+    overrides = [f"sample.{key}={value}" for key, value in keys.items()]
+    return config.resolve(config_files.load("quickstart", overrides)).sample
+
+
+def test_a_word_names_a_run_a_server_or_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/samples").mkdir(parents=True)
+    (tmp_path / "run/samples/100.jsonl").touch()
+    (tmp_path / "odd@7").mkdir()
+    assert parse("run") == Contestant("run", "run", "latest")
+    assert parse("run@100") == Contestant("run", "run", "100")
+    assert parse("run@best").which == "best"
+    assert parse("odd@7") == Contestant("run", "odd@7", "latest")
+    assert parse("http://localhost:8000") == Contestant("server", "http://localhost:8000/v1")
+    assert parse("https://host/v1/#some/model") == Contestant("server", "https://host/v1", "some/model")
+    file = parse("run/samples/100.jsonl")
+    assert (file.kind, file.name) == ("file", "run 100")
+    assert [*names([parse("run@1"), parse("run@2")]).values()] == ["run@1", "run@2"]
+    other = names([Contestant("run", "a/run", "1"), Contestant("run", "b/run", "1")])
+    assert all(key == name for key, name in other.items())
+    with pytest.raises(ConfigError, match="twice"):
+        names([parse("run@1"), parse("./run@1")])
+
+
+def test_files_of_prompts_and_samples(tmp_path):
+    (tmp_path / "p.txt").write_text("one\n\ntwo\none\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two\\nlines"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "s.jsonl").write_text('{"prompt": "p", "text": "first"}\n{"prompt": "p", "text": "second"}\n')
+    assert contestants.read_prompts(str(tmp_path / "p.txt")) == ["one", "two"]
+    assert contestants.read_prompts(str(tmp_path / "p.jsonl")) == ["one", "two\nlines"]
+    assert contestants.read_samples(str(tmp_path / "s.jsonl")) == {"p": "first"}
+    for name in ("bad.jsonl", "none.txt"):
+        with pytest.raises(ConfigError, match=name):
+            contestants.read_prompts(str(tmp_path / name))
+
+
+def test_a_server_is_asked_as_a_model_or_as_a_chat(httpserver):
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "its-model"}]})
+    httpserver.expect_request("/v1/completions").respond_with_json({"choices": [{"text": " goes on"}]})
+    httpserver.expect_request("/v1/chat/completions").respond_with_json({"choices": [{"message": {"content": "hi"}}]})
+    server = parse(httpserver.url_for(""))
+    assert contestants.ask(server, "it", settings(max_new_tokens=7), 3) == " goes on"
+    asked = json.loads(httpserver.log[-1][0].data)
+    assert (asked["model"], asked["prompt"], asked["max_tokens"], asked["seed"]) == ("its-model", "it", 7, 3)
+    assert asked["top_k"] == settings().top_k > 0  # as a run draws
+    assert contestants.ask(parse(f"{httpserver.url_for('')}#m"), "it", settings(chat_template=True, top_k=0), 3) == "hi"
+    asked = json.loads(httpserver.log[-1][0].data)
+    assert (asked["model"], asked["messages"]) == ("m", [{"role": "user", "content": "it"}])
+    assert "top_k" not in asked
+
+
+def test_a_server_that_fails_is_one_line(httpserver):
+    httpserver.expect_request("/v1/completions").respond_with_data("no template", status=400)
+    with pytest.raises(RunError, match="answers 400: no template"):
+        contestants.ask(parse(f"{httpserver.url_for('')}#m"), "it", settings(), 0)
+    with socket.create_server(("127.0.0.1", 0)) as half:  # an answer that breaks off
+
+        def answer() -> None:
+            client, _ = half.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+
+        threading.Thread(target=answer).start()
+        with pytest.raises(RunError, match="can't be asked"):
+            contestants.ask(parse(f"http://127.0.0.1:{half.getsockname()[1]}#m"), "it", settings(), 0)
+    with pytest.raises(RunError, match="can't be asked"):
+        contestants.ask(parse("http://127.0.0.1:9#m"), "it", settings(), 0)
+
+
+@pytest.fixture
+def voted(tmp_path, monkeypatch):
+    """An arena of two files of samples, in which a rater finds that the second is better 12 of 14 times, and ties once."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("alpha", "beta"):
+        lines = [json.dumps({"prompt": f"question {n}?", "text": f"{name} {n}"}) + "\n" for n in range(14)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    store = Store(tmp_path / "arena.sqlite")
+    for name, number in zip(
+        ("alpha", "beta"), store.enter({f"file {tmp_path}/{n}.jsonl": n for n in ("alpha", "beta")}), strict=True
+    ):
+        store.answer(number, {f"question {n}?": f"{name} {n}" for n in range(14)})
+    while ballot := store.ballot("ann"):
+        number = int(ballot.prompt.split()[1].rstrip("?"))
+        better = "alpha" if number == 0 else "beta"
+        choice = "both bad" if number == 1 else "left" if ballot.left.startswith(better) else "right"
+        store.vote(ballot.token, "ann", choice)
+    store.close()
+    return tmp_path
+
+
+def test_votes_are_read_by_compare(voted, capsys):
+    assert cli.main(["arena", "alpha.jsonl", "beta.jsonl", "--export-votes=votes.jsonl"]) == 0
+    assert capsys.readouterr().err == "14 votes in votes.jsonl\n"
+    lines = [json.loads(line) for line in (voted / "votes.jsonl").read_text().splitlines()]
+    assert sorted(line["winner"] for line in lines) == ["a"] + ["b"] * 12 + ["tie"]
+    found = compare.votes(lines)
+    assert (found.n, found.better, found.apart) == (14, "b", True)
+    assert cli.main(["arena", "beta.jsonl", "alpha.jsonl", "--export-votes=votes.jsonl"]) == 0
+    lines = [json.loads(line) for line in (voted / "votes.jsonl").read_text().splitlines()]
+    assert compare.votes(lines).better == "a"
+
+
+def test_pairs_are_read_for_dpo(voted, capsys):
+    assert cli.main(["arena", "--export-pairs=pairs.jsonl"]) == 0
+    pairs = [*examples.read("pairs.jsonl", "auto", pairs=True)]
+    assert len(pairs) == 13
+    for pair in pairs:
+        number = int(pair.prompt[-1]["content"].split()[1].rstrip("?"))
+        better, worse = ("alpha", "beta") if number == 0 else ("beta", "alpha")
+        assert pair.prompt == ({"role": "user", "content": f"question {number}?"},)
+        assert [side[-1]["content"] for side in (pair.chosen, pair.rejected)] == [
+            f"{better} {number}",
+            f"{worse} {number}",
+        ]
+
+
+def test_several_raters_make_one_pair_and_an_empty_side_none(tmp_path):
+    sides = [("ann", "first"), ("ben", "first"), ("cat", "second")]
+    votes = [Vote(rater, "p", 1, 2, "x", "y", 1, winner) for rater, winner in sides]
+    votes += [Vote("ann", "q", 1, 2, "x", " ", 1, "first")]
+    votes += [Vote(rater, "r", 1, 2, "x", "y", 1, winner) for rater, winner in sides[1:]]
+    assert write_pairs(tmp_path / "pairs.jsonl", votes) == 1
+    assert json.loads((tmp_path / "pairs.jsonl").read_text()) == {"prompt": "p", "chosen": "x", "rejected": "y"}
+
+
+def test_results_in_words_and_as_json(voted, capsys):
+    assert cli.main(["arena", "--results"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("14 votes by 1 person, 1 tie\n")
+    assert "beta is better than alpha: it would win" in out
+    assert cli.main(["arena", "--results", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["ratings"]] == ["beta", "alpha"]
+    assert found["gaps"][0]["apart"] is True
+    assert found["agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--results", "--store=none.sqlite"], "no votes in none.sqlite: jaxlm arena RUN_A RUN_B begins"),
+        (["alpha.jsonl", "--results"], "one contestant alone: name two or more"),
+        (["alpha.jsonl", "alpha.jsonl"], "takes part twice"),
+        (["alpha.jsonl", "nothing"], "nothing is no run, no model, no file of samples and no URL"),
+        (["alpha.jsonl", "beta.jsonl", "--json"], "--json prints results"),
+        (["alpha.jsonl", "beta.jsonl", "--prot=1"], "did you mean --port?"),
+        (
+            ["alpha.jsonl", "votes.jsonl", "--port=0"],
+            'votes.jsonl:1 is no sample: it must be {"prompt": "...", "text": "..."}',
+        ),
+        (["alpha.jsonl", "copy.jsonl", "--port=0"], "nothing to vote on: no prompt has two answers that differ"),
+    ],
+)
+def test_what_is_refused(voted, capsys, words, line):
+    (voted / "votes.jsonl").write_text('{"winner": "a"}\n')
+    (voted / "copy.jsonl").write_text((voted / "alpha.jsonl").read_text())
+    store = [] if any("store" in word for word in words) else ["--store=new.sqlite" if "--results" not in words else ""]
+    assert cli.main(["arena", *words, *filter(None, store)]) == 2
+    assert line in (err := capsys.readouterr().err)
+    assert err.count("\n") == 1
