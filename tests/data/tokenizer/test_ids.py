@@ -236,7 +236,7 @@ def from_shards(coder, data, tmp_path, monkeypatch):
     return rows
 
 
-# Every way by which ids come to a model. A reward model's is in tests/commands/test_scorer.py, an export's in
+# Every way by which ids come to a model. A reward model's is in tests/commands/test_preferences.py, an export's in
 # tests/interop/test_export_parity.py.
 ENTRIES = [
     *(from_shards, from_conversations, from_examples, from_replayed_text, from_core, from_humaneval),
