@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "dev/MEASURED.md"]
@@ -88,19 +88,19 @@ def every() -> list[Command]:
     return found
 
 
-def with_new_words(commands: Iterable[Command]) -> list[Command]:
-    """Returns the commands that have a word which none before has, of the same verb or script; the longest come first.
+def with_new_words(commands: Collection[Command]) -> list[Command]:
+    """Returns the commands, in their order, that have a word which no longer one has, of the same verb or script.
 
     Of a flag the name counts, not the value.
     """
-    known, chosen = set(), []
+    known, chosen = set(), set()
     for command in sorted(commands, key=lambda command: -len(command.words)):
         verb = command.script or command.words[:2]
         words = {(verb, word.partition("=")[0] if word.startswith("-") else word) for word in command.words}
         if words - known:
             known |= words
-            chosen.append(command)
-    return chosen
+            chosen.add(command)
+    return [command for command in commands if command in chosen]
 
 
 # Of the leaderboard's scripts: one needs a run, and is run where there is one; one is run whole by `pytest -m recipe`; and
