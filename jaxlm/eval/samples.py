@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxlm.config import SampleConfig
 from jaxlm.corpus.stages.junk_patterns import GROUPS
 from jaxlm.data.chats import chat
-from jaxlm.data.tokenizer.coder import Coder, Encoded, Text
+from jaxlm.data.tokenizer.coder import Coder, Encoded
 from jaxlm.data.tokenizer.ids import document
+from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.devices.processes import together, working
 from jaxlm.host import files
 from jaxlm.models.decode import engine, generate

@@ -7,7 +7,8 @@ import time
 import typing
 from collections.abc import Iterable, Sequence
 
-from jaxlm.data.tokenizer.coder import Coder, Text
+from jaxlm.data.tokenizer.coder import Coder
+from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.serve.batcher import Token, Update
 from jaxlm.serve.requests import Prompt, Request
 

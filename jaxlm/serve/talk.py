@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.data.chats import chat
-from jaxlm.data.tokenizer.coder import Coder, Text
+from jaxlm.data.tokenizer.coder import Coder
 from jaxlm.data.tokenizer.ids import document
+from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.host import screen
 from jaxlm.host.screen import BOLD, CYAN, DIM
 from jaxlm.serve.batcher import Ask, Batcher, Update

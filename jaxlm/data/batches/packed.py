@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
-from jaxlm.data.batches import encoded, rows
+from jaxlm.data.batches import encoded, packing, rows
 from jaxlm.data.batches import replay as replays
 from jaxlm.data.batches.encoded import Coded, Counts
 from jaxlm.data.batches.order import Order
@@ -99,7 +99,7 @@ class Plan:
         while True:
             item = self._next(examples, pieces, counted)
             length = self._replay.tokens if item.replay else self._lengths[item.number]
-            row = _place(length, room, slots)
+            row = packing.first_fit(length, room, slots)
             if (
                 row is None
             ):  # what did not fit begins the next batch: nothing overtakes it, so no example waits for ever
@@ -130,22 +130,13 @@ def once(lengths: np.ndarray, *, seq_len: int, batch_size: int, most: int = 0) -
     room: list[int] = []
     slots: list[int] = []
     for number, length in enumerate(lengths.tolist()):
-        row = _place(length, room, slots)
+        row = packing.first_fit(length, room, slots)
         if row is None:
             batches.append([[] for _ in range(batch_size)])
             room, slots = [seq_len] * batch_size, [most or seq_len] * batch_size
-            row = _place(length, room, slots)
+            row = packing.first_fit(length, room, slots)
         batches[-1][row].append(Item(number))
     return batches
-
-
-def _place(length: int, room: list[int], slots: list[int]) -> int | None:
-    """Takes room for `length` tokens in the first row that has it, and returns this row; None if there is none."""
-    row = next((r for r, left in enumerate(room) if left >= length and slots[r]), None)
-    if row is not None:
-        room[row] -= length
-        slots[row] -= 1
-    return row
 
 
 Batch = dict[str, np.ndarray]
@@ -212,7 +203,7 @@ class Packed(Order):
 
     @property
     def _most(self) -> int:
-        return rows.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+        return packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
 
     def parts(self) -> dict[str, str]:
         text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
@@ -244,7 +235,7 @@ class Packed(Order):
         """Yields all pairs once, for a reference model: (a batch, the number of each pair in it, int64[B, P], or -1)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
-            numbers_BxP = np.full((batch_size, rows.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
             for row, items in enumerate(planned):
                 numbers_BxP[row, : len(items)] = [item.number for item in items]
             yield self._stacked(planned, source), numbers_BxP
@@ -275,7 +266,7 @@ class Packed(Order):
     def _stacked(self, planned: Sequence[Sequence[Item]], source: Coded, ends: bool = True) -> Batch:
         """Returns the batch of rows of examples. Packs each row alone, so that it holds the examples that the plan says."""
         groups = ([self._group(item, source, ends) for item in items] for items in planned)
-        packed = [rows.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
+        packed = [packing.pack(of_row, self.sizes.seq_len, 1)[0] for of_row in groups]
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
         if virtual := coder.virtual_ids(self.data.encoder):  # virtual tokens have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
@@ -283,7 +274,7 @@ class Packed(Order):
 
     def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
         """Returns what a batch of pairs has besides its tokens."""
-        shape = (len(planned), rows.pairs_in_row(self.sizes.seq_len))
+        shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
             arrays["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
@@ -294,11 +285,11 @@ class Packed(Order):
                 arrays["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
         return arrays
 
-    def _group(self, item: Item, source: Coded, ends: bool) -> list[rows.Segment]:
+    def _group(self, item: Item, source: Coded, ends: bool) -> list[packing.Segment]:
         if item.replay:
             return self.replay.segments(item.number)
         weigh = (encoded.SAID, encoded.ENDS) if ends else (encoded.SAID,)
-        return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
+        return [packing.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
 
 
 def make(

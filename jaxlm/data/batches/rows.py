@@ -10,7 +10,6 @@ import fractions
 import functools
 import hashlib
 import math
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -35,7 +34,6 @@ from jaxlm.data.shards.verify import Entry
 # Epochs of a source after which its tokens teach less than new tokens (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST_PASSES = 4
 _ROUNDS = 6
-_TOKENS_A_PAIR = 64
 _FIRST_ITEMS = 16  # the shards of these are verified before all others
 _CHUNK = 65_536  # tokens read at a time, to count their bytes
 
@@ -226,65 +224,6 @@ def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray
         "positions": (index_T - opened_BxT).astype(np.int32, copy=False),
         "weights": np.ones(tokens_BxT.shape, np.float32),
     }
-
-
-def pairs_in_row(seq_len: int) -> int:
-    return max(1, seq_len // _TOKENS_A_PAIR)
-
-
-class Segment(typing.NamedTuple):
-    """A text to be packed."""
-
-    ids: Sequence[int]
-    weights: Sequence[float]  # of each token but the first, as a target
-
-
-def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Packs groups of texts into one batch. Returns (batch, the row of each group that fitted).
-
-    A group goes to the first row with room, so that no microbatch splits it. The first group that fits in no row ends
-    the batch. Padding is the last segment. Raises ConfigError if a group is longer than a row, or a text has one token.
-    """
-    integers = ("tokens", "targets", "segment_ids", "positions")
-    batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
-    batch["weights"] = np.zeros((rows, seq_len), np.float32)
-    used, segments, placed = np.zeros(rows, np.int64), np.zeros(rows, np.int64), []
-    for group in groups:
-        length = _group_length(group, seq_len)
-        fitting = np.flatnonzero(used + length <= seq_len)
-        if not fitting.size:
-            break
-        row = int(fitting[0])
-        for segment in group:
-            segments[row] += 1
-            inside = slice(used[row], used[row] + len(segment.ids) - 1)
-            batch["tokens"][row, inside] = segment.ids[:-1]
-            batch["targets"][row, inside] = segment.ids[1:]
-            batch["segment_ids"][row, inside] = segments[row]
-            batch["positions"][row, inside] = np.arange(len(segment.ids) - 1)
-            batch["weights"][row, inside] = segment.weights
-            used[row] = inside.stop
-        placed.append(row)
-    for row in range(rows):
-        batch["segment_ids"][row, used[row] :] = segments[row] + 1
-        batch["positions"][row, used[row] :] = np.arange(seq_len - used[row])
-    return batch, placed
-
-
-def _group_length(group: Sequence[Segment], seq_len: int) -> int:
-    """Returns how many tokens of a row a group takes. Raises ConfigError if it can't be packed."""
-    for segment in group:
-        if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
-            raise ConfigError(
-                f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed: it needs two "
-                "tokens or more, and a weight for each but the first"
-            )
-    length = sum(len(segment.ids) - 1 for segment in group)
-    if length > seq_len:
-        raise ConfigError(
-            f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise train.seq_len"
-        )
-    return length
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import encoded, loader, packed, replay, rows
+from jaxlm.data.batches import encoded, loader, packed, packing, replay, rows
 from jaxlm.data.chats import chat
 from jaxlm.data.chats.examples import Place
 from jaxlm.data.tokenizer import coder
@@ -97,7 +97,7 @@ def test_packed_is_one_by_one(files, tokenizer):
     alone = []
     for item in (item for row in planned for item in row):
         ((ids, weights),) = of_example(made.train, item.number)
-        alone.append(rows.pack([[rows.Segment(ids, weights)]], 192, 4)[0])
+        alone.append(packing.pack([[packing.Segment(ids, weights)]], 192, 4)[0])
     want = sum(map(nll, alone))
     np.testing.assert_allclose(nll(whole), want, rtol=1e-5)
     crossed = whole | {"segment_ids": np.ones_like(whole["segment_ids"])}  # the mutation: texts see those before them
@@ -171,7 +171,7 @@ def test_held_out_examples_of_another_file(files, tokenizer, tmp_path):
 
 def test_a_reference_judges_each_pair_once(files, tokenizer):
     made = tiny_chats.make(files[True], tokenizer, pairs=True, sizes=(0, 256, 4))
-    assert rows.pairs_in_row(256) == 4
+    assert packing.pairs_in_row(256) == 4
     for val, source in ((False, made.train), (True, made.val)):
         numbers = [n for _, numbers_BxP in made.judged(val, 4) for n in numbers_BxP.ravel().tolist() if n >= 0]
         assert sorted(numbers) == list(range(len(source)))
@@ -307,8 +307,8 @@ def test_rows_are_those_of_pack():
         stream += rows.permute(np.arange(50), 50, f"3/examples/{epoch}").tolist()
     at = 0
     for batch in range(20):
-        rest = [[rows.Segment([0] * (LENGTHS[i] + 1), [0.0] * LENGTHS[i])] for i in stream[at:]]
-        _, placed = rows.pack(rest, 32, 4)
+        rest = [[packing.Segment([0] * (LENGTHS[i] + 1), [0.0] * LENGTHS[i])] for i in stream[at:]]
+        _, placed = packing.pack(rest, 32, 4)
         want = [[stream[at + n] for n, row in enumerate(placed) if row == r] for r in range(4)]
         assert [[item.number for item in row] for row in made.rows(batch)] == want
         at += len(placed)
@@ -340,7 +340,7 @@ def test_pieces_are_rows_of_the_data(data):
         source, _, row = plan.locate(number, np.zeros(1, np.int64))
         read = data.stream(plan.names[source[0]]).read(row[0] * 48, row[0] * 48 + 49)
         want = rows.make_batch(read[None], data.separator_id)
-        found, placed = rows.pack([pieces.segments(number)], 48, 1)
+        found, placed = packing.pack([pieces.segments(number)], 48, 1)
         assert placed == [0]
         for name in want:
             np.testing.assert_array_equal(found[name], want[name], err_msg=name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.data.batches import loader, rows
+from jaxlm.data.batches import loader, packing, rows
 from jaxlm.data.batches.order import check_fingerprint
 from jaxlm.data.shards import mixture
 from jaxlm.data.shards.mixture import Final
@@ -131,12 +131,12 @@ def test_no_target_belongs_to_another_document_than_its_context():
 
 
 def text(*ids):
-    return rows.Segment(ids, [1.0] * (len(ids) - 1))
+    return packing.Segment(ids, [1.0] * (len(ids) - 1))
 
 
 def test_pack_never_lets_a_group_leave_its_row():
     groups = [[text(9, 1, 2), text(9, 3)], [text(9, 4, 5, 6)], [text(9, 7, 8), text(9, 1)], [text(9, 2)]]
-    batch, placed = rows.pack(groups, seq_len=6, rows=2)
+    batch, placed = packing.pack(groups, seq_len=6, rows=2)
     assert placed == [0, 0, 1, 1]
     np.testing.assert_array_equal(batch["tokens"], [[9, 1, 9, 9, 4, 5], [9, 7, 9, 9, 0, 0]])
     np.testing.assert_array_equal(batch["targets"], [[1, 2, 3, 4, 5, 6], [7, 8, 1, 2, 0, 0]])
@@ -151,11 +151,11 @@ def test_pack_never_lets_a_group_leave_its_row():
 
 def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begins_with_it():
     groups = [[text(9, 1, 2, 3)], [text(9, 1, 2, 3)], [text(9, 1)]]
-    _, placed = rows.pack(groups, seq_len=4, rows=1)
+    _, placed = packing.pack(groups, seq_len=4, rows=1)
     assert placed == [0]  # the third would fit, but order is order
-    _, placed = rows.pack(groups[1:], seq_len=4, rows=1)
+    _, placed = packing.pack(groups[1:], seq_len=4, rows=1)
     assert placed == [0, 0]
-    assert not rows.pack([], seq_len=4, rows=1)[0]["weights"].any()
+    assert not packing.pack([], seq_len=4, rows=1)[0]["weights"].any()
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begin
     [
         ([text(9, 1, 2), text(9, 1, 2)], "a group of 4 tokens exceeds train.seq_len=3"),
         ([text(9)], "it needs two tokens or more"),
-        ([rows.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
+        ([packing.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
     ],
 )
 def test_what_cannot_be_packed_is_one_line(group, message):
     with pytest.raises(ConfigError, match=message):
-        rows.pack([group], seq_len=3, rows=1)
+        packing.pack([group], seq_len=3, rows=1)
 
 
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}

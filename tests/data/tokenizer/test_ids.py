@@ -16,8 +16,8 @@ from jaxlm.data.batches import encoded, replay
 from jaxlm.data.chats import chat, examples
 from jaxlm.data.shards import build
 from jaxlm.data.tokenizer import ids
-from jaxlm.data.tokenizer.coder import Text
 from jaxlm.data.tokenizer.ours import Tokenizer
+from jaxlm.data.tokenizer.stop_strings import Text
 from jaxlm.eval import core, humaneval, redteam, samples
 from jaxlm.eval import text as eval_text
 from jaxlm.serve import fields, guide, requests, talk

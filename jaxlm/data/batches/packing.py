@@ -1,0 +1,81 @@
+"""Packs texts into rows: each group into the first row with room. T tokens in a row (`seq_len`)."""
+
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+
+_TOKENS_A_PAIR = 64
+
+
+def pairs_in_row(seq_len: int) -> int:
+    return max(1, seq_len // _TOKENS_A_PAIR)
+
+
+class Segment(typing.NamedTuple):
+    """A text to be packed."""
+
+    ids: Sequence[int]
+    weights: Sequence[float]  # of each token but the first, as a target
+
+
+def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
+    """Packs groups of texts into one batch. Returns (batch, the row of each group that fitted).
+
+    A group goes to the first row with room, so that no microbatch splits it. The first group that fits in no row ends
+    the batch. Padding is the last segment. Raises ConfigError if a group is longer than a row, or a text has one token.
+    """
+    integers = ("tokens", "targets", "segment_ids", "positions")
+    batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
+    batch["weights"] = np.zeros((rows, seq_len), np.float32)
+    used, segments, placed = np.zeros(rows, np.int64), np.zeros(rows, np.int64), []
+    room = [seq_len] * rows
+    for group in groups:
+        row = first_fit(_group_length(group, seq_len), room)
+        if row is None:
+            break
+        for segment in group:
+            segments[row] += 1
+            inside = slice(used[row], used[row] + len(segment.ids) - 1)
+            batch["tokens"][row, inside] = segment.ids[:-1]
+            batch["targets"][row, inside] = segment.ids[1:]
+            batch["segment_ids"][row, inside] = segments[row]
+            batch["positions"][row, inside] = np.arange(len(segment.ids) - 1)
+            batch["weights"][row, inside] = segment.weights
+            used[row] = inside.stop
+        placed.append(row)
+    for row in range(rows):
+        batch["segment_ids"][row, used[row] :] = segments[row] + 1
+        batch["positions"][row, used[row] :] = np.arange(seq_len - used[row])
+    return batch, placed
+
+
+def _group_length(group: Sequence[Segment], seq_len: int) -> int:
+    """Returns how many tokens of a row a group takes. Raises ConfigError if it can't be packed."""
+    for segment in group:
+        if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
+            raise ConfigError(
+                f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed: it needs two "
+                "tokens or more, and a weight for each but the first"
+            )
+    length = sum(len(segment.ids) - 1 for segment in group)
+    if length > seq_len:
+        raise ConfigError(
+            f"a group of {length:,} tokens exceeds train.seq_len={seq_len:,}: shorten it, or raise train.seq_len"
+        )
+    return length
+
+
+def first_fit(length: int, room: list[int], slots: list[int] | None = None) -> int | None:
+    """Takes room for `length` tokens, and one of its slots if these are counted, in the first row that has both.
+
+    Returns the row; None if there is none.
+    """
+    row = next((r for r, left in enumerate(room) if left >= length and (slots is None or slots[r])), None)
+    if row is not None:
+        room[row] -= length
+        if slots is not None:
+            slots[row] -= 1
+    return row
