@@ -31,7 +31,7 @@ class Runs:
         return Started(process, self.root / "said", None, self.root / "inside", self.root / "said.txt")
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        return self.start(*arguments).end(code)
+        return self.start(*arguments).end(code, seconds=500)  # 160 steps of a model that was compiled fast, not well
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:
