@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import jax
 import psutil
 import pytest
 
@@ -39,10 +38,6 @@ KEYS = {
     "checkpoint.reserve_mb": 0, "optim.warmup_steps": 4, "log.every_steps": 1, "log.tensorboard": False,
     "data.val_fraction": 0.1, "runs.supervise": "off", "runs.backoff_s": 0,
 }  # fmt: skip
-# Compiles fast rather than well, as tests/conftest.py does.
-FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
-if jax.__version_info__ < (0, 11):
-    FAST["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 INSIDE = pathlib.Path(__file__).with_name("inside")
 LATER = {"hold", "settle", "held_out", "crash"}  # faults inside the process that may begin after its imports
 MARK = "FAULTS_OF"  # in the environment of every process that a place starts, and of theirs
@@ -254,9 +249,10 @@ class Place:
         return [sys.executable, "-m", "jaxlm.main", f"--config={self.root / 'tiny.py'}", *flags]
 
     def environment(self, devices: int = 1) -> dict[str, str]:
-        """The environment of a run."""
+        """The environment of a run, which compiles fast rather than well, as tests/conftest.py says."""
         paths = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH", ""))))
-        return os.environ | FAST | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": paths, MARK: str(self.root)}
+        devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+        return os.environ | devices | {"PYTHONPATH": paths, MARK: str(self.root)}
 
     def start(
         self,

@@ -6,7 +6,6 @@ those that have a word which none before has.
 
 import argparse
 import contextlib
-import importlib
 import importlib.util
 import io
 import itertools

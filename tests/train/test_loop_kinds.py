@@ -178,8 +178,11 @@ def test_a_producer_that_reads_the_state_resumes_to_the_bit_with_four_updates_a_
     shutil.copytree(tmp_path / "parts", tmp_path / "forgets")
     resumed, _ = train(tmp_path / "parts", iterated)
     assert_same(resumed, whole)
-    restore = Checkpointer.restore  # the mutation: `running` begins anew
-    forgetful = lambda *args: dataclasses.replace(restore(*args), running={"penalty": jnp.float32(1)})  # noqa: E731
+    restore = Checkpointer.restore
+
+    def forgetful(*args):  # the mutation: `running` begins anew
+        return dataclasses.replace(restore(*args), running={"penalty": jnp.float32(1)})
+
     monkeypatch.setattr(Checkpointer, "restore", forgetful)
     resumed, _ = train(tmp_path / "forgets", iterated)
     with pytest.raises(AssertionError):

@@ -100,9 +100,7 @@ class Plan:
             item = self._next(examples, pieces, counted)
             length = self._replay.tokens if item.replay else self._lengths[item.number]
             row = packing.first_fit(length, room, slots)
-            if (
-                row is None
-            ):  # what did not fit begins the next batch: nothing overtakes it, so no example waits for ever
+            if row is None:  # this item begins the next batch: nothing overtakes it, so no example waits for ever
                 return rows, _At(examples, pieces, counted)
             rows[row].append(item)
             if item.replay:

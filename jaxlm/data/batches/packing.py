@@ -30,25 +30,26 @@ def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
     batch["weights"] = np.zeros((rows, seq_len), np.float32)
-    used, segments, placed = np.zeros(rows, np.int64), np.zeros(rows, np.int64), []
-    room = [seq_len] * rows
+    room, segments, placed = [seq_len] * rows, [0] * rows, []
     for group in groups:
-        row = first_fit(_group_length(group, seq_len), room)
+        length = _group_length(group, seq_len)
+        row = first_fit(length, room)
         if row is None:
             break
+        start = seq_len - room[row] - length
         for segment in group:
             segments[row] += 1
-            inside = slice(used[row], used[row] + len(segment.ids) - 1)
+            inside = slice(start, start + len(segment.ids) - 1)
             batch["tokens"][row, inside] = segment.ids[:-1]
             batch["targets"][row, inside] = segment.ids[1:]
             batch["segment_ids"][row, inside] = segments[row]
             batch["positions"][row, inside] = np.arange(len(segment.ids) - 1)
             batch["weights"][row, inside] = segment.weights
-            used[row] = inside.stop
+            start = inside.stop
         placed.append(row)
-    for row in range(rows):
-        batch["segment_ids"][row, used[row] :] = segments[row] + 1
-        batch["positions"][row, used[row] :] = np.arange(seq_len - used[row])
+    for row, left in enumerate(room):
+        batch["segment_ids"][row, seq_len - left :] = segments[row] + 1
+        batch["positions"][row, seq_len - left :] = np.arange(left)
     return batch, placed
 
 

@@ -177,7 +177,11 @@ def test_data_that_are_not_there_or_not_readable(tmp_path):
 
 def test_no_secret_stands_in_a_command_line(tmp_path, monkeypatch):
     lines, popen = [], child.subprocess.Popen
-    noted = lambda command, **keys: lines.append(command) or popen(command, **keys)  # noqa: E731
+
+    def noted(command, **keys):
+        lines.append(command)
+        return popen(command, **keys)
+
     monkeypatch.setattr(child.subprocess, "Popen", noted)
     with pytest.raises(OSError, match="nowhere"):
         storage.apart("try_place", "nowhere://user:HIDE@host/a", 1e6, 5)
