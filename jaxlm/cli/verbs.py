@@ -90,6 +90,7 @@ VERBS = {
         {
             "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: by its content)", None),
             "--out": _text("DATA", "of a DIR: the folder for the result (default: data/NAME_OF_DIR)", None),
+            "--strict": _flag("end with 3 if a line says that text was lost"),
             **_JSON,
         },
         keys=("data", "prepare"),

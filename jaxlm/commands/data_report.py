@@ -70,15 +70,11 @@ def _mismatch(paths: dict[str, list[pathlib.Path]], settings: PrepareConfig) -> 
     return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
 
 
-def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
-    """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
-    trained = config.workdir and (pathlib.Path(config.workdir) / markup.NAME).is_file()
-    return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
-
-
-def write_with(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
-    """Writes DATA/report.html as `write` does, with `inspected` in place of the result of `inspect`, which takes long."""
+def write(config: Config, done: prepare.Prepared, inspected: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes DATA/report.html from `inspected` and all that DATA holds now, and returns the path of the report."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
+    if config.workdir and (pathlib.Path(config.workdir) / markup.NAME).is_file():
+        summary["run"] = config.workdir
     summary["examples"] = prepare.examples(root)
     summary["clusters"] = files.json_there(root / "clusters.json") or None
     if (files.json_there(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:

@@ -8,7 +8,11 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, removals
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.tally import stage_order
+from jaxlm.data.batches.rows import MOST_PASSES
 from jaxlm.host.console import megabytes, print_table, say
+
+_STRICT = 3  # the exit code of --strict
+_TOKEN_BYTES = 4  # of text, about
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -27,12 +31,19 @@ def run(config: Config, args: argparse.Namespace) -> int:
     config = dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, sources=listed))
     _print_counts(done, args.json)
     _say_taken(config, done, args.preset)
-    page = data_report.write(config, done)
+    inspected = data_report.inspect(config, done)
+    page = data_report.write(config, done, inspected)
+    losses = removals.losses(done.manifest, inspected) + _passes(config, done, bool(args.preset))
+    for line in losses:
+        say(line)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
     say(f"prepared, sha256 {done.sha256[:12]}; open {page}")
     say(f"done: {megabytes(kept)} of text in {done.path / 'documents'}; what was removed is in {done.path / 'removed'}")
     if kept:
         say(f"next: {folder.command(args, str(done.path), kept)}")
+    if losses and args.strict:
+        say(f"--strict: {len(losses)} {'lines' if len(losses) > 1 else 'line'} above on what was lost")
+        return _STRICT
     return 0
 
 
@@ -46,6 +57,22 @@ def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> No
     if any(took.keep for took in much):
         more = "; --preset=docs leaves manuals, tables and code alone" if preset == "web" else ""
         say(f"  (with another data directory, or after deleting {done.path / prepare.MANIFEST}{more})")
+
+
+def _passes(config: Config, done: prepare.Prepared, by_size: bool) -> list[str]:
+    """Returns lines on the sources that the config's own run would read too often, at about 4 bytes a token."""
+    if by_size:  # a folder has no run of its own
+        return []
+    tokens = {name: source["kept"]["bytes"] / _TOKEN_BYTES for name, source in done.manifest["sources"].items()}
+    mixture = {name: weight for name, weight in _weights(config, done, by_size).items() if tokens[name]}
+    trained = config.train.steps * config.train.batch_size * config.train.seq_len / (sum(mixture.values()) or 1)
+    times = {name: trained * weight / tokens[name] for name, weight in mixture.items()}
+    return [
+        f"{name} would be read about {number:,.0f} times in the config's {config.train.steps:,} steps: beyond "
+        f"{MOST_PASSES} times a token teaches less than a new one"
+        for name, number in times.items()
+        if number > MOST_PASSES
+    ]
 
 
 def _weights(config: Config, done: prepare.Prepared, by_size: bool) -> dict[str, float]:

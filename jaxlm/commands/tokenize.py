@@ -51,7 +51,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     print_table(rows, args.json)
     say(_summary(fit))
     if (data.path / prepare.MANIFEST).is_file():
-        data_report.write(config, prepare.open_prepared(data.path))
+        done = prepare.open_prepared(data.path)
+        data_report.write(config, done, data_report.inspect(config, done))
     say(f"next: {which_data.training(args.config, args.overrides)}")
     return 0
 

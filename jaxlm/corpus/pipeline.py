@@ -168,6 +168,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     tally.documents += sum(stats.skipped.values())
     tally.failed.update(stats.skipped)
     tally.repaired.update(stats.repaired)
+    tally.lost.update(stats.lost)
     tally.no_field = stats.no_field
     tally.failures = stats.examples + tally.failures
     signer.finish()

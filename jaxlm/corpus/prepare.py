@@ -33,7 +33,7 @@ from jaxlm.corpus.pipeline import SHOWN, Plan, SourcePlan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
-from jaxlm.corpus.sources.units import split_source
+from jaxlm.corpus.sources.units import check_fields, split_source
 from jaxlm.corpus.stages import registry
 from jaxlm.corpus.tally import Tally
 from jaxlm.host import console, files
@@ -201,7 +201,9 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
-            units += [(name, unit) for unit in split_source(source.spec, task_bytes, others)]
+            of_source = split_source(source.spec, task_bytes, others)
+            check_fields(source.spec, of_source)
+            units += [(name, unit) for unit in of_source]
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         path = source.spec.path  # two sources may share a folder: one reads its pages, the other its code

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import pathlib
 import re
 import textwrap
@@ -9,10 +10,12 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.corpus import prepare
+from jaxlm.corpus.sources import base
 
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of a stage's removals: settings are shown for reasons of at least this share
 _EXAMPLES = 3
+_REASONS = 3
 _FEW_BYTES = 10_000  # of text: less is not reported, whatever its share
 _DETAIL_CHARS = 60
 _LINES = ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
@@ -110,6 +113,46 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
             keep = _keep(name, stage["name"], removed, shown, manifest, stages[name])
             taken.append(Taken(name, stage["name"], removed.total(), documents, text, reason, count, named, keep))
     return taken
+
+
+def losses(manifest: Mapping[str, typing.Any], findings: Mapping[str, typing.Any]) -> list[str]:
+    """Returns a line for each loss that no stage alone shows: records not read, all stages together, junk, mismatch."""
+    lines = []
+    for name, source in manifest["sources"].items():
+        read, kept = source["read"], source["kept"]
+        if failed := collections.Counter(read["failed"]):
+            why = _counts(failed)
+            lines.append(f"{failed.total():,} of {read['documents']:,} records of {name} were not used: {why}")
+        removed = sum(sum(stage["removed"].values()) for stage in source["stages"])
+        judges = [
+            stage for stage in source["stages"] if stage["name"] != "html" and stage["bytes_in"]
+        ]  # html takes markup
+        text = 1 - math.prod(stage["bytes_out"] / stage["bytes_in"] for stage in judges)
+        if max(removed / max(1, read["documents"]), text) >= MUCH and kept["documents"] + removed:
+            share = removed / max(1, read["documents"])
+            lines.append(f"all stages together took {share:.0%} of the documents of {name} and {text:.0%} of its text")
+        if repaired := {reason: n for reason, n in read["repaired"].items() if reason.startswith(base.READ_AS[:9])}:
+            lines.append(f"{sum(repaired.values()):,} documents of {name} are not UTF-8: {_counts(repaired)}")
+        if lost := collections.Counter(read.get("lost", {})):
+            lines.append(f"{lost.total():,} templates of {name} were left out with their words: {_counts(lost)}")
+    junk = [row for row in findings.get("junk") or () if row["junk"]]
+    for name in dict.fromkeys(row["source"] for row in junk):
+        rows = [row for row in junk if row["source"] == name]
+        worst = textwrap.shorten(rows[0]["text"], _DETAIL_CHARS, placeholder=" ...")
+        share = f"{rows[0]['share_of_documents']:.1%} of the documents"
+        lines.append(
+            f"junk in {name}: {len(rows)} string{'s' * (len(rows) > 1)}, the worst {worst!r} in {share}; see report.html"
+        )
+    for name, advice in ((findings.get("mismatch") or {}).get("advice") or {}).items():
+        if advice["action"] in ("lower", "drop"):
+            lines.append(f"mismatch: {name}: {advice['sentence']}")
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    most = collections.Counter(counts).most_common(_REASONS)
+    rest = sum(counts.values()) - sum(count for _, count in most)
+    return ", ".join(f"{count:,} {reason}" for reason, count in most) + (f", {rest:,} others" if rest else "")
 
 
 def _named(example: Mapping[str, str], whole: bool) -> str:

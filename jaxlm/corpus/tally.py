@@ -12,6 +12,7 @@ from jaxlm.config import RunError
 
 Counts = collections.Counter
 FAILURES = 20  # listed by id, for each source
+LOST = 1000  # listed by name, for each source
 _EVERY_S = 1.0  # between two updates of a task's count
 
 T = typing.TypeVar("T")
@@ -55,6 +56,7 @@ class Tally:
     failed: Counts = dataclasses.field(default_factory=Counts)  # could not be read, or made a stage fail
     failures: list[str] = dataclasses.field(default_factory=list)  # ids and reasons of the first
     repaired: Counts = dataclasses.field(default_factory=Counts)  # on reading
+    lost: Counts = dataclasses.field(default_factory=Counts)  # see `sources.base.SourceStats`
     no_field: str = ""  # see `sources.base.SourceStats`
     stages: list[StageTally] = dataclasses.field(default_factory=list)
     kept: int = 0  # after the last stage
@@ -62,7 +64,7 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         """Adds the counts of another task of the same source."""
-        _add(self, other, ("documents", "bytes", "failed", "repaired", "kept", "kept_bytes"))
+        _add(self, other, ("documents", "bytes", "failed", "repaired", "lost", "kept", "kept_bytes"))
         self.no_field = self.no_field or other.no_field
         self.failures = (self.failures + other.failures)[:FAILURES]
         stages = {stage.name: stage for stage in self.stages}
@@ -92,6 +94,7 @@ class Tally:
                 "failed": dict(sorted(self.failed.items())),
                 "failures": self.failures,
                 "repaired": dict(sorted(self.repaired.items())),
+                **({"lost": dict(self.lost.most_common(LOST))} if self.lost else {}),
             },
             "stages": stages,
             "kept": {"documents": self.kept, "bytes": self.kept_bytes},

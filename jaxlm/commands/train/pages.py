@@ -21,9 +21,7 @@ def of_data(config: Config) -> None:
         from jaxlm.commands import data_report
         from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
 
-        written = data_report.write_with(
-            config, prepare.open_prepared(root), {"left_out": _LEFT_OUT, "run": config.workdir}
-        )
+        written = data_report.write(config, prepare.open_prepared(root), {"left_out": _LEFT_OUT, "run": config.workdir})
         console.say(f"what the data is made of: {written}")
     except Exception as error:  # no page is worth losing a run
         console.say(f"{root / markup.NAME} is not written: {type(error).__name__}: {error}")

@@ -5,7 +5,9 @@ import re
 import typing
 import urllib.parse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from resiliparse.parse import encoding
 
 from jaxlm.config import DataConfig, PrepareSourceConfig
 from jaxlm.corpus.sources import registry
@@ -15,9 +17,11 @@ from jaxlm.corpus.stage import Document
 MAX_RECORD_BYTES = 16 << 20
 BAD_BYTES = "bytes that the declared charset lacks became U+FFFD"
 NOT_UTF8 = "bytes that are not UTF-8 became U+FFFD"
-WESTERN = "not UTF-8: read as windows-1252"
+READ_AS = "not UTF-8: read as {}"
 BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _EXAMPLES = 5  # of each reason
+_SHOWN_FIELDS = 10
+_FEW_BYTES = 8  # beyond ASCII tell no charset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +74,11 @@ class SourceStats:
     bytes: int = 0
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)  # reason -> records
     repaired: Counter[str] = dataclasses.field(default_factory=Counter)  # kept in a changed form
+    lost: Counter[str] = dataclasses.field(
+        default_factory=Counter
+    )  # template of a wiki -> how often its words were left out
     examples: list[str] = dataclasses.field(default_factory=list)  # the first of each reason, as `ID: REASON`
-    no_field: str = ""  # lists the fields of the first part without a field `text_key`
+    no_field: str = ""  # lists the fields of a file's records without a field `text_key`
 
     def skip(self, reason: str, doc_id: str, count: int = 1) -> None:
         self._note(self.skipped, reason, doc_id, count)
@@ -93,6 +100,8 @@ class SourceStats:
         return line + (f" (first: {self.examples[0]})" if self.examples else "")
 
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")
 _FOREIGN_WORD = re.compile(rb"[\xc0-\xff]{3}|(?<![A-Za-z])[\xc0-\xff]{2}(?![A-Za-z])")  # as another alphabet looks
 _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian, Portuguese, Scandinavian and Spanish
@@ -103,9 +112,9 @@ _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian,
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """Decodes bytes by the byte order mark, as UTF-8, or as windows-1252 if they look like it.
+    """Decodes bytes by the byte order mark, as UTF-8, or in the charset that they look like.
 
-    Else each bad byte becomes U+FFFD. `stats` counts windows-1252 and bad bytes as repaired.
+    Else each bad byte becomes U+FFFD. `stats` counts other charsets and bad bytes as repaired.
     """
     for mark, charset in BYTE_ORDER_MARKS:
         if raw.startswith(mark):
@@ -115,9 +124,26 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        western = _western(raw)
-        stats.repair(NOT_UTF8 if western is None else WESTERN, doc_id)
-        return raw.decode("utf-8", "replace") if western is None else western
+        pass
+    if (western := _western(raw)) is not None:
+        stats.repair(READ_AS.format("windows-1252"), doc_id)
+        return western
+    text = raw.decode("utf-8", "replace")
+    beyond = len(raw.translate(None, bytes(range(128))))
+    if beyond >= _FEW_BYTES and mostly_damaged(text):
+        name = encoding.detect_encoding(raw)
+        guessed = encoding.bytes_to_str(raw, name, errors="replace", fallback_encodings=())
+        # Windows-1252 has a letter for nearly every byte: what `_western` refused is no text in it.
+        if name != "cp1252" and "\ufffd" not in guessed and not _CONTROLS.search(guessed):
+            stats.repair(READ_AS.format(name), doc_id)
+            return guessed
+    stats.repair(NOT_UTF8, doc_id)
+    return text
+
+
+def mostly_damaged(text: str) -> bool:
+    """True if more than half of the characters beyond ASCII are bytes that are not UTF-8."""
+    return 2 * text.count("\ufffd") > sum(map(len, _BEYOND_ASCII.findall(text)))
 
 
 def _western(raw: bytes) -> str | None:
@@ -184,5 +210,23 @@ def document_of_row(text: str, doc_id: str, row: Mapping[str, typing.Any], text_
     return Document(text=text, id=doc_id, metadata=metadata)
 
 
+def text_keys(record: Mapping[str, typing.Any], text_key: str) -> list[str]:
+    """Returns the fields that `text_key` names: one, or several with commas between them."""
+    return [text_key] if text_key in record else [key.strip() for key in text_key.split(",")]
+
+
+def text_of(record: Mapping[str, typing.Any], text_key: str) -> str | None:
+    """Returns the fields' texts, joined by blank lines; None if one is missing or is no string."""
+    texts = [record.get(key) for key in text_keys(record, text_key)]
+    return "\n\n".join(texts) if all(isinstance(text, str) for text in texts) else None
+
+
 def no_text(key: str) -> str:
     return f"no text in field '{key}'"
+
+
+def no_field(url: str, key: str, fields: Iterable[str]) -> str:
+    """Returns the line about a file without the field."""
+    shown = sorted(fields)
+    more = f" and {len(shown) - _SHOWN_FIELDS} more" if len(shown) > _SHOWN_FIELDS else ""
+    return f"{url} has no text in field '{key}'; its fields are {', '.join(shown[:_SHOWN_FIELDS])}{more}: set text_key"

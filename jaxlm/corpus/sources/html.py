@@ -21,7 +21,6 @@ _CANONICAL = re.compile(
 _DECLARED = re.compile(
     rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*\bencoding\s*=\s*[\"']([\w.:-]+)", re.IGNORECASE
 )
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
@@ -69,7 +68,7 @@ def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> st
             pass
     if could_be_utf8 and name in (None, "utf-8"):
         text = raw.decode("utf-8", "replace")
-        if 2 * text.count("\ufffd") <= sum(map(len, _BEYOND_ASCII.findall(text))):
+        if not base.mostly_damaged(text):
             stats.repair(base.NOT_UTF8, doc_id)
             return text
         name = None

@@ -39,14 +39,13 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     if part.name != _shard_name(spec, part.start, stream.num_shards):
         raise ConfigError(f"source '{spec.path}' changed on the hub since tasks were planned; run the command again")
     for number, row in enumerate(stream.shard(stream.num_shards, part.start)):
-        text, doc_id = row.get(spec.text_key), f"{part.name}:{number}"
-        if isinstance(text, str):
+        text, doc_id = base.text_of(row, spec.text_key), f"{part.name}:{number}"
+        if text is not None:
             yield base.document_of_row(text, doc_id, row, spec.text_key)
-        elif spec.text_key in row:
+        elif row.keys() >= set(base.text_keys(row, spec.text_key)):
             stats.skip(base.no_text(spec.text_key), doc_id)
         else:
-            fields = ", ".join(sorted(row)[:10])
-            raise ConfigError(f"{spec.path} has no field '{spec.text_key}'; its fields are {fields}: set text_key")
+            raise ConfigError(base.no_field(spec.path, spec.text_key, row))
 
 
 def _parse(path: str) -> tuple[str, str, str]:

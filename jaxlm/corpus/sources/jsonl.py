@@ -11,13 +11,12 @@ from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
 GRAIN = 1
-_SHOWN_FIELDS = 10
 NUMBERED_BYTES = 64 << 20  # up to this size ids have line numbers (a task in the middle counts the lines before)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields a document for each line. Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`."""
-    key, has_field, fields = spec.text_key, False, set()
+    fields: set[str] = set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
     number = _lines_before(part) if numbered and part.start else 0
     for offset, line in streams.lines(part):
@@ -31,17 +30,13 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         record = _parse(line, doc_id, stats)
         if record is None:
             stats.skip("malformed JSON line", doc_id)
-        elif not isinstance(record, dict) or not isinstance(record.get(key), str):
-            stats.skip(base.no_text(key), doc_id)
-            if isinstance(record, dict):
-                has_field = has_field or key in record
-                fields.update(record if len(fields) < _SHOWN_FIELDS else ())
+        elif isinstance(record, dict) and (text := base.text_of(record, spec.text_key)) is not None:
+            yield base.document_of_row(text, doc_id, record, spec.text_key)
         else:
-            has_field = True
-            yield base.document_of_row(record[key], doc_id, record, key)
-    if fields and not has_field and not stats.no_field:
-        shown = ", ".join(sorted(fields)[:_SHOWN_FIELDS])
-        stats.no_field = f"{part.url} has no text in field '{key}'; its fields are {shown}: set text_key"
+            if isinstance(record, dict) and not record.keys() <= fields:
+                fields |= record.keys()
+                stats.no_field = base.no_field(part.url, spec.text_key, fields)
+            stats.skip(base.no_text(spec.text_key), doc_id)
 
 
 def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:

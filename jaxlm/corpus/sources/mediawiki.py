@@ -4,18 +4,20 @@ Pages are found by their tags (text is escaped) and parsed one at a time: memory
 skipped alone.
 """
 
+import collections
 import dataclasses
 import html
 import re
 import urllib.parse
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import mwparserfromhell
 from mwparserfromhell import nodes
 from mwparserfromhell.parser import ParserError
 
-from jaxlm.corpus.sources import base, streams
+from jaxlm.corpus import raised, tables
+from jaxlm.corpus.sources import base, streams, templates
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
@@ -111,7 +113,7 @@ def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats)
         return streams.Damage("not an article")
     title, number = page.findtext("title", "").strip(), page.findtext("id", "").strip()
     try:
-        text = to_markdown(revision.findtext("text") or "", wiki.dropped_namespaces)
+        text = to_markdown(revision.findtext("text") or "", wiki.dropped_namespaces, stats.lost)
     except (RecursionError, ParserError):
         return streams.Damage("wikitext that can't be parsed")
     metadata = {"format": "markdown", "path": part.name, "site": wiki.site, "title": title}
@@ -131,61 +133,55 @@ _LIST_MARKS = {"*": "- ", "#": "1. ", ":": "", ";": ""}
 _BLOCKS = ("div", "p", "center", "blockquote", "poem", "ul", "ol", "dl")
 _FENCED = ("pre", "source", "syntaxhighlight")
 _VERBATIM = {"math": "$", "chem": "$", "ce": "$", "code": "`", "tt": "`", "kbd": "`", "samp": "`"}
-# Templates that show words of the sentence: name -> the text of their positional parameters.
-_SPOKEN: dict[str, Callable[[list[str]], str]] = {
-    **dict.fromkeys(("lang", "transl", "transliteration"), lambda words: words[-1] if len(words) > 1 else ""),
-    **dict.fromkeys(
-        ("nowrap", "nobr", "mvar", "math", "em", "strong", "small", "big", "abbr", "code", "tt", "mono"),
-        lambda words: words[0],
-    ),
-    **dict.fromkeys(("convert", "cvt"), lambda words: " ".join(words[:2])),
-    **dict.fromkeys(("ndash", "spnd", "snd", "spaced ndash"), lambda words: " \u2013 "),
-    **dict.fromkeys(("mdash", "spaced mdash"), lambda words: " \u2014 "),
-    **dict.fromkeys(("nbsp", "spaces"), lambda words: " "),
-    "frac": lambda words: "/".join(words),
-    "=": lambda words: "=",
-    "!": lambda words: "|",
-}
-_LITERAL_TAG = re.compile(r"<(nowiki|pre|source|syntaxhighlight|math|chem|ce|code|templatedata)\b", re.IGNORECASE)
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_REFERENCE = re.compile(r"<ref\b[^>]*/>|<ref\b[^>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE)
-_FLAT_TEMPLATE = re.compile(r"(?<!\{)\{\{([^{}|]*)(?:\|[^{}]*)?\}\}")
+_HIDDEN = re.compile(r"<!--.*?-->|<ref\b[^>]*/>|<ref\b[^>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE)
+_LITERAL = re.compile(
+    rf"{_HIDDEN.pattern}|<(nowiki|pre|source|syntaxhighlight|math|chem|ce|templatedata)\b[^>]*?(?:/>|>.*?</\1\s*>)",
+    re.DOTALL | re.IGNORECASE,
+)
+_OPEN, _CLOSE = "\ue006", "\ue007"  # around the number of a literal text, until it is put back
+_PRIVATE = re.compile("[\ue004-\ue007]")
+_PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
 _STYLE = re.compile(r"'{2,5}")
 _MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
 _EMPTY_PARENTHESES = re.compile(r" ?\((?:[\s,;:]|&nbsp;)*\)")
 _HEADING = re.compile(r"(#+) ")
 
 
-def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
+def to_markdown(text: str, dropped_namespaces: frozenset[str], silent: collections.Counter[str] | None = None) -> str:
     """Returns the page as a reader sees it, without links to `dropped_namespaces` (File and Category, lower case).
 
-    Raises ParserError, and RecursionError if the nesting is too deep.
+    Counts in `silent` the templates that were left out with their words, by name. Raises ParserError, and RecursionError
+    if the nesting is too deep.
     """
-    code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)
-    rendered = _Renderer(dropped_namespaces).render(code.nodes)
+    silent = collections.Counter() if silent is None else silent
+    code = mwparserfromhell.parse(_without_templates(_PRIVATE.sub("", text), silent), skip_style_tags=True)
+    rendered = templates.unescaped(_Renderer(dropped_namespaces, silent).render(code.nodes))
     fences = rendered.split("```")
     fences[::2] = map(_tidy, fences[::2])
     return _without_empty_sections("```".join(fences)).strip()
 
 
-def _without_silent(text: str) -> str:
-    """Removes comments, references and templates that show nothing, which are half of what is slow to parse."""
-    if _LITERAL_TAG.search(text):
-        return text
-    text, changed = _REFERENCE.sub("", _COMMENT.sub("", text)), True
-    while changed:
-        before = text
-        text = _FLAT_TEMPLATE.sub(lambda match: match[0] if match[1].strip().lower() in _SPOKEN else "", text)
-        changed = text != before
-    return text
+def _without_templates(text: str, silent: collections.Counter[str]) -> str:
+    """Removes comments and references, and says templates. Literal texts stay as they are."""
+    literal: list[str] = []
+
+    def put(match: re.Match) -> str:
+        if not match[1]:
+            return ""
+        literal.append(match[0])
+        return f"{_OPEN}{len(literal) - 1}{_CLOSE}"
+
+    said = templates.spoken(_LITERAL.sub(put, text), silent)
+    return _PLACE.sub(lambda match: literal[int(match[1])], said)
 
 
 class _Renderer:
     """Renders the nodes of one page as text."""
 
-    def __init__(self, dropped_namespaces: frozenset[str]):
-        self._dropped = dropped_namespaces
+    def __init__(self, dropped_namespaces: frozenset[str], silent: collections.Counter[str]):
+        self._dropped, self._silent = dropped_namespaces, silent
         self._depth = 0  # of list marks that follow one another
+        self._before = ""  # what was rendered before the node
 
     def render(self, children: Iterable[nodes.Node]) -> str:
         out = []
@@ -198,6 +194,7 @@ class _Renderer:
                 out.append(indent + _LIST_MARKS[node.wiki_markup])
                 continue
             depth, self._depth = self._depth, 0
+            self._before = out[-1] if out else ""
             shown = self._node(node)
             out.append(shown.lstrip(" ") if depth else shown)
         return "".join(out)
@@ -217,14 +214,9 @@ class _Renderer:
             return "" if node.brackets else str(node.url)
         if isinstance(node, nodes.HTMLEntity):
             return node.normalize().replace("\xa0", " ")
-        if isinstance(node, nodes.Template):
-            return self._template(node)
+        if isinstance(node, nodes.Template):  # one with a table in it: the others are said already
+            self._silent[str(node.name).strip()] += 1
         return ""  # comments, arguments of templates
-
-    def _template(self, node: nodes.Template) -> str:
-        say = _SPOKEN.get(str(node.name).strip().lower())
-        words = [self.render(param.value.nodes).strip() for param in node.params if not param.showkey] if say else []
-        return say(words or [""]) if say else ""
 
     def _link(self, node: nodes.Wikilink) -> str:
         title = str(node.title).strip()
@@ -252,7 +244,10 @@ class _Renderer:
         if name in _VERBATIM:
             inner = str(contents).strip() if name in ("math", "chem", "ce") else self.render(contents.nodes).strip()
             return f"{_VERBATIM[name]}{inner}{_VERBATIM[name]}" if inner else ""
+        before = self._before
         inner = self.render(contents.nodes) if contents is not None else ""
+        if name in ("sup", "sub"):
+            return raised.raised(inner.strip(), before) if name == "sup" else raised.lowered(inner.strip())
         if name == "li":
             return f"\n- {inner.strip()}"
         return f"\n\n{inner}\n\n" if name in _BLOCKS else inner
@@ -261,19 +256,21 @@ class _Renderer:
         """Returns rows as Markdown under the caption, with a rule under a first row of headers."""
         cells = _children(table, "th", "td")  # of the first row, which needs no tag
         captions = [cell for cell in cells if str(cell).startswith("|+")]
-        rows, header = [], False
+        shown: list[list[tables.Cell]] = []
+        header = None  # True if the first row with text holds headers alone
         for row in ([cell for cell in cells if cell not in captions], *map(_cells, _children(table, "tr"))):
-            shown = [" ".join(self.render(cell.contents.nodes).split()).replace("|", "\\|") for cell in row]
-            if any(shown):
-                header = header or (not rows and all(str(cell.tag).strip() == "th" for cell in row))
-                rows.append(shown)
-        width = max(map(len, rows), default=0)
-        lines = ["| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows]
-        if header:
-            lines.insert(1, "|" + " --- |" * width)
+            shown.append([self._cell(cell) for cell in row])
+            if header is None and any(cell.text for cell in shown[-1]):
+                header = all(str(cell.tag).strip() == "th" for cell in row)
+        rows = tables.grid(shown)
         above = [self.render(cell.contents.nodes).strip().removeprefix("+").strip() for cell in captions]
-        body = "\n".join(lines) if width > 1 else "\n\n".join(cell for row in rows for cell in row)
+        wide = max(map(len, rows), default=0) > 1
+        body = tables.pipes(rows, header or False) if wide else "\n\n".join(cell for row in rows for cell in row)
         return "\n\n" + "\n\n".join([*above, body]) + "\n\n"
+
+    def _cell(self, cell: nodes.Tag) -> tables.Cell:
+        spans = (str(cell.get(name).value) if cell.has(name) else None for name in ("rowspan", "colspan"))
+        return tables.Cell.of(self.render(cell.contents.nodes), *spans)
 
 
 def _cells(row: nodes.Tag) -> list[nodes.Tag]:

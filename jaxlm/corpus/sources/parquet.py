@@ -26,7 +26,8 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         schema, row = table.schema_arrow, 0
         fault = _fault(schema, spec.text_key, part.url)
         stats.no_field = stats.no_field or fault
-        columns = [spec.text_key, *sorted(base.FIELDS & set(schema.names) - {spec.text_key})]
+        keys = base.text_keys(dict.fromkeys(schema.names), spec.text_key)
+        columns = [*keys, *sorted(base.FIELDS & set(schema.names) - set(keys))]
         for group in range(table.metadata.num_row_groups):
             about = table.metadata.row_group(group)
             if part.start <= _first_byte(about) and (part.stop < 0 or _first_byte(about) < part.stop):
@@ -44,12 +45,13 @@ def _raise_if_not_the_data(error: Exception) -> None:
 
 
 def _fault(schema: pa.Schema, key: str, url: str) -> str:
-    """Returns why the column can hold no text; "" if it can."""
-    if key not in schema.names:
-        return f"{url} has no column '{key}'; its columns are {', '.join(schema.names[:10])}: set text_key"
-    kind = schema.field(key).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return f"column '{key}' of {url} holds {kind}, not strings: set text_key"
+    """Returns why the columns can hold no text; "" if they can."""
+    for name in base.text_keys(dict.fromkeys(schema.names), key):
+        if name not in schema.names:
+            return base.no_field(url, name, schema.names)
+        kind = schema.field(name).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            return f"column '{name}' of {url} holds {kind}, not strings: set text_key"
     return ""
 
 
@@ -67,12 +69,14 @@ def _read_group(
             names = batch.schema.names
             for values in zip(*(_values(batch.column(name)) for name in names), strict=True):
                 record, doc_id = dict(zip(names, values, strict=True)), f"{part.name}:{row}"
-                text = record.pop(spec.text_key)
                 row += 1
+                for key in base.text_keys(record, spec.text_key):
+                    if isinstance(record[key], bytes):
+                        record[key] = base.to_text(record[key], doc_id, stats)
+                text = base.text_of(record, spec.text_key)
                 if text is None:
                     stats.skip(base.no_text(spec.text_key), doc_id)
                 else:
-                    text = base.to_text(text, doc_id, stats) if isinstance(text, bytes) else text
                     yield base.document_of_row(text, doc_id, record, spec.text_key)
     except (pa.ArrowException, OSError) as e:
         _raise_if_not_the_data(e)

@@ -18,6 +18,7 @@ FORMATS = {
     "mediawiki": ("mediawiki", (".xml",)),
     "code": ("code", ()),
 }
+RECORDS = ("jsonl", "parquet")  # formats with fields, of which `text_key` names the text
 # Suffixes of documents in formats that are not read -> how to make them readable.
 DOCUMENTS = {
     (".pdf", ".ps"): "convert with pdftotext or docling",

@@ -1,9 +1,10 @@
 """Splits a source into units of work, and reads them. Every record is yielded, or counted in `SourceStats.skipped`."""
 
 import collections
+import contextlib
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxlm.config import ConfigError, nearest
 from jaxlm.corpus.sources import base, files, registry
@@ -51,6 +52,35 @@ def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Docu
             document.metadata["source"] = spec.name
             document.metadata.setdefault("site", base.site_of(document.metadata.get("url", "")) or spec.name)
             yield document
+
+
+_FIRST_RECORDS = 100
+_LOOKED_AT = 64  # files of a source, spread over all
+
+
+class _Looked(SourceStats):
+    """Raises `_Enough` once a reader has skipped its first records."""
+
+    def skip(self, reason: str, doc_id: str, count: int = 1) -> None:
+        super().skip(reason, doc_id, count)
+        if self.skipped.total() >= _FIRST_RECORDS:
+            raise _Enough
+
+
+class _Enough(Exception):
+    pass
+
+
+def check_fields(spec: SourceSpec, units: Sequence[Unit]) -> None:
+    """Raises ConfigError if a file has no text in the field `text_key` of its first 100 records."""
+    parts = [part for unit in units for part in unit.parts if part.format in registry.RECORDS and not part.start]
+    for part in parts[:: -(-len(parts) // _LOOKED_AT) or 1]:
+        looked = _Looked()
+        with contextlib.suppress(_Enough):
+            if next(registry.reader(part.format).read(part, spec, looked), None) is not None:
+                continue
+        if looked.no_field:
+            raise ConfigError(looked.no_field)
 
 
 def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Part]:

@@ -150,7 +150,10 @@ class _Grams:
         return self._hashes
 
     def top_chars(self, n: int) -> int:
-        """Returns the length (with spaces) of the most frequent n-gram, the first of equals, times its count."""
+        """Returns the length (with spaces) of the most frequent n-gram, the first of equals, times its count.
+
+        0 if none occurs twice, where datatrove takes the first: in a short text that is much, and no repetition.
+        """
         if len(self._words) < n:
             return 0
         hashes = self._of(n)
@@ -160,10 +163,10 @@ class _Grams:
         counts[0] += 1
         counts[1:] -= ends[:-1]
         most = counts.max()
-        first = 0
-        if most > 1:
-            tied = ordered[ends[counts == most]]
-            first = (np.isin(hashes, tied) if len(tied) > 1 else hashes == tied[0]).argmax()
+        if most < 2:
+            return 0
+        tied = ordered[ends[counts == most]]
+        first = (np.isin(hashes, tied) if len(tied) > 1 else hashes == tied[0]).argmax()
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
     def covered_chars(self, n: int) -> int:

@@ -13,7 +13,9 @@ import numpy as np
 from resiliparse.extract import html2text
 from resiliparse.parse.html import HTMLTree
 
+from jaxlm.corpus import tables
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
+from jaxlm.corpus.stages import folded, notation
 
 # Where known generators put their text: Sphinx, Read the Docs, DocBook and Publican, MediaWiki, mkdocs, Docusaurus,
 # rustdoc, GitHub, Confluence exports, Doxygen.
@@ -61,7 +63,7 @@ _PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
 _SAVE = "\ue002"
 _LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")
 _LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
-_STRAY = ("\0", _OPEN, _CLOSE, _SAVE)
+_STRAY = ("\0", _OPEN, _CLOSE, _SAVE, notation.MARK)
 _XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
 _VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
 _NAME = re.compile(r"[a-zA-Z][\w:-]*")
@@ -160,13 +162,20 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
     """Returns the title and the main text of a page, with headings, code, tables and lists marked if `markup`."""
     body = tree.body
     headings = body.query_selector_all("h1").values()
+    notation.write_formulas(tree, body, words)
+    for heading in headings:
+        notation.write_scripts(tree, heading, words)
     title = headings[0].text if len(headings) == 1 else tree.title or ""
     title = " ".join(title.replace(_SAVE, "").replace("\u00b6", "").split())
     root = _root(body, words)
     if root is not None:  # first, as there is less to search then
         _isolate(root, body)
+    folded.unfold(tree, body, words)
     groups = (_FURNITURE, _GUTTERS) if root is None else (_FURNITURE, _GUTTERS, _WITHIN_ROOT)
     _drop(_find(body, words, *groups), root)
+    notation.write_scripts(tree, body, words)
+    notation.write_signs(tree, body, words)
+    notation.write_numbers(tree, body, words)
     blocks: list[str] = []
     for pre in body.query_selector_all("pre").values():
         _take_code(tree, pre, blocks, markup)
@@ -273,28 +282,20 @@ def _take_table(tree: HTMLTree, table, blocks: list[str]) -> None:
         return
     for br in table.query_selector_all("br").values():
         br.append(tree.create_text_node(" "))
-    rows: list[list[str]] = []
+    cells: list[list[tables.Cell]] = []
     for element in table.query_selector_all("tr, th, td").values():  # in document order: the cells after their row
         if element.tag == "tr":
-            rows.append([])
-            continue
-        if not rows:  # in MathML, where a cell needs no row
-            return
-        rows[-1].append(" ".join(element.text.split()).replace("|", "\\|"))
-        span = element.getattr("colspan")
-        if span and span.isdecimal():
-            rows[-1].extend([""] * (min(int(span), 100) - 1))
-    rows = [cells for cells in rows if any(cells)]
-    width = max(map(len, rows), default=0)
-    if width < 2 or len(rows) < 2:
+            cells.append([])
+        elif cells:
+            spans = element.getattr("rowspan"), element.getattr("colspan")
+            cells[-1].append(tables.Cell.of(element.text, *spans))
+    rows = tables.grid(cells)
+    if len(rows) < 2 or max(map(len, rows)) < 2:
         return
-    lines = [f"| {' | '.join(row + [''] * (width - len(row)))} |" for row in rows]
-    lines.insert(1, "|" + " --- |" * width)
     caption = table.query_selector("caption")
-    if caption is not None:
-        lines[:0] = [" ".join(caption.text.split()), ""]
+    above = f"{' '.join(caption.text.split())}\n\n" if caption is not None else ""
     place = tree.create_element("pre")
-    place.text = _put(blocks, "\n".join(lines))
+    place.text = _put(blocks, above + tables.pipes(rows))
     table.replace_with(place)
 
 
@@ -356,6 +357,8 @@ def _finish(text: str, blocks: list[str], markup: bool) -> str:
     lines = map(str.rstrip, text.split("\n"))
     text = "\n".join((line.replace("\t\t", "  ").lstrip("\t") for line in lines) if "\t" in text else lines)
     text = _LIST_INDENT.sub("", text)
+    if notation.MARK in text:
+        text = notation.NUMBERED.sub(r"\1 ", text)
     if markup and "•" in text:
         text = _BULLET.sub(r"\1- ", text)
     text = re.sub(r"\n{3,}", "\n\n", text)

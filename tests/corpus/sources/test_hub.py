@@ -100,7 +100,7 @@ def test_other_formats_are_streamed_shard_by_shard(repository, read_source, spec
     assert documents[0].metadata["title"] == "T"
     assert stats.skipped == {"no text in field 'text'": 2}
     assert len(split_source(spec(name), 1 << 20)) == 2
-    with pytest.raises(ConfigError, match="no field 'body'; its fields are text, title"):
+    with pytest.raises(ConfigError, match="no text in field 'body'; its fields are text, title"):
         read_source(name, text_key="body")
     with pytest.raises(ConfigError, match="no split 'train'; there are test"):
         read_source(f"hub:{repository}/table:small")

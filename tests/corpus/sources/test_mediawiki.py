@@ -1,6 +1,7 @@
 """MediaWiki exports: articles alone, a broken page alone, and wikitext as a reader sees it."""
 
 import bz2
+import collections
 import gzip
 import html
 
@@ -81,7 +82,7 @@ def test_a_truncated_dump_yields_what_came_before(tmp_path, read_source):
         ("'''Bold''' and ''italic''<ref>gone</ref>.", "Bold and italic."),
         ("[[Target|words]], [[Plain]], [[:Category:X]] [[Category:X]]", "words, Plain, Category:X"),
         ("[https://a.org words] and https://b.org", "words and https://b.org"),
-        ("A ({{lang-de|x}}; ) b{{cite}}.", "A b."),
+        ("A ({{lang-de|x}}; ) b{{cite}}.", "A (x;) b."),
         ("{{lang|fr|Bonjour}} {{convert|5|km|mi}} &nbsp;&ndash; x<!-- c -->", "Bonjour 5 km \u2013 x"),
         ("== Head ==\nText\n=== Empty ===\n== See ==\n{{reflist}}", "## Head\n\nText"),
         ("* a\n** [[b]]\n* c\n# one\n# two", "- a\n  - b\n- c\n1. one\n1. two"),
@@ -100,14 +101,26 @@ def test_wikitext(source, shown):
     assert mediawiki.to_markdown(source, frozenset({"file", "image", "category"})) == shown
 
 
-def test_what_is_taken_out_before_parsing_changes_nothing(monkeypatch):
+def test_templates_and_references_in_odd_places():
     text = (
         "A<ref name=a/> b<ref name='x'>{{cite|[[c]]|d={{e}}}} y</ref> <references/> {{lang|fr|{{gone}} mot}} "
         "{{Infobox|a=[[File:x.png|{{y}}]]|b={{nowrap|z}}}} {{{arg|{{t}}}}} <!-- {{ c --> {{open [[l|{{m}}n]]\n"
         "{|\n| a {{b}} || {{convert|1|{{u}}}}\n|-\n| {{!}} || c{{d|\n|e}}\n|}\n* {{item}}\n"
+        "<nowiki>{{raw|x}}</nowiki> {{box|\n{| \n| in || a table\n|}\n}} \ue0060\ue007"
     )
-    fast = mediawiki.to_markdown(text, frozenset({"file"}))
-    monkeypatch.setattr(mediawiki, "_without_silent", str)
-    assert mediawiki.to_markdown(text, frozenset({"file"})) == fast
-    assert "mot" in fast
-    assert "cite" not in fast
+    silent = collections.Counter()
+    shown = mediawiki.to_markdown(text, frozenset({"file"}), silent)
+    assert shown.splitlines()[0] == "A b mot {{open n"
+    assert "| a | 1 |" in shown
+    assert "{{raw|x}}" in shown
+    assert silent == {"Infobox": 1, "d": 1, "box": 1}
+
+
+def test_powers_in_wikitext():
+    text = "About 10<sup>30</sup> kg of H<sub>2</sub>O, on the 1<sup>st</sup>; x<sub>i</sub><sup>2</sup>."
+    assert mediawiki.to_markdown(text, frozenset()) == "About 10^{30} kg of H_2O, on the 1st; x_i^2."
+
+
+def test_a_cell_that_spans_rows_stands_in_each():
+    text = "{|\n! Drug !! Dose !! Age\n|-\n| rowspan=2 | A || colspan=2 | 1\n|-\n| 2 || 3\n|}"
+    assert mediawiki.to_markdown(text, frozenset()).splitlines()[2:] == ["| A | 1 | |", "| A | 2 | 3 |"]

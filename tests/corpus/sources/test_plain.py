@@ -184,7 +184,7 @@ def test_a_file_without_the_field_costs_itself_alone(tmp_path):
 
 def test_clear_errors_for_parquet_columns(tmp_path):
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match="no column 'text'; its columns are body, n: set text_key"):
+    with pytest.raises(ConfigError, match="no text in field 'text'; its fields are body, n: set text_key"):
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"'n' of .* holds int64, not strings"):
         read(tmp_path, text_key="n")

@@ -1,5 +1,6 @@
 """Gopher, C4 and FineWeb: datatrove's verdicts on made-up and real text, and what each rule is for."""
 
+import collections
 import gzip
 import json
 import pathlib
@@ -60,12 +61,21 @@ def compare(line: str, texts: list[str]) -> dict[str, int]:
         verdict = reference.filter(document)
         ours = tiny_stage.apply(stage, text)
         expected = "" if verdict is True else verdict[1]
+        if expected.startswith("top_") and _occurs_once(text, int(expected[4])):
+            assert ours.reason != expected  # a gram that occurs once is no repetition, which datatrove takes it for
+            continue
         assert ours.reason == expected, (ours, text[:200])
         if not expected and line.startswith("c4"):
             ours_lines = [line.strip() for line in ours.text.splitlines() if line.strip()]
             assert ours_lines == [line.strip() for line in document.text.splitlines() if line.strip()]
         reasons[expected] = reasons.get(expected, 0) + 1
     return reasons
+
+
+def _occurs_once(text: str, n: int) -> bool:
+    tokens = words.split(text)
+    grams = collections.Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+    return max(grams.values(), default=0) < 2
 
 
 @pytest.mark.parametrize(("line", "n_reasons"), zip(REFERENCE, (7, 9, 4, 4, 4), strict=True))

@@ -1,0 +1,113 @@
+"""Keeps text that rules by name or by visibility would take for furniture: tabs, accordions, sections named as a menu is.
+
+Everything here reads structure: what a button opens, what stands beside its like, what a heading or a signature introduces.
+"""
+
+import re
+
+from resiliparse.parse.html import HTMLTree
+
+_HIDDEN = (
+    "[hidden], [aria-hidden=true], [style*='display:none'], [style*='display: none'], .collapse, .hidden, .collapsed"
+)
+_PROSE = "p, pre, table, dl, ul, ol"
+_OPENERS = "button, summary, h1, h2, h3, h4, h5, h6, dt, [role=button], [role=tab]"
+_HEADINGS = "h1, h2, h3, h4, h5, h6"
+_APART = "nav, header, footer, aside, form, dialog, [role=dialog], [role=navigation], [role=menu]"
+_POINTERS = ("aria-controls", "data-target", "data-bs-target", "href")  # of what opens a panel
+_NAMES = ("class", "id", "role", "aria-hidden", "hidden", "style")  # by which rules judge an element
+_LINKED = 0.6  # of an element's characters; with more in links it is a menu
+_WORDLESS = re.compile(r"[\W_]+")
+_READERS = "time, form, img, input, [rel~=nofollow], [datetime]"  # in what readers wrote
+
+
+def unfold(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
+    """Shows what a click would show, and removes the names by which the rest of the rules would drop text."""
+    panels = []
+    if not words.isdisjoint((b"hidden", b"aria-hidden", b"display", b"collapse", b"collapsed")):
+        opened = {
+            element.getattr(name).lstrip("#")
+            for name in _POINTERS
+            for element in body.query_selector_all(f"[{name}]").values()
+        }
+        panels = [element for element in body.query_selector_all(_HIDDEN).values() if _is_panel(element, opened)]
+    if b"button" in words:
+        for button in body.query_selector_all("button").values():
+            _write_title(tree, button)
+    for panel in panels:
+        _bare(panel)
+    for section in body.query_selector_all("section[id], div[id]").values():
+        if _is_named_by_heading(section):
+            _bare(section)
+    if b"comment" in words or b"comments" in words:
+        for element in body.query_selector_all("[class*=comment]:not([class*=comments])").values():
+            if _is_documentation(element):
+                _bare(element)
+
+
+def _bare(element) -> None:
+    for name in _NAMES:
+        element.delattr(name)
+
+
+def _write_title(tree: HTMLTree, button) -> None:
+    """Replaces a button by its words if it is a title: in a heading, around one, or above the panel that it opens."""
+    heading, parent = button.query_selector(_HEADINGS), button.parent
+    if heading is not None:
+        button.replace_with(heading)
+    elif parent.tag in _HEADINGS.split(", "):
+        button.replace_with(tree.create_text_node(button.text))
+    elif any(button.hasattr(name) for name in ("aria-expanded", *_POINTERS)):
+        below = button.next_element_sibling
+        if below is not None and _holds_text(below):
+            title = tree.create_element("p")
+            title.text = button.text
+            button.replace_with(title)
+
+
+def _holds_text(element) -> bool:
+    """True if the element has a paragraph, code, a table or a list, and most of its characters are in no link."""
+    if element.tag not in ("p", "pre", "table") and element.query_selector(_PROSE) is None:
+        return False
+    linked = sum(len(link.text) for link in element.query_selector_all("a").values())
+    return linked <= _LINKED * len(element.text) and bool(element.text.strip())
+
+
+def _is_panel(element, opened: set[str]) -> bool:
+    """True if a hidden element is text that waits for a click."""
+    if not _holds_text(element) or element.matches(_APART) or element.closest(_APART) is not None:
+        return False
+    if element.getattr("role") == "tabpanel" or (element.getattr("id") or "-") in opened:
+        return True
+    before = element.previous_element_sibling
+    if before is not None and (before.matches(_OPENERS) or before.query_selector(_OPENERS) is not None):
+        return True
+    # One of several tabs: a sibling that shows has the same class.
+    name = (element.getattr("class") or "").split()[:1]
+    siblings = (node for node in element.parent.child_nodes.values() if node.tag == element.tag and node != element)
+    return bool(name) and any(
+        (node.getattr("class") or "").split()[:1] == name and _holds_text(node) for node in siblings
+    )
+
+
+def _is_named_by_heading(section) -> bool:
+    """True if the id is made of the section's heading, as pandoc and others make it, and the section has a text."""
+    heading = section.first_element_child
+    while heading is not None and heading.tag in ("div", "header"):
+        heading = heading.first_element_child
+    if heading is None or heading.tag not in _HEADINGS.split(", ") or section.query_selector(_PROSE) is None:
+        return False
+    slug, name = (_WORDLESS.sub("", text).casefold() for text in (heading.text, section.getattr("id")))
+    return bool(slug) and name.startswith(slug)
+
+
+def _is_documentation(element) -> bool:
+    """True if an element named comment stands alone among its siblings, with no sign of a reader who wrote it."""
+    if element.query_selector(_READERS) is not None or element.closest("[class*=comments], [id*=comments]") is not None:
+        return False
+    name = element.getattr("class")
+    return not any(
+        node != element and node.hasattr("class") and node.getattr("class") == name
+        for node in element.parent.child_nodes.values()
+        if node.tag not in ("#text", "#comment")
+    )
