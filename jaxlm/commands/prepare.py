@@ -33,7 +33,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     _say_taken(config, done, args.preset)
     inspected = data_report.inspect(config, done)
     page = data_report.write(config, done, inspected)
-    losses = removals.losses(done.manifest, inspected) + _passes(config, done, bool(args.preset))
+    losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"]) + _passes(
+        config, done, bool(args.preset)
+    )
     for line in losses:
         say(line)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
