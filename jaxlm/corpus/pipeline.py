@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus import shared_blocks
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
@@ -51,6 +52,7 @@ class Plan:
     sources: dict[str, SourcePlan]
     units: tuple[tuple[str, Unit], ...]  # (source, unit) of each task
     global_settings: dict[str, dict[str, typing.Any]]
+    shared: dict[str, dict[str, shared_blocks.Shared]]  # source -> site -> what its pages share
     memory_gb: float  # for the joins of deduplication
     threads: int
 

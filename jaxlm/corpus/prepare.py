@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
-from jaxlm.corpus import recipes
+from jaxlm.corpus import recipes, shared_blocks
 from jaxlm.corpus.dedup import lines, near
 from jaxlm.corpus.dedup.sql import connect, quoted
 from jaxlm.corpus.pipeline import SHOWN, Plan, SourcePlan
@@ -34,7 +34,7 @@ from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import check_fields, split_source
-from jaxlm.corpus.stages import registry
+from jaxlm.corpus.stages import html, registry
 from jaxlm.corpus.tally import Tally
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
@@ -135,6 +135,8 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, l
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
     plan.save(folder)
+    (folder / "stages").mkdir(exist_ok=True)
+    (folder / "stages" / html.SHARED).write_bytes(pickle.dumps(plan.shared))
     _build_stages(plan, folder, log)
     if wrong := [word for word in settings.engine_options if "=" not in word]:
         raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
@@ -197,13 +199,15 @@ def _stages(
 def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Plan:
     """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
-    units, unread = [], {}
+    units, unread, shared = [], {}, {}
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
             of_source = split_source(source.spec, task_bytes, others)
             check_fields(source.spec, of_source)
             units += [(name, unit) for unit in of_source]
+            if any(stage.name == "html" for stage in source.stages):
+                shared[name] = shared_blocks.find(source.spec, of_source)
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         path = source.spec.path  # two sources may share a folder: one reads its pages, the other its code
@@ -215,6 +219,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
         sources=planned,
         units=tuple(units),
         global_settings={name: dict(settings.stages[name]) for name in registry.GLOBAL_STAGES},
+        shared={name: sites for name, sites in shared.items() if sites},
         memory_gb=settings.memory_gb,
         # On a cluster the cores of this machine don't count.
         threads=(settings.workers or files.cores()) if engine == "local" else 1,
@@ -402,6 +407,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
+        **({"shared": _listed(plan.shared)} if plan.shared else {}),
         "sources": {
             name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
             for name, tally in tallies.items()
@@ -412,6 +418,13 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
     files.write_atomically(root / MANIFEST, content)
     shutil.rmtree(root / "work")
+
+
+def _listed(shared: Mapping[str, Mapping[str, shared_blocks.Shared]]) -> dict[str, dict[str, dict[str, list[str]]]]:
+    return {
+        source: {site: {place: sorted(texts) for place, texts in places.items()} for site, places in sites.items()}
+        for source, sites in shared.items()
+    }
 
 
 def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
