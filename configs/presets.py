@@ -31,6 +31,7 @@ def docs(c: ConfigDict) -> tuple[str, ...]:
     for limit in repetition:  # a page of one line a hundred times is no manual; an index, a table of codes is
         repetition[limit] = 0.9
     c.prepare.stages.html.min_chars = 20
+    c.prepare.stages.near.threshold = 0.8  # pages on krb5_encrypt and krb5_decrypt are no copies
     c.prepare.stages.junk.patterns = (
         "annotation",
         "chat_tokens",

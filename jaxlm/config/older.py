@@ -64,6 +64,23 @@ _INSTEAD = (
         for key, value in of.items()
     }
 )
+# Settings of stages -> (older, newer) defaults, also those of recipes for folders. Data that the older ones prepared stays.
+CHANGED: dict[str, dict[str, tuple[tuple[object, object], ...]]] = {
+    "lines": {"max_removed": ((0.5, 1.0),)},
+    "near": {"threshold": ((0.6, 0.8),)},
+    "junk": {
+        "patterns": (
+            (["annotation", "chat_tokens"], ["annotation", "chat_tokens", "log_run", "blob"]),
+            (
+                ["annotation", "chat_tokens"],
+                [
+                    *("annotation", "chat_tokens", "unk", "lorem", "assistant", "log", "blob"),
+                    *("invisible", "homoglyph", "mojibake"),
+                ],
+            ),
+        )
+    },
+}
 # Removed stages of `prepare` -> the defaults of their settings. Documents that they prepared stay valid.
 STAGES: dict[str, dict[str, object]] = {
     "perplexity": {

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import pickle
+import random
 import shutil
 import sys
 import time
@@ -27,8 +28,10 @@ import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
 from jaxlm.corpus import recipes, shared_blocks
-from jaxlm.corpus.dedup import lines, near
+from jaxlm.corpus.dedup import compared, lines, near
+from jaxlm.corpus.dedup.near import ROW_BITS
 from jaxlm.corpus.dedup.sql import connect, quoted
+from jaxlm.corpus.documents import read_row
 from jaxlm.corpus.pipeline import SHOWN, Plan, SourcePlan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
@@ -362,6 +365,9 @@ EXAMPLES = "examples.jsonl"
 FORMAT = 1
 OWNER = ".recipe"  # in documents/: the key of the recipe that made them
 _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
+_DRAWN = 200  # near duplicates whose removal is judged
+_FALSE = 0.2  # of a document's characters, in lines that the document that stays has not
+_SHOWN_CHARS = 1500
 
 
 def _check_read(folder: pathlib.Path, plan: Plan) -> None:
@@ -468,6 +474,7 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
             JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s USING (doc)
             GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
     clusters = {
+        "drawn": _drawn(folder, plan),
         "sizes": {str(size): count for size, count in sizes},
         "largest": [
             {"kept": plan.name_of(doc, doc_id), "size": size, "members": [plan.name_of(*member) for member in members]}
@@ -475,6 +482,28 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
         ],
     }
     (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _drawn(folder: pathlib.Path, plan: Plan) -> dict[str, typing.Any]:
+    """Returns near duplicates drawn at random beside what stays, and how many of them say something else.
+
+    A removal is false if over a fifth of the document's characters are in lines that its keeper does not have.
+    """
+    table = pq.read_table(folder / "near.parquet", columns=["doc", "keeper"])
+    pairs = list(zip(table.column("doc").to_pylist(), table.column("keeper").to_pylist(), strict=True))
+    pairs = random.Random(0).sample(pairs, min(_DRAWN, len(pairs)))
+    shown, false = [], 0
+    for pair in pairs:
+        removed, kept = (
+            read_row(folder / "clean" / f"{doc >> ROW_BITS:06d}.parquet", doc & ((1 << ROW_BITS) - 1)) for doc in pair
+        )
+        share = compared.own_share(compared.of(removed), compared.of(kept))
+        false += share > _FALSE
+        if len(shown) < SHOWN:
+            ids = {"removed": plan.name_of(pair[0], removed.id), "kept": plan.name_of(pair[1], kept.id)}
+            texts = {"removed_text": removed.text[:_SHOWN_CHARS], "kept_text": kept.text[:_SHOWN_CHARS]}
+            shown.append(ids | texts | {"own_share": round(share, 3)})
+    return {"of": table.num_rows, "drawn": len(pairs), "false": false, "shown": shown}
 
 
 def examples(root: pathlib.Path) -> list[dict[str, str]]:

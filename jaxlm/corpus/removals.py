@@ -64,7 +64,6 @@ _OFF = {
         "does not parse": "parses=False",
     },
     "near": {"near duplicate": "threshold=1"},
-    "lines": {"mostly repeated": "max_removed=1"},
 }
 _LANGUAGE = re.compile(r"\w+")
 
@@ -150,6 +149,20 @@ def losses(
         if advice["action"] in ("lower", "drop"):
             lines.append(f"mismatch: {name}: {advice['sentence']}")
     return lines
+
+
+def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
+    """Returns a line on how many near duplicates say something else than what stays, with a 95% interval (Wilson 1927)."""
+    n, false = drawn["drawn"], drawn["false"]
+    if not n:
+        return []
+    share, z = false / n, 1.96
+    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low, high = (max(0.0, min(1.0, (middle + side * half) / (1 + z * z / n))) for side in (-1, 1))
+    return [
+        f"near removed {drawn['of']:,} documents; of {n} drawn {false} say something that the document that stays does not "
+        f"({share:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
+    ]
 
 
 def _junk(rows: Sequence[Mapping[str, typing.Any]], patterns: Sequence[str]) -> list[str]:

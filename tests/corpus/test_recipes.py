@@ -53,6 +53,17 @@ def test_a_setting_that_is_newer_than_the_data_and_at_its_default_is_no_differen
     check(recipes.with_newer_settings(OLD, newer(), **DEFAULTS), newer())
 
 
+def test_a_default_that_changed_is_no_difference():
+    built = {
+        "stage lines": {"max_removed": 0.5},
+        "stages of web": [["junk", {"patterns": ["annotation", "chat_tokens"]}]],
+    }
+    now = {"stage lines": {"max_removed": 1.0}, "stages of web": [["junk", {"patterns": ["annotation", "unk"]}]]}
+    filled = recipes.with_newer_settings(built, now, source={}, stages={})
+    assert filled["stage lines"] == now["stage lines"]
+    assert filled["stages of web"] == built["stages of web"]  # not a recipe's: a user's own, which is a difference
+
+
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
