@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import pathlib
+import threading
 import types
 from collections.abc import Iterable
 
@@ -35,6 +36,7 @@ DOCUMENTS = "documents.parquet"
 # zstd takes 38% off 16-bit tokens; random reads run at 138M tokens/s a core instead of 230M, far beyond any need.
 WRITER_OPTIONS = "group_size:1,zstd:1"
 _INDEX_GROUP = 65536
+_AT_ONCE = 32  # files checked at a time
 _INDEX_SCHEMA = pa.schema(
     [("start", pa.int64()), ("tokens", pa.int64()), ("bytes", pa.int64()), ("doc_id", pa.string())]
 )
@@ -313,10 +315,38 @@ def open_data(path: str | os.PathLike) -> DataDir:
     """
     root = pathlib.Path(path)
     data = DataDir(root, *manifests.read(root))
-    for entry in data.files():
-        _check_file(data, entry)
+    _check_files(data)
     _check_tokenizer(data)
     return data
+
+
+def _check_files(data: DataDir) -> None:
+    """Checks files 32 at a time: one after the other, tens of thousands on a store far away take minutes.
+
+    The threads are daemons, so that one that hangs does not hold the process. Raises the error of the first file in order.
+    """
+    entries = list(data.files())
+    if len(entries) <= 2 * _AT_ONCE:
+        for entry in entries:
+            _check_file(data, entry)
+        return
+    errors: dict[int, Exception] = {}
+
+    def check(lane: int) -> None:
+        for number in range(lane, len(entries), _AT_ONCE):
+            try:
+                _check_file(data, entries[number])
+            except Exception as error:
+                errors[number] = error
+                return
+
+    lanes = [threading.Thread(target=check, args=(lane,), daemon=True) for lane in range(_AT_ONCE)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    if errors:
+        raise errors[min(errors)]
 
 
 def _check_tokenizer(data: DataDir) -> None:

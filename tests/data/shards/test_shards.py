@@ -79,6 +79,26 @@ def test_a_source_that_is_not_there_a_truncated_shard_and_a_missing_file_are_ref
         shards.open_data(copy)
 
 
+def test_many_files_are_checked_at_once_and_the_first_that_is_damaged_is_named(copy, monkeypatch):
+    whole = json.loads((copy / "manifest.json").read_text())
+    shard = whole["sources"]["prose"]["train"]["shards"][0]
+    copies = [shard | {"file": f"train/prose/copy-{i}.array_record"} for i in range(160)]
+    for entry in copies:
+        (copy / entry["file"]).hardlink_to(copy / shard["file"])
+    whole["files"] += copies
+    data = shards.DataDir(copy, whole, "")
+    shards._check_files(data)
+    records = {str(copy / entry["file"]): entry.get("records") for entry in data.files()}
+    monkeypatch.setattr(shards, "_count_records", lambda path: time.sleep(0.05) or records[str(path)])
+    began = time.monotonic()
+    shards._check_files(data)
+    assert time.monotonic() - began < 160 * 0.05 / 4
+    for i in (150, 77, 80):
+        (copy / copies[i]["file"]).unlink()
+    with pytest.raises(ConfigError, match=r"copy-77.array_record is damaged \(it is missing\)"):
+        shards._check_files(data)
+
+
 def test_a_shard_of_the_right_size_without_its_index_is_refused(copy):
     """As a crash can leave it: the file system gave the length but not the end of the data."""
     shard = next((copy / "train" / "prose").glob("*.array_record"))
