@@ -102,8 +102,12 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
         key = f"files of {name}"
         try:
             remote = "://" in source.spec.path or source.spec.path.startswith("hub:")
-            units = () if remote else split_source(source.spec, int(settings.task_mb * 1e6))
-            wanted[key] = _signature(units) if units else built.get(key)
+            task_bytes = int(settings.task_mb * 1e6)
+            # Earlier versions did not cut small sources.
+            cuts = (
+                [] if remote else [_signature(split_source(source.spec, task_bytes, spread=x)) for x in (True, False)]
+            )
+            wanted[key] = next((cut for cut in cuts if cut == built.get(key)), cuts[0]) if cuts else built.get(key)
         except ConfigError:
             wanted[key] = built.get(key)  # finished data is often carried to another machine without its sources
         for spec in source.stages:

@@ -13,14 +13,24 @@ from jaxlm.corpus.stage import Document
 
 # With max_bytes, each unit that is read gives task_bytes / 16 of text; the units are spread evenly over the source.
 _SAMPLED_PART = 16
+_UNITS = 16  # of a small source
+_LEAST_BYTES = 2_000_000  # of a unit: starting a task takes a tenth of a second
 
 
-def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
+def split_source(
+    spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None, spread: bool = True
+) -> list[Unit]:
     """Splits a source into units of about `task_bytes`, in a fixed order. Raises ConfigError if it has no files.
 
     With `spec.max_bytes`, returns units spread evenly over the source. Counts files without a known format in `others`.
+    spread: cut a small source into several units too, so that it uses several cores. Units depend on no number of cores.
     """
     parts = find_parts(spec, task_bytes, others)
+    least = max(_LEAST_BYTES, sum(part.size for part in parts) // _UNITS)
+    if spread and least < task_bytes:
+        task_bytes = least
+        if any(part.size > task_bytes for part in parts):
+            parts = find_parts(spec, task_bytes)
     grouped, size = [[]], 0
     for part in parts:
         if grouped[-1] and size + part.size > task_bytes:
