@@ -133,15 +133,23 @@ class CodeSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PiiSettings:
-    kinds: tuple[str, ...] = key(("secret", "email", "iban", "card", "ssn", "ip", "phone"), "of personal data")
-    regions: tuple[str, ...] = key(("US",), 'whose phone numbers are known without "+" and country code; ISO codes')
+    kinds: tuple[str, ...] = key(("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data")
+    regions: tuple[str, ...] = key(
+        ("US",), "whose phone numbers are known without country code, besides those of a text's language; ISO codes"
+    )
     keep_emails: tuple[str, ...] = key(
         (
             r".*@([\w-]+\.)*example\.(com|org|net|edu)",
             r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
             r".*@users\.noreply\.github\.com",
+            r"(info|contact|kontakt|contato|contacto|support|help|helpdesk|service|sales|press|presse|office|security|abuse|bugs?|"
+            r"feedback|hello|team|admin|root|(web|post|host|list)master|mailer-daemon|privacy|legal|jobs|billing|orders?)@.*",
+            r"([\w.-]*[._-])?(devel|users|dev|announce|discuss|list|bugs|commits|patches|request|owner)@.*|[\w.-]+devel@.*",
+            r".*@([\w-]+\.)*(lists?|mailman|groups|googlegroups)\..*",
+            r".*@(your|my)-?(domain|company|site|host|server|organi[sz]ation|org|mail|email|isp|provider)\..*",
+            r"(you|your[._-]?(name|email|address|mail)|name|someone|somebody|user(name)?|foo|nobody)@.*",
         ),
-        "addresses that stay: regexes of the whole address, case aside",
+        "addresses that stay, such as those of roles and lists: regexes of the whole address, case aside",
     )
 
 
