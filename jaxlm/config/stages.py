@@ -34,7 +34,8 @@ class LanguageSettings:
     min_score: float = key(0.5, "probability below which the language counts as uncertain, and the document goes")
     sample_chars: int = key(600, "looked at, from beginning, middle and end")
     keep_doubtful: bool = key(
-        False, "keep prose whose language is uncertain, and texts without letters; lists of names and tables always stay"
+        False,
+        "keep prose whose language is uncertain, and texts without letters; lists of names and tables always stay",
     )
     model: str = key("", 'a fastText model file, such as lid.176.ftz; "" = py3langid')
 

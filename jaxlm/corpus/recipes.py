@@ -4,7 +4,7 @@ import pathlib
 import typing
 from collections.abc import Mapping
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, older
 
 MANIFEST = "prepared.json"  # here, so that the command line imports no library for it
 
@@ -31,13 +31,15 @@ def with_newer_settings(
 ) -> dict[str, typing.Any]:
     """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
-    Finished data may be older than a setting, whose default keeps the old behaviour.
+    Finished data may be older than a setting, whose default keeps the old behaviour, or than a setting's default: one that it
+    has at an earlier default, and `wanted` at today's, is today's in what is returned.
     """
 
-    def filled(was: object, now: object, defaults: Mapping) -> object:
+    def filled(was: object, now: object, defaults: Mapping, earlier: Mapping) -> object:
         if not isinstance(was, dict) or not isinstance(now, dict):
             return was
-        return was | {k: v for k, v in now.items() if k not in was and k in defaults and defaults[k] == v}
+        lacks = {k for k in now if k not in was or (k in earlier and was[k] == earlier[k])}
+        return was | {k: v for k, v in now.items() if k in lacks and k in defaults and defaults[k] == v}
 
     recipe = dict(built)
     for key in built.keys() & wanted.keys():
@@ -46,13 +48,16 @@ def with_newer_settings(
         if key.startswith("stages of ") and isinstance(was, list):
             stages_now = dict(line for line in now if isinstance(line, list))
             recipe[key] = [
-                [line[0], filled(line[1], stages_now.get(line[0]), stages.get(line[0], {}))]
+                [
+                    line[0],
+                    filled(line[1], stages_now.get(line[0]), stages.get(line[0], {}), older.EARLIER.get(line[0], {})),
+                ]
                 if isinstance(line, list)
                 else line
                 for line in was
             ]
         elif kind in ("source", "stage"):
-            recipe[key] = filled(was, now, source if kind == "source" else stages.get(name, {}))
+            recipe[key] = filled(was, now, source if kind == "source" else stages.get(name, {}), {})
     return recipe
 
 

@@ -107,27 +107,35 @@ def _is_secret(text: str, start: int, end: int) -> bool:
 
 # Passwords. "password" in several languages, perhaps within a name such as DB_PASSWORD; then what assigns; then the value.
 _STEMS = (
-    "assw", "asscode", "assphrase", "ASSW", "pass:", "pass=", "pass =", "_pass", "PASS=", "_PASS", "pass\"", "pwd", "PWD",
-    "ennwort", "mot de passe", "mdp", "ontrase", "clave", "senha", "wachtwoord", "adgangskode", "salasana", "heslo", "parola",
+    "assw", "asscode", "assphrase", "ennwort", "ontrase", "clave",
+    "ASSW", "pass:", "pass=", "pass =", "_pass", "PASS=", "_PASS", "pass\"", "pwd", "PWD",
+    "mot de passe", "mdp", "senha", "wachtwoord", "adgangskode", "salasana", "heslo", "parola",
 )  # fmt: skip
-_FOREIGN_STEMS = ("as\u0142o", "\xf6senord", "jelsz\xf3", "\u0430\u0440\u043e\u043b\u044c", "\u5bc6\u7801", "\u30d1\u30b9\u30ef")
+_FOREIGN_STEMS = (
+    "as\u0142o",
+    "\xf6senord",
+    "jelsz\xf3",
+    "\u0430\u0440\u043e\u043b\u044c",
+    "\u5bc6\u7801",
+    "\u30d1\u30b9\u30ef",
+)
 _AROUND = (14, 200)  # characters before and after a stem that are looked at
 _NAME = (
-    r"(?:passwor[dt]|passwd|passcode|passphrase|(?<![a-z])pass(?![a-z])|kennwort|mot de passe|(?<![a-z])mdp|contrase\xf1a|contrasena|"
-    r"(?<!\w)clave|(?<!\w)senha|palavra-passe|wachtwoord|has[\u0142\u0141]o|l\xf6senord|adgangskode|salasana|(?<!\w)heslo|jelsz\xf3|"
-    r"(?<!\w)parola|\u043f\u0430\u0440\u043e\u043b\u044c|\u5bc6\u7801|\u30d1\u30b9\u30ef\u30fc\u30c9|(?<![a-z])pwd|psswd)"
+    r"(?:passwor[dt]|passwd|passcode|passphrase|(?<![a-z])pass(?![a-z])|kennwort|mot de passe|(?<![a-z])mdp|"
+    r"contrase\xf1a|contrasena|(?<!\w)clave|(?<!\w)senha|palavra-passe|wachtwoord|has[\u0142\u0141]o|l\xf6senord|adgangskode|"
+    r"salasana|(?<!\w)heslo|jelsz\xf3|(?<!\w)parola|\u043f\u0430\u0440\u043e\u043b\u044c|\u5bc6\u7801|\u30d1\u30b9\u30ef\u30fc\u30c9|(?<![a-z])pwd|psswd)"
 )
 _IS = r"(?:is|was|lautet|ist|est|es|\xe8|\xe9|jest|er)(?:[ \t](?:now|still|jetzt|ahora|set[ ]to|changed[ ]to)\b)?"
 _ASSIGNED = re.compile(
     rf"(?i){_NAME}\w*"
     r"(?:[ \t](?:for|to|of|on|f\xfcr|zum|zur|vom|de|du|del|para|per|di|do|da|van|voor)[ \t][^\n:=.\"']{1,40}?)?"
-    r"(?:(?P<closed>[\"'`\])*]{1,3})[ \t]{0,3}(?P<comma>,)|[\"'`\])*]{0,3}[ \t]{0,3}(?:=>|:=|={1,3}|:=?|(?P<tag>>)|(?P<verb>(?<=[ \t])"
-    + _IS
-    + r"(?=[ \t]):?)))[ \t]{0,3}:?[ \t]{0,3}"
+    r"(?:[\"'`\])*]{1,3}[ \t]{0,3}(?P<comma>,)|[\"'`\])*]{0,3}[ \t]{0,3}(?:=>|:=|={1,3}|:=?|>|"
+    rf"(?P<verb>(?<=[ \t]){_IS}(?=[ \t]))))[ \t]{{0,3}}:?[ \t]{{0,3}}"
     r"(?P<quote>\\?[\"'`\u201c\u201e]?)(?P<value>[^\s\"'`\u201c\u201d<]{4,100})(?P<after>[\"'`\u201c\u201d(<]?)"
 )
 _OPTION = re.compile(  # curl -u "user:...", sshpass -p ..., mysql -p..., .netrc, SQL
-    r"(?:(?<![\w-])(?:-u|--user|--proxy-user)[ =]?[\"']?[^\s:\"'$<{]+:|\bsshpass[ ]-p[ ]?[\"']?|--passw(?:or)?d[ ][\"']?|\bmysql\w*[ ](?:[^\n]{0,60}?[ ])?-p[\"']?|"
+    r"(?:(?<![\w-])(?:-u|--user|--proxy-user)[ =]?[\"']?[^\s:\"'$<{]+:|\bsshpass[ ]-p[ ]?[\"']?|"
+    r"--passw(?:or)?d[ ][\"']?|\bmysql\w*[ ](?:[^\n]{0,60}?[ ])?-p[\"']?|"
     r"\blogin[ ]\S+[ ]+password[ ]|(?i:\bidentified[ ]by[ ])[\"'])(?P<value>[^\s\"'`]{4,100})"
 )
 _AT = re.compile(r"(?<![\w/.])[\w.-]{2,40}:([^\s:@/\"'<>]{6,40})\Z")  # user:password@host
@@ -146,8 +154,11 @@ _EXAMPLE_WORDS = re.compile(
     r"new|old|the|a|an|db|database|some|any|super|top|very|strong|secure|long|good|bad|wrong|right|correct|temp|login|motdepasse|"
     r"contrasena|clave|senha|postgres|mysql|redis|mongo|hash|enter|here|is|in|and|or|only|protected|required|x|y|z)*"
 )
+_EXAMPLE_LETTERS = 32  # `_EXAMPLE_WORDS` tries all ways to part a string into words
 _LEET = str.maketrans("013457@$!", "oieastasi")
-_ALGORITHM = re.compile(r"(?i)(?:s?sha|md|base|utf|aes|des|rsa|bcrypt|scrypt|argon|pbkdf|oauth|crypt|ntlm|iso|rfc|fips|tls|v)[-_]?\d")
+_ALGORITHM = re.compile(
+    r"(?i)(?:s?sha|md|base|utf|aes|des|rsa|bcrypt|scrypt|argon|pbkdf|oauth|crypt|ntlm|iso|rfc|fips|tls|v)[-_]?\d"
+)
 
 
 def _passwords(text: str) -> collections.abc.Iterator[tuple[int, int]]:
@@ -175,7 +186,7 @@ def _passwords(text: str) -> collections.abc.Iterator[tuple[int, int]]:
 def _assignments(text: str) -> collections.abc.Iterator[re.Match]:
     """Yields the matches of `_ASSIGNED`, which is too slow for a whole text."""
     assigns = any(mark in text for mark in (":", "=", ">", '", "', "', '"))
-    stems = _STEMS if assigns or not text.isascii() or " est " in text else _STEMS[:3]  # or a verb does
+    stems = _STEMS if assigns or not text.isascii() or " est " in text else _STEMS[:6]  # or a verb does
     for stem in stems if text.isascii() else _STEMS + _FOREIGN_STEMS:
         at = text.find(stem)
         while at >= 0:
@@ -226,8 +237,7 @@ def _stands_in(value: str) -> bool:
     return bool(
         _PLACEHOLDER.match(value)
         or _EXAMPLE.search(value)
-        or _EXAMPLE_WORDS.fullmatch(letters)
-        or _EXAMPLE_WORDS.fullmatch(leet)
+        or (len(letters) <= _EXAMPLE_LETTERS and (_EXAMPLE_WORDS.fullmatch(letters) or _EXAMPLE_WORDS.fullmatch(leet)))
         or _ALGORITHM.match(value)
     )
 
@@ -238,11 +248,21 @@ _KEY_NAME = re.compile(
     r"[ _.-]?|(?<=[A-Z])_)\Z"
 )
 _KEY = re.compile(
-    r"(?:(?P<key>key)|token|secret|bearer(?P<bearer>[ ]))(?:_?id)?[\"'`\])]{0,2}[ \t]{0,3}"
-    r"(?:(?<=(?<=earer)[ ])|=>|:=|={1,3}|:|,(?=[ ]?[\"'])|(?<=[ \t])is[ \t])[ \t]{0,3}(?:bearer[ ])?(?P<quote>[\"'`]?)(?P<value>[\w+/=.~-]{16,200})",
+    r"(?:(?P<key>key)|token|secret|bearer[ ])(?:_?id)?[\"'`\])]{0,2}[ \t]{0,3}"
+    r"(?:(?<=(?<=earer)[ ])|=>|:=|={1,3}|:|,(?=[ ]?[\"'])|(?<=[ \t])is[ \t])[ \t]{0,3}(?:bearer[ ])?"
+    r"(?P<quote>[\"'`]?)(?P<value>[\w+/=.~-]{16,200})",
     re.IGNORECASE,
 )
-_KEY_STEMS = {"key": 0, "KEY": 0, "Key": 0, "oken": 1, "OKEN": 1, "ecret": 1, "ECRET": 1, "earer": 1}  # where a name begins
+_KEY_STEMS = {
+    "key": 0,
+    "KEY": 0,
+    "Key": 0,
+    "oken": 1,
+    "OKEN": 1,
+    "ecret": 1,
+    "ECRET": 1,
+    "earer": 1,
+}  # where a name begins
 
 
 def _keys(text: str) -> collections.abc.Iterator[tuple[int, int]]:

@@ -35,8 +35,8 @@ _QUOTATION = re.compile(
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?\u2026\u3002])\s|[;:|\n]")
 _WORDS = re.compile(  # in a row: no comma, number, file name, or operator between them
-    r"(?:(?<![^\s(\xbf\xa1'\u2019\u2013\u2014-])[^\W\d_]+(?:['\u2019-][^\W\d_]+)*(?:[ \n](?=[^\W\d_])|(?=[\s.,;:!?)\u2026\u2013\u2014'\u2019-]|\Z))){%d,}"
-    % _RUN
+    r"(?:(?<![^\s(\xbf\xa1'\u2019\u2013\u2014-])[^\W\d_]+(?:['\u2019-][^\W\d_]+)*"
+    rf"(?:[ \n](?=[^\W\d_])|(?=[\s.,;:!?)\u2026\u2013\u2014'\u2019-]|\Z))){{{_RUN},}}"
 )
 _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in Markdown
 

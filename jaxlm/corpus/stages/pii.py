@@ -137,19 +137,19 @@ _BEFORE = 28  # characters looked at,
 _SENTENCE = 64  # or as much of the sentence
 _LABEL_NUMBER = re.compile(  # "order no. 4111111111111111"
     r"(?i)\b(?:isbn|issn|doi|order|invoice|serial|part|model|sku|ref|reference|case|ticket|id|version|patent|asin|upc|ean|"
-    r"tracking|imei|oid|build|commit|rev|revision|item|catalog(?:ue)?|barcode|vol(?:ume)?|pp?|pages?|meter|parcel|account|customer|"
-    r"\w*(?:bestell|rechnungs|auftrags|artikel|serien|kunden|teile)nummer|unter der nummer|commande|facture|r\xe9f\xe9rence|pedido|factura|"
-    r"referencia|ordine|fattura|articolo|matricola|fatura|encomenda)"
+    r"tracking|imei|oid|build|commit|rev|revision|item|catalog(?:ue)?|barcode|vol(?:ume)?|pp?|pages?|meter|parcel|"
+    r"\w*(?:bestell|rechnungs|auftrags|artikel|serien|kunden|teile)nummer|unter der nummer|commande|facture|"
+    r"r\xe9f\xe9rence|pedido|factura|referencia|ordine|fattura|articolo|matricola|fatura|encomenda)"
     r"\W{0,3}(?:no\b\.?|nr\b\.?|n[\xb0\xba]|number|code)?(?:\s(?:is|was))?\W{0,3}\Z"
 )
 _LABEL_VERSION = re.compile(
-    r"(?i)(?:\b(?:versi[o\xf3]n[es]?|vers\xe3o|wersja|versie|ver|v|rel|releases?|r|sections?|sec|chapters?|appendix|clause|figure|fig|table|rule|"
-    r"rfc|build|kernel|firmware|driver|update|upgraded?|oid|step|article|para(?:graph)?|part|abschnitte?|kapitel|ziffer|secci[o\xf3]n|chapitre|"
-    r"cap[i\xed]tulo|sezione|capitolo)\b\.?|§)[\s:=#(]{0,3}(?:(?:to|is|from|and|or|auf|vers|a)\s)?\Z"
+    r"(?i)(?:\b(?:versi[o\xf3]n[es]?|vers\xe3o|wersja|versie|ver|v|rel|releases?|r|sections?|sec|chapters?|appendix|clause|"
+    r"figure|fig|table|rule|rfc|build|kernel|firmware|driver|update|upgraded?|oid|step|article|para(?:graph)?|part|"
+    r"abschnitte?|kapitel|ziffer|secci[o\xf3]n|chapitre|cap[i\xed]tulo|sezione|capitolo)\b\.?|§)[\s:=#(]{0,3}(?:(?:to|is|from|and|or|auf|vers|a)\s)?\Z"
 )
 _LABEL_UPGRADE = re.compile(  # "upgrading the server from 5.15.0.91 to "
-    r"(?i)\b(?:(?:up|down)grad|updat|migrat|bump|aktualisier|mise? \xe0 jour|mettre \xe0 jour|actualiz|aggiorn|atualiz)[^.!?\n]{0,40}?"
-    r"\s(?:from|to|auf|von|vers|de|\xe0|a|al?la|da)\s(?:v?\d[\d.]*\s(?:to|auf|vers|\xe0|a)\s)?v?\Z"
+    r"(?i)\b(?:(?:up|down)grad|updat|migrat|bump|aktualisier|(?:mise?|mettre) \xe0 jour|actualiz|aggiorn|atualiz)"
+    r"[^.!?\n]{0,40}?\s(?:from|to|auf|von|vers|de|\xe0|a|al?la|da)\s(?:v?\d[\d.]*\s(?:to|auf|vers|\xe0|a)\s)?v?\Z"
 )
 _LABEL_ADDRESS = re.compile(
     r"(?i)(?://|@|\b(?:ip|ipv4|addr(?:ess)?|adresse|direcci[o\xf3]n|indirizzo|endere\xe7o|hosts?|server|serveur|servidor|gateway|dns|nameserver|"
@@ -244,7 +244,9 @@ def _ibans(text: str, settings: Settings, code: str) -> Spans:
 
 
 _SSN = re.compile(r"\d(?<![\w.,/-]\d)\d{2}(?:-\d{2}-|[ \xa0]\d{2}[ \xa0]|\d{2}| - \d{2} - )\d{4}(?![\w/-]|\.\d)")
-_LABEL_SSN = re.compile(r"(?i)(?:\bssns?\b|\bss ?(?:#|no\b|num)|\bsoc(?:ial)?(?: security|\.? sec\b|,| is| number|:|\Z))[^\d\n]{0,36}\Z")
+_LABEL_SSN = re.compile(
+    r"(?i)(?:\bssns?\b|\bss ?(?:#|no\b|num)|\bsoc(?:ial)?(?: security|\.? sec\b|,| is| number|:|\Z))[^\d\n]{0,36}\Z"
+)
 _SSN_AFTER = re.compile(r"(?i)\s?[(,]?\s?(?:is (?:my|his|her|their) )?(?:ssn\b|social security)")
 
 
@@ -252,7 +254,11 @@ def _ssns(text: str, settings: Settings, code: str) -> Spans:
     for match in _SSN.finditer(text):
         before = _before(text, match.start(), _SENTENCE)
         labelled = _LABEL_SSN.search(before) or _SSN_AFTER.match(text, match.end())
-        if ssn.is_valid(re.sub(r"\D", "", match[0])) and ("-" in match[0] or labelled) and not _LABEL_NUMBER.search(before):
+        if (
+            ssn.is_valid(re.sub(r"\D", "", match[0]))
+            and ("-" in match[0] or labelled)
+            and not _LABEL_NUMBER.search(before)
+        ):
             yield match.span()
 
 
@@ -291,23 +297,24 @@ _LABEL_CALL = re.compile(
 _ASKS_CALL = re.compile(
     r"(?i)(?:\b(?:call|calling|dial|text|sms|ring|phone|reach|reached|contact|whatsapp|message|"
     r"\w*r[u\xfc]f\w*|\w*anruf\w*|erreich\w+|meld\w+|kontakt\w*|telefon\w*|handy\w*|mobil\w*|"
-    r"appel\w*|t[e\xe9]l[e\xe9]phon\w*|joindre|joignable|contact\w*|compose[rz]?|portable|num[e\xe9]ro|(?:mein\w*|my|mi|mijn|meu|moj\w*|mitt?|mio|mon) (?:num\w+|nr)|"
+    r"appel\w*|t[e\xe9]l[e\xe9]phon\w*|joindre|joignable|contact\w*|compose[rz]?|portable|num[e\xe9]ro|"
+    r"(?:mein\w*|my|mi|mijn|meu|moj\w*|mitt?|mio|mon) (?:num\w+|nr)|"
     r"ll[a\xe1]m\w+|tel[e\xe9]fon\w*|m[o\xf3]vil|contact[ae]\w*|marca[rd]?|n[u\xfa]mero|chiam\w+|cellulare|rivolgersi|cell|"
     r"lig(?:ar|ue|uem)|fal(?:ar|e)|celular|cham[ae]\w*|bel(?:len|t)?|bereik\w+|dzwoni\w+|zadzwo\w+|ring\w*|ringa|soita\w*|zavol\w*|volat)\b)"
-    r"(?:[^\d.!?\n]|\b[A-Z][a-z]{0,3}\.){0,48}?(?:(?:\s|^)(?:on|at|under|or|unter|ist|au|le|est|al|el|es|allo|il|lo|\xe8|\xe9|ao|no|o|pelo|para|op|numer|p\xe5|"
-    r"num[e\xe9]ro|n\xfamero|nummer|number|nr\.?|n[\xb0\xba]\.?)|[:,(])\s*\(?\Z"
+    r"(?:[^\d.!?\n]|\b[A-Z][a-z]{0,3}\.){0,48}?"
+    r"(?:\s(?:on|at|under|or|unter|ist|au|le|est|al|el|es|allo|il|lo|\xe8|\xe9|ao|no|o|pelo|para|op|numer|p\xe5|num[e\xe9]ro|n\xfamero|nummer|number|nr\.?|n[\xb0\xba]\.?)|[:,(])\s*\(?\Z"
 )
 _DATE = re.compile(r"(?:1[89]|20)\d\d\s?[-/.\u2013]\s?\d\d?(?:\d\d)?\b|\d\d?[-/.]\d\d?[-/.](?:1[89]|20)\d\d")
 
 
 # Languages, and the countries whose numbers a text in it may hold.
 _COUNTRIES = {
-    "en": "US GB CA AU IE NZ IN ZA", "de": "DE AT CH", "fr": "FR BE CH", "es": "ES MX AR CO CL PE", "it": "IT CH", "pt": "BR PT",
-    "ca": "ES", "gl": "ES", "eu": "ES", "nl": "NL BE", "lb": "LU DE", "da": "DK", "sv": "SE FI", "no": "NO", "nb": "NO", "nn": "NO",
-    "fi": "FI", "is": "IS", "pl": "PL", "cs": "CZ", "sk": "SK", "hu": "HU", "ro": "RO", "bg": "BG", "el": "GR CY", "tr": "TR",
-    "ru": "RU BY KZ", "uk": "UA", "hr": "HR", "sr": "RS", "bs": "BA", "sl": "SI", "lt": "LT", "lv": "LV", "et": "EE", "he": "IL",
-    "ar": "EG SA AE MA", "fa": "IR", "hi": "IN", "ur": "PK", "bn": "BD", "ja": "JP", "ko": "KR", "zh": "CN TW HK", "vi": "VN",
-    "th": "TH", "id": "ID", "ms": "MY", "tl": "PH",
+    "en": "US GB CA AU IE NZ IN ZA", "de": "DE AT CH", "fr": "FR BE CH", "es": "ES MX AR CO CL PE", "it": "IT CH",
+    "pt": "BR PT", "ca": "ES", "gl": "ES", "eu": "ES", "nl": "NL BE", "lb": "LU DE", "da": "DK", "sv": "SE FI", "no": "NO",
+    "nb": "NO", "nn": "NO", "fi": "FI", "is": "IS", "pl": "PL", "cs": "CZ", "sk": "SK", "hu": "HU", "ro": "RO", "bg": "BG",
+    "el": "GR CY", "tr": "TR", "ru": "RU BY KZ", "uk": "UA", "hr": "HR", "sr": "RS", "bs": "BA", "sl": "SI", "lt": "LT",
+    "lv": "LV", "et": "EE", "he": "IL", "ar": "EG SA AE MA", "fa": "IR", "hi": "IN", "ur": "PK", "bn": "BD", "ja": "JP",
+    "ko": "KR", "zh": "CN TW HK", "vi": "VN", "th": "TH", "id": "ID", "ms": "MY", "tl": "PH",
 }  # fmt: skip
 _LANGUAGE_CHARS = 600  # of a text whose language nobody told
 
@@ -398,7 +405,11 @@ def _is_grouped(number: str) -> bool:
     separators = re.findall(r"\D+", number)
     if number[0] == "0" or ")" in number:
         return bool(separators) and separators != ["."]
-    return len(separators) > 1 and sum(map(str.isdigit, number)) >= 9 and not re.fullmatch(r"\d{1,3}(?:\D\d{3})+|\d+(?:\.\d+){3}", number)
+    return (
+        len(separators) > 1
+        and sum(map(str.isdigit, number)) >= 9
+        and not re.fullmatch(r"\d{1,3}(?:\D\d{3})+|\d+(?:\.\d+){3}", number)
+    )
 
 
 def _is_of(number: str, regions: tuple[str, ...], called: bool) -> bool:
