@@ -31,6 +31,13 @@ def docs(c: ConfigDict) -> tuple[str, ...]:
     for limit in repetition:  # a page of one line a hundred times is no manual; an index, a table of codes is
         repetition[limit] = 0.9
     c.prepare.stages.html.min_chars = 20
+    c.prepare.stages.near.threshold = 0.8  # pages on krb5_encrypt and krb5_decrypt are no copies
+    c.prepare.stages.junk.patterns = (
+        "annotation",
+        "chat_tokens",
+        "log_run",
+        "blob",
+    )  # whole lines, outside code and tables
     return (
         "html",
         "unicode",
@@ -48,6 +55,10 @@ def docs(c: ConfigDict) -> tuple[str, ...]:
 
 def web(c: ConfigDict) -> tuple[str, ...]:
     """Pages of many hands, such as crawls: the rules of Gopher, C4 and FineWeb, as FineWeb has them."""
+    c.prepare.stages.junk.patterns = (
+        *("annotation", "chat_tokens", "unk", "lorem", "assistant", "log", "blob"),
+        *("invisible", "homoglyph", "mojibake"),
+    )
     rules = ("language", "gopher_repetition", "gopher_quality", "c4", "fineweb")
     return ("html", "unicode", "debris", *rules, "code", "pii", "junk", "exact", "near", "lines")
 

@@ -9,6 +9,7 @@ from jaxlm.corpus import documents, prepare, removals
 from jaxlm.corpus.audit import audit
 from jaxlm.corpus.tally import stage_order
 from jaxlm.data.batches.rows import MOST_PASSES
+from jaxlm.host import files
 from jaxlm.host.console import megabytes, print_table, say
 
 _STRICT = 3  # the exit code of --strict
@@ -33,8 +34,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     _say_taken(config, done, args.preset)
     inspected = data_report.inspect(config, done)
     page = data_report.write(config, done, inspected)
-    losses = removals.losses(done.manifest, inspected) + _passes(config, done, bool(args.preset))
-    for line in losses:
+    losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"]) + _passes(
+        config, done, bool(args.preset)
+    )
+    drawn = files.json_there(done.path / "clusters.json").get("drawn")  # older versions drew none
+    for line in [*(removals.judged(drawn) if drawn else []), *losses]:
         say(line)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
     say(f"prepared, sha256 {done.sha256[:12]}; open {page}")

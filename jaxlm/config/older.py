@@ -17,6 +17,7 @@ from ml_collections import config_dict
 from jaxlm.config.corpora import PrepareConfig
 from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.schema import Config, EvalConfig
+from jaxlm.config.stages import PiiSettings
 from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further
@@ -55,17 +56,6 @@ _SETTINGS: dict[str, dict[str, object]] = {
         "max_notice_chars": 200,
     }
 }
-# Stages -> earlier defaults of their settings, as recipes contain them. Data made with one counts as made with today's.
-EARLIER: dict[str, dict[str, object]] = {
-    "pii": {
-        "kinds": ["secret", "email", "iban", "card", "ssn", "ip", "phone"],
-        "keep_emails": [
-            r".*@([\w-]+\.)*example\.(com|org|net|edu)",
-            r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
-            r".*@users\.noreply\.github\.com",
-        ],
-    }
-}
 _INSTEAD = (
     _GONE
     | {name: meaning for name, (_, meaning) in _FIXED.items()}
@@ -75,6 +65,36 @@ _INSTEAD = (
         for key, value in of.items()
     }
 )
+# Settings of stages -> (older, newer) defaults, also those of recipes for folders. Data that the older ones prepared stays.
+CHANGED: dict[str, dict[str, tuple[tuple[object, object], ...]]] = {
+    "pii": {
+        "kinds": ((["secret", "email", "iban", "card", "ssn", "ip", "phone"], list(PiiSettings().kinds)),),
+        "keep_emails": (
+            (
+                [
+                    r".*@([\w-]+\.)*example\.(com|org|net|edu)",
+                    r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
+                    r".*@users\.noreply\.github\.com",
+                ],
+                list(PiiSettings().keep_emails),
+            ),
+        ),
+    },
+    "lines": {"max_removed": ((0.5, 1.0),)},
+    "near": {"threshold": ((0.6, 0.8),)},
+    "junk": {
+        "patterns": (
+            (["annotation", "chat_tokens"], ["annotation", "chat_tokens", "log_run", "blob"]),
+            (
+                ["annotation", "chat_tokens"],
+                [
+                    *("annotation", "chat_tokens", "unk", "lorem", "assistant", "log", "blob"),
+                    *("invisible", "homoglyph", "mojibake"),
+                ],
+            ),
+        )
+    },
+}
 # Removed stages of `prepare` -> the defaults of their settings. Documents that they prepared stay valid.
 STAGES: dict[str, dict[str, object]] = {
     "perplexity": {

@@ -196,7 +196,7 @@ class LinesSettings:
     min_share: float = key(0.05, "if it is this share of the site's documents too")
     min_chars: int = key(20, "shorter lines are left alone")
     min_paragraph_chars: int = key(200, "a paragraph on one line, this long, that comes back stays once")
-    max_removed: float = key(0.5, "share of a document's characters beyond which what is left of it goes too")
+    max_removed: float = key(1.0, "share of a document's characters beyond which what is left of it goes too; 1: never")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,6 +82,16 @@ def read_documents(path: pathlib.Path) -> Iterator[Document]:
         raise _damaged(path, str(error).splitlines()[0]) from None
 
 
+def read_row(path: pathlib.Path, row: int) -> Document:
+    """Returns one document of a file; reads its group of rows alone."""
+    with pq.ParquetFile(path) as file:
+        group, first = 0, 0
+        while first + (size := file.metadata.row_group(group).num_rows) <= row:
+            group, first = group + 1, first + size
+        values = file.read_row_group(group).slice(row - first, 1).to_pylist()[0]
+    return Document(values["text"], values["id"], files.json_of(values["meta"]), row)
+
+
 def verify(path: pathlib.Path, sha256: str) -> None:
     """Raises RunError if the sha256 of the file differs from `sha256`."""
     with path.open("rb") as content:

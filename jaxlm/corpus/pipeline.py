@@ -11,6 +11,7 @@ import gzip
 import json
 import pathlib
 import pickle
+import re
 import time
 import typing
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus import shared_blocks
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
@@ -27,6 +29,8 @@ from jaxlm.corpus.stage import Document, Edits, Remove, Stage
 from jaxlm.corpus.stages import registry
 from jaxlm.corpus.tally import FAILURES, StageTally, Tally, counted
 
+_WORD = re.compile(r"[^\W\d_]{2,}|[\u3040-\u9fff]")
+_LEAST_WORDS = 5  # of what repeated lines leave of a page: fewer are no text
 _CHANGES = 2  # changed documents shown, for each stage and task
 _CONTEXT = 60  # characters shown on either side of a change
 SHOWN = 20  # removed documents that are shown, for each source, stage and reason
@@ -51,6 +55,7 @@ class Plan:
     sources: dict[str, SourcePlan]
     units: tuple[tuple[str, Unit], ...]  # (source, unit) of each task
     global_settings: dict[str, dict[str, typing.Any]]
+    shared: dict[str, dict[str, shared_blocks.Shared]]  # source -> site -> what its pages share
     memory_gb: float  # for the joins of deduplication
     threads: int
 
@@ -275,7 +280,7 @@ class _Lines(Stage):
         place = meta.get("source", ""), meta.get("site", "")
         document.text, count = lines.remove(before, *place, self.settings, going, headings=headings)
         gone = 1 - len(document.text) / len(before)
-        if gone > self.settings["max_removed"] or not document.text.strip():
+        if gone > self.settings["max_removed"] or len(_WORD.findall(document.text)) < _LEAST_WORDS:
             return Remove("mostly repeated", f"{gone:.0%} of it stands in other documents")
         edits["repeated line or paragraph"] += count
         return None

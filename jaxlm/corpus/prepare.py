@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import pickle
+import random
 import shutil
 import sys
 import time
@@ -26,15 +27,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
-from jaxlm.corpus import recipes
-from jaxlm.corpus.dedup import lines, near
+from jaxlm.corpus import recipes, shared_blocks
+from jaxlm.corpus.dedup import compared, lines, near
+from jaxlm.corpus.dedup.near import ROW_BITS
 from jaxlm.corpus.dedup.sql import connect, quoted
+from jaxlm.corpus.documents import read_row
 from jaxlm.corpus.pipeline import SHOWN, Plan, SourcePlan
 from jaxlm.corpus.recipes import MANIFEST
 from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import check_fields, split_source
-from jaxlm.corpus.stages import registry
+from jaxlm.corpus.stages import html, registry
 from jaxlm.corpus.tally import Tally
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
@@ -135,6 +138,8 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, l
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
     plan.save(folder)
+    (folder / "stages").mkdir(exist_ok=True)
+    (folder / "stages" / html.SHARED).write_bytes(pickle.dumps(plan.shared))
     _build_stages(plan, folder, log)
     if wrong := [word for word in settings.engine_options if "=" not in word]:
         raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
@@ -197,13 +202,15 @@ def _stages(
 def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Plan:
     """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
-    units, unread = [], {}
+    units, unread, shared = [], {}, {}
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
             of_source = split_source(source.spec, task_bytes, others)
             check_fields(source.spec, of_source)
             units += [(name, unit) for unit in of_source]
+            if any(stage.name == "html" for stage in source.stages):
+                shared[name] = shared_blocks.find(source.spec, of_source)
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         path = source.spec.path  # two sources may share a folder: one reads its pages, the other its code
@@ -215,6 +222,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
         sources=planned,
         units=tuple(units),
         global_settings={name: dict(settings.stages[name]) for name in registry.GLOBAL_STAGES},
+        shared={name: sites for name, sites in shared.items() if sites},
         memory_gb=settings.memory_gb,
         # On a cluster the cores of this machine don't count.
         threads=(settings.workers or files.cores()) if engine == "local" else 1,
@@ -357,6 +365,9 @@ EXAMPLES = "examples.jsonl"
 FORMAT = 1
 OWNER = ".recipe"  # in documents/: the key of the recipe that made them
 _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
+_DRAWN = 200  # near duplicates whose removal is judged
+_FALSE = 0.2  # of a document's characters, in lines that the document that stays has not
+_SHOWN_CHARS = 1500
 
 
 def _check_read(folder: pathlib.Path, plan: Plan) -> None:
@@ -402,6 +413,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
+        **({"shared": _listed(plan.shared)} if plan.shared else {}),
         "sources": {
             name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
             for name, tally in tallies.items()
@@ -412,6 +424,13 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
     files.write_atomically(root / MANIFEST, content)
     shutil.rmtree(root / "work")
+
+
+def _listed(shared: Mapping[str, Mapping[str, shared_blocks.Shared]]) -> dict[str, dict[str, dict[str, list[str]]]]:
+    return {
+        source: {site: {place: sorted(texts) for place, texts in places.items()} for site, places in sites.items()}
+        for source, sites in shared.items()
+    }
 
 
 def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
@@ -455,6 +474,7 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
             JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s USING (doc)
             GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
     clusters = {
+        "drawn": _drawn(folder, plan),
         "sizes": {str(size): count for size, count in sizes},
         "largest": [
             {"kept": plan.name_of(doc, doc_id), "size": size, "members": [plan.name_of(*member) for member in members]}
@@ -462,6 +482,28 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
         ],
     }
     (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _drawn(folder: pathlib.Path, plan: Plan) -> dict[str, typing.Any]:
+    """Returns near duplicates drawn at random beside what stays, and how many of them say something else.
+
+    A removal is false if over a fifth of the document's characters are in lines that its keeper does not have.
+    """
+    table = pq.read_table(folder / "near.parquet", columns=["doc", "keeper"])
+    pairs = list(zip(table.column("doc").to_pylist(), table.column("keeper").to_pylist(), strict=True))
+    pairs = random.Random(0).sample(pairs, min(_DRAWN, len(pairs)))
+    shown, false = [], 0
+    for pair in pairs:
+        removed, kept = (
+            read_row(folder / "clean" / f"{doc >> ROW_BITS:06d}.parquet", doc & ((1 << ROW_BITS) - 1)) for doc in pair
+        )
+        share = compared.own_share(compared.of(removed), compared.of(kept))
+        false += share > _FALSE
+        if len(shown) < SHOWN:
+            ids = {"removed": plan.name_of(pair[0], removed.id), "kept": plan.name_of(pair[1], kept.id)}
+            texts = {"removed_text": removed.text[:_SHOWN_CHARS], "kept_text": kept.text[:_SHOWN_CHARS]}
+            shown.append(ids | texts | {"own_share": round(share, 3)})
+    return {"of": table.num_rows, "drawn": len(pairs), "false": false, "shown": shown}
 
 
 def examples(root: pathlib.Path) -> list[dict[str, str]]:

@@ -31,15 +31,15 @@ def with_newer_settings(
 ) -> dict[str, typing.Any]:
     """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
-    Finished data may be older than a setting, whose default keeps the old behaviour, or than a setting's default: one that it
-    has at an earlier default, and `wanted` at today's, is today's in what is returned.
+    Finished data may be older than a setting, or than its default (`older.CHANGED`).
     """
 
-    def filled(was: object, now: object, defaults: Mapping, earlier: Mapping) -> object:
+    def filled(name: str, was: object, now: object, defaults: Mapping) -> object:
         if not isinstance(was, dict) or not isinstance(now, dict):
             return was
-        lacks = {k for k in now if k not in was or (k in earlier and was[k] == earlier[k])}
-        return was | {k: v for k, v in now.items() if k in lacks and k in defaults and defaults[k] == v}
+        changed = older.CHANGED.get(name, {})
+        newer = {k: v for k, v in now.items() if k not in was and k in defaults and defaults[k] == v}
+        return was | newer | {k: v for k, v in now.items() if (was.get(k), v) in changed.get(k, ())}
 
     recipe = dict(built)
     for key in built.keys() & wanted.keys():
@@ -48,16 +48,13 @@ def with_newer_settings(
         if key.startswith("stages of ") and isinstance(was, list):
             stages_now = dict(line for line in now if isinstance(line, list))
             recipe[key] = [
-                [
-                    line[0],
-                    filled(line[1], stages_now.get(line[0]), stages.get(line[0], {}), older.EARLIER.get(line[0], {})),
-                ]
+                [line[0], filled(line[0], line[1], stages_now.get(line[0]), stages.get(line[0], {}))]
                 if isinstance(line, list)
                 else line
                 for line in was
             ]
         elif kind in ("source", "stage"):
-            recipe[key] = filled(was, now, source if kind == "source" else stages.get(name, {}), {})
+            recipe[key] = filled(name, was, now, source if kind == "source" else stages.get(name, {}))
     return recipe
 
 

@@ -2,20 +2,24 @@
 
 import collections
 import dataclasses
+import json
 import math
 import pathlib
 import re
+import shlex
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.corpus import prepare
+from jaxlm.corpus.audit import audit
 from jaxlm.corpus.sources import base
 
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of a stage's removals: settings are shown for reasons of at least this share
 _EXAMPLES = 3
 _REASONS = 3
+_MANY_ODD = 10  # documents
 _FEW_BYTES = 10_000  # of text: less is not reported, whatever its share
 _DETAIL_CHARS = 60
 _LINES = ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
@@ -60,7 +64,6 @@ _OFF = {
         "does not parse": "parses=False",
     },
     "near": {"near duplicate": "threshold=1"},
-    "lines": {"mostly repeated": "max_removed=1"},
 }
 _LANGUAGE = re.compile(r"\w+")
 
@@ -115,8 +118,13 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
     return taken
 
 
-def losses(manifest: Mapping[str, typing.Any], findings: Mapping[str, typing.Any]) -> list[str]:
-    """Returns a line for each loss that no stage alone shows: records not read, all stages together, junk, mismatch."""
+def losses(
+    manifest: Mapping[str, typing.Any], findings: Mapping[str, typing.Any], patterns: Sequence[str]
+) -> list[str]:
+    """Returns a line for each loss that no stage alone shows: records not read, all stages together, junk, mismatch.
+
+    patterns: those of the stage `junk`, to which a flag that removes more adds.
+    """
     lines = []
     for name, source in manifest["sources"].items():
         read, kept = source["read"], source["kept"]
@@ -135,17 +143,48 @@ def losses(manifest: Mapping[str, typing.Any], findings: Mapping[str, typing.Any
             lines.append(f"{sum(repaired.values()):,} documents of {name} are not UTF-8: {_counts(repaired)}")
         if lost := collections.Counter(read.get("lost", {})):
             lines.append(f"{lost.total():,} templates of {name} were left out with their words: {_counts(lost)}")
-    junk = [row for row in findings.get("junk") or () if row["junk"]]
-    for name in dict.fromkeys(row["source"] for row in junk):
-        rows = [row for row in junk if row["source"] == name]
-        worst = textwrap.shorten(rows[0]["text"], _DETAIL_CHARS, placeholder=" ...")
-        share = f"{rows[0]['share_of_documents']:.1%} of the documents"
-        lines.append(
-            f"junk in {name}: {len(rows)} string{'s' * (len(rows) > 1)}, the worst {worst!r} in {share}; see report.html"
-        )
+    for name in manifest["sources"]:
+        lines += _junk([row for row in findings.get("junk") or () if row["source"] == name], patterns)
     for name, advice in ((findings.get("mismatch") or {}).get("advice") or {}).items():
         if advice["action"] in ("lower", "drop"):
             lines.append(f"mismatch: {name}: {advice['sentence']}")
+    return lines
+
+
+def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
+    """Returns a line on how many near duplicates say something else than what stays, with a 95% interval (Wilson 1927)."""
+    n, false = drawn["drawn"], drawn["false"]
+    if not n:
+        return []
+    share, z = false / n, 1.96
+    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low, high = (max(0.0, min(1.0, (middle + side * half) / (1 + z * z / n))) for side in (-1, 1))
+    return [
+        f"near removed {drawn['of']:,} documents; of {n} drawn {false} say something that the document that stays does not "
+        f"({share:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
+    ]
+
+
+def _junk(rows: Sequence[Mapping[str, typing.Any]], patterns: Sequence[str]) -> list[str]:
+    """Returns the lines on one source's junk that is left, with the flag that would remove it, and on odd documents."""
+    lines, junk = [], [row for row in rows if row["junk"]]
+    if junk:
+        named = [
+            f"{textwrap.shorten(row['text'], _DETAIL_CHARS, placeholder=' ...')!r} in {row['share_of_documents']:.1%}"
+            for row in junk[:_EXAMPLES]
+        ]
+        wanted = dict.fromkeys([*patterns, *(row["pattern"] for row in junk[:_EXAMPLES])])
+        flag = shlex.quote(f"({', '.join(map(json.dumps, wanted))},)")
+        lines.append(
+            f"junk is left in {junk[0]['source']}: {', '.join(named)} of the documents; to remove it: "
+            f"--config.prepare.stages.junk.patterns={flag}"
+        )
+    for row in rows:
+        if row["kind"] == audit.DOCUMENTS and row["count"] >= _MANY_ODD:
+            shown = ", ".join(example["document"] for example in row["examples"][:_EXAMPLES])
+            lines.append(
+                f"{row['count']:,} documents of {row['source']} are unlike the rest ({row['text']}), such as {shown}"
+            )
     return lines
 
 

@@ -219,7 +219,25 @@ def _clusters(clusters: dict) -> Markup:
             members.append(tag("div", f"and {count(cluster['size'] - len(named))} more", class_="dim"))
         head = join([f"{count(cluster['size'])} documents like ", _id(kept)])
         parts.append(details(head, tag("div", *members, class_="example")))
-    return join(parts)
+    return join([*parts, *_drawn(clusters.get("drawn") or {})])
+
+
+def _drawn(drawn: dict) -> list[Markup]:
+    """Near duplicates drawn at random, each beside the document that stays."""
+    if not drawn.get("drawn"):
+        return []
+    false = (
+        f"{drawn['false']} of {drawn['drawn']} near duplicates drawn at random say something that what stays does not: "
+    )
+    false += "over a fifth of their characters are in lines that it does not have. Judge these yourself:"
+    parts = [tag("p", false)]
+    for pair in drawn["shown"]:
+        head = join(
+            [_id(pair["removed"]), f" went, {pair['own_share']:.0%} of it its own; ", _id(pair["kept"]), " stays"]
+        )
+        texts = [tag("pre", pair[name]) for name in ("removed_text", "kept_text")]
+        parts.append(details(head, tag("div", *texts, class_="beside")))
+    return parts
 
 
 def _junk(rows: list[dict]) -> Markup:

@@ -67,6 +67,8 @@ tbody th { position: sticky; left: 0; background: var(--back); max-width: 24rem;
 .spark { width: 12rem; height: 1.6rem; fill: var(--kept); background: var(--soft); vertical-align: middle; }
 .spark .median { fill: var(--gone); } td details { margin: 0; }
 details { margin: .4rem 0; } details details { margin-left: 1rem; } summary { cursor: pointer; }
+.beside { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
+.beside pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 .example { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .8rem 0; font-size: .9rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem; border-radius: .4rem;
   font: .8rem/1.45 ui-monospace, monospace; margin: .3rem 0; unicode-bidi: isolate; max-height: 24rem; overflow-y: auto; }

@@ -64,7 +64,10 @@ def test_prepare_then_tokenize_write_one_report(capsys, folder):
     ("words", "message"),
     [
         (["--config.prepare.target=nowhere"], "nowhere"),
-        (["--config.prepare.sources.tales.text_key=body"], "source 'tales' gave no document"),
+        (
+            ["--config.prepare.sources.tales.text_key=body"],
+            "has no text in field 'body'; its fields are text: set text_key",
+        ),
         (["--config.prepare.sources.tales.stages=('exakt',)"], "did you mean 'exact'"),
         (["--config.engine=spark"], "choose one of local, ray, slurm"),
     ],

@@ -424,7 +424,9 @@ def test_a_document_that_others_repeat_for_the_most_part_goes(tmp_path):
             f"  c.prepare.sources.{name} = base.source({str(tmp_path / name)!r} + '.jsonl', ('lines',), priority={priority})"
         )
     (tmp_path / "config.py").write_text("\n".join([*lines, "  return c"]))
-    sources = run(tmp_path, tmp_path / "d").manifest["sources"]
+    stays = run(tmp_path, tmp_path / "stays").manifest["sources"]
+    assert stays["old"]["kept"]["documents"] == 2  # what is left of it is a text
+    sources = run(tmp_path, tmp_path / "d", "prepare.stages.lines.max_removed=0.5").manifest["sources"]
     assert sources["old"]["stages"][-1]["removed"] == {"mostly repeated": 1}
     assert sources["old"]["kept"]["documents"] == sources["curated"]["kept"]["documents"] == 1
 

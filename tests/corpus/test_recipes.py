@@ -53,6 +53,17 @@ def test_a_setting_that_is_newer_than_the_data_and_at_its_default_is_no_differen
     check(recipes.with_newer_settings(OLD, newer(), **DEFAULTS), newer())
 
 
+def test_a_default_that_changed_is_no_difference():
+    built = {
+        "stage lines": {"max_removed": 0.5},
+        "stages of web": [["junk", {"patterns": ["annotation", "chat_tokens"]}]],
+    }
+    now = {"stage lines": {"max_removed": 1.0}, "stages of web": [["junk", {"patterns": ["annotation", "unk"]}]]}
+    filled = recipes.with_newer_settings(built, now, source={}, stages={})
+    assert filled["stage lines"] == now["stage lines"]
+    assert filled["stages of web"] == built["stages of web"]  # not a recipe's: a user's own, which is a difference
+
+
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
@@ -69,7 +80,8 @@ def test_a_newer_setting_at_another_value_is_a_difference(wanted, told):
 
 def test_an_earlier_default_is_todays_and_another_value_is_a_difference():
     stages = json.loads(json.dumps(base.get_config().prepare.stages.to_dict()))
-    old = {"stages of a": [["pii", stages["pii"] | older.EARLIER["pii"]]]}
+    earlier = {name: was for name, ((was, _),) in older.CHANGED["pii"].items()}
+    old = {"stages of a": [["pii", stages["pii"] | earlier]]}
     wanted = {"stages of a": [["pii", stages["pii"]]]}
     check(recipes.with_newer_settings(old, wanted, source={}, stages=stages), wanted)
     own = {"stages of a": [["pii", stages["pii"] | {"kinds": ["email", "mac"]}]]}

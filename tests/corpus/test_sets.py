@@ -1,13 +1,17 @@
-"""The stages on sets of texts that were written before their rules (see sets/README.md)."""
+"""The stages and the audit on sets of texts that were written before their rules (see sets/README.md)."""
 
 import collections
+import importlib.util
 import json
 import pathlib
+import random
 import re
+import time
 
 import pytest
 
-from jaxlm.configs import base
+from jaxlm.configs import base, presets
+from jaxlm.corpus.audit import audit
 from jaxlm.corpus.sources import mediawiki
 from jaxlm.corpus.stage import Document
 from jaxlm.corpus.stages import registry
@@ -111,11 +115,68 @@ def test_wikitext_that_is_broken_or_deep_ends(text):
 
 
 def test_a_long_line_of_templates_takes_linear_time():
-    import time
-
     took = []
     for n in (2000, 8000):
         began = time.process_time()
         mediawiki.to_markdown("A {{convert|5|km}} b. " * n, frozenset())
         took.append(time.process_time() - began)
     assert took[1] < 10 * took[0]
+
+
+def planted_kinds():
+    spec = importlib.util.spec_from_file_location("junk", SETS / "junk.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def audited(texts):
+    counts = [audit.scan("source", texts)]
+    return audit.rank(counts, audit.contrast_of(counts, "", {}))
+
+
+def clean_documents(number):
+    """Documents of two clean texts each, in which every pair occurs once."""
+    texts, rng = [row["text"] for row in rows("clean.jsonl")], random.Random(0)
+    pairs = rng.sample([(a, b) for a in range(len(texts)) for b in range(a)], number)
+    return [(f"clean{i}", f"{texts[a]}\n\n{texts[b]}") for i, (a, b) in enumerate(pairs)]
+
+
+def test_planted_junk_is_among_the_first_findings():
+    junk, missed = planted_kinds(), []
+    clean = clean_documents(400)
+    for kind in junk.KINDS:
+        rng = random.Random(3)
+        texts = [*clean, *((f"junk{i}", junk.planted(kind, rng)) for i in range(4))]
+        rng.shuffle(texts)
+        first = audited(texts)[:30]
+        if not any(doc_id.startswith("junk") for finding in first for doc_id, _ in finding.examples):
+            missed.append(kind)
+    assert len(missed) <= 1, missed
+
+
+def test_words_of_a_domain_are_seldom_among_the_first_findings():
+    findings = audited([(str(i), row["text"]) for i, row in enumerate(rows("clean.jsonl"))])
+    assert not [finding for finding in findings if finding.is_junk]
+    assert sum(finding.kind in ("word", "token") for finding in findings[:20]) <= 3
+
+
+def test_good_manuals_stay():
+    config = base.get_config()
+    lines = presets.docs(config)
+    stages = config.prepare.stages.to_dict()
+    chain = [
+        registry.make(registry.parse(line, stages, ""), pathlib.Path())
+        for line in lines
+        if line.split()[0] in registry.DOCUMENT_STAGES
+    ]
+    gone, shorter = [], []
+    for row in rows("manuals.jsonl"):
+        document = Document(text=row["text"], id="manual", metadata={"format": "text"})
+        why = next((why for stage in chain if (why := stage.apply(document, collections.Counter()))), None)
+        if why:
+            gone.append((row["kind"], why))
+        elif len(document.text) < 0.97 * len(row["text"]):
+            shorter.append(row["kind"])
+    assert len(gone) <= 0.03 * len(rows("manuals.jsonl")), gone
+    assert len(shorter) <= 3, shorter

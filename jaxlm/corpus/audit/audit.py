@@ -24,9 +24,11 @@ _PRIOR_WORDS = 10_000.0  # the weight of the Dirichlet prior
 _MIN_Z = 3.0
 _FEW_WORDS = 20  # added to the words of a shape, so that few words dominate nothing
 _OWN = 0.8  # concentration from which on a string is a source's own
-_MIN_DOCUMENTS = 3  # of a line or clause, where the source has that many
+_MINDOCUMENTS = 3  # of a line or clause, where the source has that many
 _LONG_LINE, _LONG_CLAUSE = 40, 60  # characters from which on a repetition can't be chance
 _PER_KIND = 20  # findings of a kind and source
+_OWN_WORDS = 1  # of a shape and source that are no junk, but of its domain
+_VERY_FAR = 20.0  # robust standard deviations
 _DOMINANT = 0.2  # share of a source's words of a shape, from which on a word in a fixed frame is junk
 _FRAME_WORDS = 2
 _MANY_A_DOCUMENT = 2  # placeholders come again and again
@@ -36,6 +38,7 @@ _EACH_PAGE = 0.1  # of the documents: a line that ends at least this share of th
 _MANY_PAGES = 0.01  # of the documents: short lines that at least this share of them has in one order are a menu
 _PLACEHOLDER = re.compile(r"([A-Z][a-z]{2,})[A-Z]")  # PersonX
 _SLOT = re.compile(r"\[[A-Z]+(?:_[A-Z0-9]+)+\]")  # [CUSTOMER_NAME]
+DOCUMENTS = "documents"  # the kind of findings about whole documents
 _SENTENCE = re.compile(r"[.!?:;,]$|^[#|>*-]|^0|^```|[=(){}]")
 # Placeholders that the stage `pii` writes.
 _OURS = frozenset(("<EMAIL>", "<IP>", "<MAC>", "<PHONE>", "<SECRET>"))
@@ -48,7 +51,7 @@ _SURNAME = re.compile(r"(?:Mc|Mac|De|Di|Du|La|Le|Van|[OD]['\u2019])[A-Z][a-z]+")
 class Finding:
     """A string that a source repeats."""
 
-    kind: str  # of `GROUPS`, or "token" (a word of unnatural shape), "word", "line", "clause"
+    kind: str  # of `GROUPS`, or "token" (a word of unnatural shape), "word", "line", "clause", "documents"
     text: str  # every digit as 0, except in words
     pattern: str  # makes the stage `junk` remove it; "" if it is only characteristic of the source
     why: str
@@ -78,18 +81,29 @@ def rank(sources: Sequence[Counts], contrast: Counts | None = None) -> list[Find
         for find in (_known_junk, _words, _repeated):
             for finding in find(counts, others, contrast):
                 by_kind[finding.kind, finding.is_junk].append(finding)
-        for alike in by_kind.values():
-            findings += sorted(alike, key=_worst_first)[:_PER_KIND]
+        for (kind, is_junk), alike in by_kind.items():
+            most = _PER_KIND if is_junk or kind not in ("token", "word") else _OWN_WORDS
+            findings += sorted(alike, key=_worst_first)[:most]
+        findings += _unlike_the_rest(counts)
     return sorted(findings, key=_worst_first)
 
 
 def _worst_first(finding: Finding) -> tuple:
-    return not finding.is_junk, -finding.score, finding.source, finding.kind, finding.text
+    return not finding.is_junk, finding.kind != DOCUMENTS, -finding.score, finding.source, finding.kind, finding.text
+
+
+def _unlike_the_rest(counts: Counts) -> Iterator[Finding]:
+    """Yields what the documents have in common that are unlike the rest of their source. A person must look at these."""
+    for odd in counts.outliers.odd():
+        share = odd.documents / counts.documents
+        score = 100 * min(1.0, odd.far / _VERY_FAR) * max(0.1, math.sqrt(share))
+        numbers = (odd.documents, odd.documents, share, 1.0, score)
+        yield Finding(DOCUMENTS, odd.why, "", "documents unlike the rest", counts.source, *numbers, odd.examples)
 
 
 def _is_habit(table: str, key: str, entry: Entry, counts: Counts, contrast: Counts | None) -> bool:
     """True if the string is in several documents, and seldom in the contrast text."""
-    if entry.documents < min(_MIN_DOCUMENTS, counts.documents):
+    if entry.documents < min(_MINDOCUMENTS, counts.documents):
         return False
     there = getattr(contrast, table).entries.get(key) if contrast else None
     return there is None or there.count / contrast.bytes < _KNOWN_THERE * entry.count / counts.bytes
@@ -196,7 +210,7 @@ def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> 
     shown: list[tuple[str, int]] = []
     for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
-            if entry.documents < min(_MIN_DOCUMENTS, counts.documents) or sum(map(str.isalpha, text)) < 5:
+            if entry.documents < min(_MINDOCUMENTS, counts.documents) or sum(map(str.isalpha, text)) < 5:
                 continue
             concentration = _concentration(entry, counts, [(o, getattr(o, table), text) for o in others])
             if text.startswith("#") or (kind == "clause" and concentration < _OWN):  # headings are the same everywhere

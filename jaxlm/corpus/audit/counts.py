@@ -1,6 +1,5 @@
 """Counts known junk, words, repeated lines and clauses of a source for the audit, in one pass and bounded memory."""
 
-import bisect
 import collections
 import dataclasses
 import functools
@@ -8,7 +7,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 
-from jaxlm.corpus.stages.junk_patterns import GROUPS
+from jaxlm.corpus.audit.outliers import Outliers
+from jaxlm.corpus.stages.junk_patterns import GROUPS, Shown
 
 MAX_ENTRIES = 50_000
 _MIN_COUNT = 5
@@ -29,9 +29,6 @@ _FIXED = 0.6  # of the votes: one word at four places of five
 _MIN_SEEN = 3
 _LATER = 1.5  # a frame is looked at again when the count has grown by this factor
 _SURROUNDINGS = 80  # characters of a frame
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
-_CODE_LINE = re.compile(r" {4}|\t|>>> |\$ |\|")
-_QUOTES = frozenset("`\"'\u201c\u201d\u2018\u2019")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +42,8 @@ class _Document:
         return dataclasses.replace(self, text=_DIGITS.sub("0", self.text))
 
     @functools.cached_property
-    def _fences(self) -> list[int]:
-        return (
-            [match.start() for match in _FENCE.finditer(self.text)] if "```" in self.text or "~~~" in self.text else []
-        )
-
-    def shows(self, start: int, end: int) -> bool:
-        """True if text[start:end] stands in a code block, an indented line, a table or quotes."""
-        if bisect.bisect(self._fences, start) % 2 or {self.text[start - 1 : start], self.text[end : end + 1]} & _QUOTES:
-            return True
-        line = self.text.rfind("\n", 0, start) + 1
-        return _CODE_LINE.match(self.text, line, start) is not None
+    def shown(self) -> Shown:
+        return Shown(self.text)
 
 
 class Frame:
@@ -168,7 +156,7 @@ class Entry:
         at = document.text.rfind(self.key) if at < 0 else at
         if at >= 0:
             self.frame = self.frame or Frame()
-            self.frame.add(around(document, at, at + len(self.key)), document.shows(at, at + len(self.key)))
+            self.frame.add(around(document, at, at + len(self.key)), document.shown.at(at, at + len(self.key)))
 
 
 class Table:
@@ -233,6 +221,7 @@ class Counts:
     words: Table
     lines: Table
     clauses: Table
+    outliers: Outliers
     documents: int = 0
     bytes: int = 0
     total_words: int = 0
@@ -249,12 +238,13 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
     source has more, the rare ones are dropped, and counts may be too low by `Table.lost`.
     """
     words, lines = (Table(max_entries, _MIN_COUNT, around) for around in (_words_around, _lines_around))
-    counts = Counts(source, Table(max_entries, 1), words, lines, Table(max_entries, _MIN_COUNT))
+    counts = Counts(source, Table(max_entries, 1), words, lines, Table(max_entries, _MIN_COUNT), Outliers())
     splits: dict[str, tuple[Entry, ...]] = {}
     for number, (doc_id, text) in enumerate(documents, start=1):
         document = _Document(number, doc_id, text)
         counts.documents = number
         counts.bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        counts.outliers.add(doc_id, text)
         runs = collections.Counter(text.split())
         longest = max(map(len, runs), default=0)
         for name, group in GROUPS.items():
@@ -263,7 +253,7 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
                 entry.chars += len(match[0])
                 entry.add(1, document, match[0])
                 entry.frame = entry.frame or Frame()
-                entry.frame.add((), document.shows(*match.span()))
+                entry.frame.add((), document.shown.at(*match.span()))
         counts.total_words += _count_words(counts.words, runs, splits, document)
         _count_lines(counts.lines, counts.clauses, document)
         for table in counts.tables:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxlm.corpus.dedup import compared, signatures
 from jaxlm.corpus.dedup import lines as repeats
-from jaxlm.corpus.dedup import signatures
 from jaxlm.corpus.dedup.sql import quoted
 from jaxlm.corpus.documents import TableWriter
 from jaxlm.corpus.stage import Document
@@ -58,7 +58,9 @@ class Signer:
         # Higher priority first, then the longer text, then by content.
         rank = (127 - self._priority) << 56 | (0xFFFFFF - min(len(words), 0xFFFFFF)) << 32 | h0 >> 32
         bands, sketch = [None] * self._bands, np.empty(0, np.uint32)
-        if self._near and len(shingles := signatures.shingles(words, self._near["ngram"])):
+        own = words if (part := compared.of(document)) is text else signatures.word_hashes(part)
+        ngram = self._near["ngram"] if self._near and len(own) >= _FEW_WORDS else len(own)  # few words must be equal
+        if self._near and len(shingles := signatures.shingles(own, ngram)):
             bands = signatures.band_hashes(shingles, self._bands, self._near["rows"]).tolist()
             sketch = signatures.sketch(shingles)
             self._sketches.write(sketch.tobytes())
@@ -79,6 +81,7 @@ ALL_PAIRS = 32  # a bucket up to this size has all its pairs compared
 LEADERS = 32  # in a larger bucket, a document is compared with up to this many leaders, which were unlike all before,
 NEIGHBOURS = 4  # and with this many documents just before it in rank
 _OPEN_FILES = 256
+_FEW_WORDS = 20  # documents of fewer are similar only if they are equal
 
 
 def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:

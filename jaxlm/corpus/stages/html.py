@@ -6,15 +6,16 @@ Known generators of documentation mark their text; elsewhere resiliparse's rules
 
 import collections
 import functools
+import pathlib
+import pickle
 import re
 from html import unescape
 
-import numpy as np
 from resiliparse.extract import html2text
 from resiliparse.parse.html import HTMLTree
 
-from jaxlm.corpus import tables
-from jaxlm.corpus.stage import Document, Edits, Remove, Stage
+from jaxlm.corpus import page, shared_blocks, tables
+from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
 from jaxlm.corpus.stages import folded, notation
 
 # Where known generators put their text: Sphinx, Read the Docs, DocBook and Publican, MediaWiki, mkdocs, Docusaurus,
@@ -55,18 +56,7 @@ _WITHIN_ROOT = (
 # A page nested deeper than this is an accident or an attack: extraction time grows with the square of the depth.
 _DEPTH = 400
 _TOO_DEEP = " > ".join(["*"] * _DEPTH)
-# A code block or table is replaced by a number between these two, and put back when the rest is text.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-_PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
-# resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it, unless this
-# character follows it. Real icons are in the private use area.
-_SAVE = "\ue002"
-_LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")
-_LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
-_STRAY = ("\0", _OPEN, _CLOSE, _SAVE, notation.MARK)
-_XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
-_VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
-_NAME = re.compile(r"[a-zA-Z][\w:-]*")
+_PLACE = re.compile(rf"{page.OPEN}(\d+){page.CLOSE}")
 _TOLD = "[class*=highlight-], [class*=language-], [class*=lang-], [class*=brush]"
 _LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight-source|highlight|brush:)-?\s*([a-zA-Z][\w+#-]*)")
 _NOT_LANGUAGES = {"default", "none", "text", "notranslate", "plaintext", "source", "python3", "pycon3", "listing"}
@@ -84,59 +74,34 @@ _LONG_ITEM = 70  # characters of an item, on average: no menu has so many
 _SIGNS = re.compile(r"[\W_]+")
 
 
+SHARED = "shared.pickle"  # source -> site -> what its pages share, see `jaxlm.corpus.shared_blocks`
+
+
 class Html(Stage):
     """Replaces HTML by its main text, and sets metadata "format" to text and "from" to html. Other formats pass."""
+
+    def __init__(self, settings: Settings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        path = folder.parent / SHARED
+        self._shared = pickle.loads(path.read_bytes()) if path.is_file() else {}
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") != "html":
             return None
-        html = _well_formed(document.text)
-        tree = HTMLTree.parse(html)
+        html, tree = page.parse(document.text)
         if tree.body is None or tree.body.tag is None:  # the body of a page of frames is no element
             return Remove("no main text", "no body")
         if tree.document.query_selector(_TOO_DEEP) is not None:
             return Remove("nested too deep", f"elements nested over {_DEPTH} deep")
-        title, text = main_text(tree, _words(html), self.settings.markup, self.settings.comments)
+        site = shared_blocks.site_of(document.metadata.get("path", ""))
+        shared = self._shared.get(document.metadata.get("source"), {}).get(site, {})
+        title, text = main_text(tree, _words(html), self.settings.markup, self.settings.comments, shared)
         if len(text) < max(1, self.settings.min_chars):
             return Remove("no main text", f"characters={len(text)}, min_chars={self.settings.min_chars}")
         document.text = _with_title(title, text, self.settings.markup)
         document.metadata |= {"format": "text", "from": "html"}
         edits["page"] += 1
         return None
-
-
-def _well_formed(html: str) -> str:
-    """Rewrites XHTML for an HTML parser, which would take `<title/>` for a title that never ends."""
-    for stray in _STRAY:
-        html = html.replace(stray, "")
-    if "/>" in html and _XHTML.search(html[:2000]):
-        html = _close(html)
-    if not html.isascii():
-        html = _save_lone(html)
-    return _LONE_ENTITY.sub(rf"\g<0>{_SAVE}", html)
-
-
-def _save_lone(html: str) -> str:
-    """Puts `_SAVE` after every character of three bytes that precedes a tag. A regex would take ten times as long."""
-    points = np.frombuffer(html.encode("utf-32-le", "surrogatepass"), np.uint32)
-    before_space_or_tag = (points[:-1] >= 0x800) & (points[1:] <= 0xA0)
-    ends = np.flatnonzero(before_space_or_tag) + 1
-    pieces, start = [], 0
-    for end in ends.tolist():
-        if _LONE.match(html, end - 1):
-            pieces += [html[start:end], _SAVE]
-            start = end
-    return "".join([*pieces, html[start:]])
-
-
-def _close(html: str) -> str:
-    """Writes `<a/>` as `<a></a>`, except for elements that are always empty."""
-    pieces = html.split("/>")
-    for i, piece in enumerate(pieces[:-1]):
-        start = piece.rfind("<")
-        name = _NAME.match(piece, start + 1) if start >= 0 and piece.find(">", start) < 0 else None
-        pieces[i] = f"{piece}></{name[0]}>" if name and name[0].lower() not in _VOID else f"{piece}/>"
-    return "".join(pieces)
 
 
 def _words(html: str) -> frozenset[bytes]:
@@ -158,7 +123,9 @@ def _needed(group: str) -> dict[str, frozenset[bytes]]:
     return {s: _words(s.replace(":has(", " ").replace(")", " ")) - _IMPLIED for s in selectors}
 
 
-def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
+def main_text(
+    tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool, shared: shared_blocks.Shared
+) -> tuple[str, str]:
     """Returns the title and the main text of a page, with headings, code, tables and lists marked if `markup`."""
     body = tree.body
     headings = body.query_selector_all("h1").values()
@@ -166,10 +133,12 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
     for heading in headings:
         notation.write_scripts(tree, heading, words)
     title = headings[0].text if len(headings) == 1 else tree.title or ""
-    title = " ".join(title.replace(_SAVE, "").replace("\u00b6", "").split())
+    title = " ".join(title.replace(page.SAVE, "").replace("\u00b6", "").split())
     root = _root(body, words)
     if root is not None:  # first, as there is less to search then
         _isolate(root, body)
+    else:
+        shared_blocks.remove(body, shared)
     folded.unfold(tree, body, words)
     groups = (_FURNITURE, _GUTTERS) if root is None else (_FURNITURE, _GUTTERS, _WITHIN_ROOT)
     _drop(_find(body, words, *groups), root)
@@ -244,7 +213,7 @@ def _drop(elements: list, root) -> None:
 
 def _put(blocks: list[str], text: str) -> str:
     blocks.append(text)
-    return f"{_OPEN}{len(blocks) - 1}{_CLOSE}"
+    return f"{page.OPEN}{len(blocks) - 1}{page.CLOSE}"
 
 
 def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
@@ -357,7 +326,7 @@ def _finish(text: str, blocks: list[str], markup: bool) -> str:
     lines = map(str.rstrip, text.split("\n"))
     text = "\n".join((line.replace("\t\t", "  ").lstrip("\t") for line in lines) if "\t" in text else lines)
     text = _LIST_INDENT.sub("", text)
-    if notation.MARK in text:
+    if page.MARK in text:
         text = notation.NUMBERED.sub(r"\1 ", text)
     if markup and "•" in text:
         text = _BULLET.sub(r"\1- ", text)
@@ -371,7 +340,7 @@ def _finish(text: str, blocks: list[str], markup: bool) -> str:
         pieces[i - 1] = f"{above}\n{lead}".rstrip()
         pieces[i] = f"\n\n{block}\n\n"
         pieces[i + 1] = pieces[i + 1].lstrip(" \t").lstrip("\n")
-    return "".join(pieces).replace(_SAVE, "").strip()
+    return "".join(pieces).replace(page.SAVE, "").strip()
 
 
 def _with_title(title: str, text: str, markup: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
-from jaxlm.corpus.stages.junk_patterns import GROUPS
+from jaxlm.corpus.stages.junk_patterns import GROUPS, Shown
 
 _LEVELS = ("match", "line", "document")
 
@@ -28,8 +28,14 @@ class Junk(Stage):
         cls(settings, folder)
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
+        is_code = document.metadata.get("format") == "code"
         for name in self.settings.patterns:
+            if name in GROUPS and is_code:  # a program may name any token; the user's own patterns hold everywhere
+                continue
             matches = list(self._matches(name, document.text))
+            if name in GROUPS and matches and self.settings.level == "line":
+                shown = Shown(document.text)
+                matches = [match for match in matches if not shown.at(*match.span())]
             if len(matches) < self.settings.min_hits:
                 continue
             detail = f"{len(matches)} matches, the first {matches[0][0][:80]!r}"

@@ -5,12 +5,33 @@ CoNLL-2003's entity tags; BERT's, T5's and fastai's special tokens; SentencePiec
 word pieces; ChatML's, Llama's, Gemma's and DeepSeek's chat tokens; WikiText's `<unk>` and `@-@`; GSM8K's calculator marks.
 """
 
+import bisect
 import dataclasses
 import re
 from collections.abc import Iterator
 
 # A token in these is talked about, not leaked: "the `[MASK]` token".
 _QUOTES = frozenset("`\"'\u201c\u201d\u2018\u2019")
+
+
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_CODE_LINE = re.compile(r" {4}|\t|>>> |\$ |\|")
+
+
+class Shown:
+    """Tells which places of a text are shown as they are: code, commands, tables."""
+
+    def __init__(self, text: str):
+        self._text = text
+        has_fences = "```" in text or "~~~" in text
+        self._fences = [match.start() for match in _FENCE.finditer(text)] if has_fences else []
+
+    def at(self, start: int, end: int) -> bool:
+        """True if text[start:end] stands in a code block, an indented line, a table or quotes."""
+        text = self._text
+        if bisect.bisect(self._fences, start) % 2 or {text[start - 1 : start], text[end : end + 1]} & _QUOTES:
+            return True
+        return _CODE_LINE.match(text, text.rfind("\n", 0, start) + 1, start) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +88,30 @@ FURNITURE = re.compile(
     r"|\bposted (?:on|by|in)\b.*\b0|\b0 comments?\b|\bleave a (?:reply|comment)\b|\bread more\b|\bclick here\b"
     r"|\bpowered by [A-Z]|\b(?:please )?enable javascript\b|\badvertisement\b|\badd to (?:cart|basket)\b",
     re.IGNORECASE,
+)
+
+_LETTERS = r"A-Za-z\u00c0-\u024f\u0400-\u04ff"
+_LOG_LINE = (
+    r"[VDIWEF]/[\w.:-]+ *\( *\d+\):.*"  # Android's
+    r"|(?:\d\d-\d\d |\w{3} [ \d]\d |\[?\d{4}[-/]\d\d[-/]\d\d[T ])\d\d:\d\d:\d\d\S* +(?:[^\s:]+ +){0,3}?\[?"
+    r"(?:[VDIWEF] [\w.]+ *:|[\w./-]+\[\d+\]:|(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL)\b).*"  # Android's, syslog's
+    r"|[\d.:a-f]{7,} \S+ \S+ \[[^\]\n]+\] \"[A-Z]+ .*"  # a web server's
+)
+_LOG_NEEDLES = (
+    "E/",
+    "W/",
+    "D/",
+    " INFO",
+    " WARN",
+    " ERROR",
+    " DEBUG",
+    "FATAL",
+    "]:",
+    '] "',
+    " E ",
+    " W ",
+    " D ",
+    " I ",
 )
 
 GROUPS = {
@@ -206,13 +251,48 @@ GROUPS = {
         "a program's errors",
         debris=re.compile(r"AndroidRuntime|FATAL EXCEPTION|stack frame"),
     ),
-    "log": Group(
-        _compile(
-            r"^[VDIWEF]/[\w.:-]+ *\( *\d+\):.*$",  # Android's
-            r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* +(?:[^\s:]+ +){0,3}\[?"
-            r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL)\b.*$",
+    "invisible": Group(
+        re.compile(rf"(?<=[{_LETTERS}])[\u200b-\u200d\u2060\ufeff]+(?=[{_LETTERS}])"),
+        ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff"),
+        0.9,
+        "characters of no width inside words, against filters",
+        label="invisible character in a word",
+    ),
+    "homoglyph": Group(
+        re.compile(r"\b(?:[a-zA-Z]+[\u0400-\u04ff]|[\u0400-\u04ff]+[a-zA-Z])[a-zA-Z\u0400-\u04ff]+\b"),
+        tuple(map(chr, range(0x410, 0x450))),
+        0.9,
+        "Cyrillic letters in Latin words, against filters",
+        label="word of two alphabets",
+    ),
+    "mojibake": Group(
+        # UTF-8 read as Latin-1 or windows-1252: a letter with the second byte of a sign or an accented letter behind it.
+        re.compile(r"\u00c3[\u0080-\u00bf\u0192\u2013-\u2022\u0152-\u017e]|\u00e2(?:\u20ac|\u0080).|\u00c2[\xa0-\xbf]"),
+        ("\u00c3", "\u00e2", "\u00c2"),
+        0.8,
+        "text read in a wrong charset",
+        label="UTF-8 read as Latin-1",
+    ),
+    "log_run": Group(
+        re.compile(rf"(?:^(?:{_LOG_LINE})$\n?){{5,}}", re.MULTILINE),
+        _LOG_NEEDLES,
+        0.8,
+        "five or more lines of a log",
+        label="run of log lines",
+    ),
+    "blob": Group(
+        re.compile(
+            r"^[ \t]*[A-Za-z0-9+/]{200,}={0,2}[ \t]*$|(?:^[ \t]*[A-Za-z0-9+/]{60,76}={0,2}[ \t]*$\n?){4,}", re.M
         ),
-        ("E/", "W/", "D/", " INFO", " WARN", " ERROR", " DEBUG", "FATAL"),
+        (),
+        0.8,
+        "encoded bytes, over 200 of them",
+        label="block of base64",
+        min_run=60,
+    ),
+    "log": Group(
+        re.compile(rf"^(?:{_LOG_LINE})$", re.MULTILINE),
+        _LOG_NEEDLES,
         0.7,
         "a log of a program",
         label="log line",

@@ -8,8 +8,8 @@ import re
 from resiliparse.parse.html import HTMLTree
 
 from jaxlm.corpus import raised
+from jaxlm.corpus.page import MARK
 
-MARK = "\ue003"  # around the number of a list item, which replaces the one that resiliparse counts
 NUMBERED = re.compile(rf"(?:\d+\. )?{MARK}([^{MARK}]*){MARK}\s*")
 _NOTE = re.compile(r"\W{0,2}\w{1,3}(?:\W{1,2}\w{1,3})*\W{0,2}")  # the marks of footnotes: 1, [1], a), 1,2
 _SLASH = re.compile(r"\s*[/\u2044]\W*")

@@ -80,10 +80,11 @@ def test_a_single_source_is_judged_by_shapes():
     assert not any(finding.kind == "word" for finding in found)
 
 
-def test_words_of_a_domain_are_named_but_low():
+def test_of_the_words_of_a_domain_one_is_named_and_low():
     found = audited({"web": documents(200), "physics": documents(50, PHYSICS, seed=1)})
     words = [finding for finding in found if finding.kind == "word"]
-    assert {finding.text.lower() for finding in words} == {*PHYSICS}
+    assert len(words) == 1
+    assert words[0].text.lower() in PHYSICS
     assert all(finding.source == "physics" and finding.concentration > 0.99 for finding in words)
     assert max(finding.score for finding in words) < 2
 

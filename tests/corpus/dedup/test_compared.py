@@ -1,0 +1,76 @@
+"""Documents are compared without what their kind shares: licences, imports, inherited members; few words must be equal."""
+
+import random
+
+import pytest
+
+from jaxlm.corpus.dedup import compared, signatures
+from jaxlm.corpus.removals import judged
+from jaxlm.corpus.stage import Document
+
+LICENCE = "\n".join(
+    f"{{}} Line {i} of a licence that each file of the project repeats, word for word." for i in range(30)
+)
+WORDS = [
+    f"{a}{b}" for a in ("get", "set", "run", "map", "put", "cut") for b in ("_row", "_all", "_key", "_end", "_max")
+]
+
+
+def body(seed, n=60):
+    rng = random.Random(seed)
+    return "\n".join(f"    {rng.choice(WORDS)}({rng.choice(WORDS)}, {rng.randrange(99)});" for _ in range(n // 4))
+
+
+CODE = {  # language -> (comment, imports)
+    "c": ("/*\n" + LICENCE.format(*[" *"] * 30) + "\n */", "#include <stdio.h>\n#include <stdlib.h>"),
+    "cpp": (LICENCE.format(*["//"] * 30), "#include <vector>\nusing std::vector;"),
+    "python": (LICENCE.format(*["#"] * 30), "import os\nfrom sys import path"),
+    "lua": (LICENCE.format(*["--"] * 30), 'require "socket"'),
+    "java": ("/*\n" + LICENCE.format(*[" *"] * 30) + "\n */", "package a.b;\nimport java.util.List;"),
+}
+
+
+def similarity(a, b):
+    sketches = [signatures.sketch(signatures.shingles(signatures.word_hashes(compared.of(x)), 5)) for x in (a, b)]
+    return signatures.similarity(*sketches)
+
+
+@pytest.mark.parametrize("language", CODE)
+def test_a_licence_makes_no_copies(language):
+    licence, imports = CODE[language]
+    files = [
+        Document(f"{licence}\n\n{imports}\n\nvoid part{i}()\n{{\n{body(i)}\n}}\n", str(i), {"format": "code"})
+        for i in range(3)
+    ]
+    assert similarity(files[0], files[1]) < 0.3
+    assert "licence" not in compared.of(files[0])
+    assert f"part{0}" in compared.of(files[0])
+    assert all(line in compared.of(files[0]) for line in body(0).splitlines())
+    other_licence = Document(files[0].text.replace("a licence", "another licence"), "x", {"format": "code"})
+    assert similarity(files[0], other_licence) == 1
+    whole = [signatures.sketch(signatures.shingles(signatures.word_hashes(file.text), 5)) for file in files]
+    assert signatures.similarity(whole[0], whole[1]) > 0.5  # it can fail: compared whole, they look like copies
+
+
+def test_inherited_members_make_no_copies():
+    inherited = "### Methods inherited from class java.lang.Object\n\n" + ", ".join(f"method{i}()" for i in range(60))
+    words = {name: " ".join(random.Random(name).choices(WORDS, k=40)) for name in ("Alpha", "Beta")}
+    texts = [f"# Class {name}\n\n{own}\n\n{inherited}\n\n## Details\n\n{name} is used." for name, own in words.items()]
+    pages = [Document(text, "x", {"format": "text", "from": "html"}) for text in texts]
+    assert similarity(*pages) < 0.3
+    assert "method7" not in compared.of(pages[0])
+    assert "Alpha is used." in compared.of(pages[0])
+    plain = Document("The house was inherited.\nIt is old.", "x", {"format": "text"})
+    assert compared.of(plain) is plain.text
+
+
+def test_what_a_document_says_of_its_own():
+    assert compared.own_share("a b\nc d", "A  b\nx") == pytest.approx(0.5)
+    assert compared.own_share("", "x") == 0
+
+
+def test_the_judgement_has_an_interval():
+    line = judged({"of": 5000, "drawn": 200, "false": 10})[0]
+    assert "of 200 drawn 10 say" in line
+    assert "(5%, 95% interval 3% to 9%)" in line
+    assert judged({"of": 0, "drawn": 0, "false": 0}) == []
