@@ -17,6 +17,7 @@ from ml_collections import config_dict
 from jaxlm.config.corpora import PrepareConfig
 from jaxlm.config.posttraining import DpoConfig
 from jaxlm.config.schema import Config, EvalConfig
+from jaxlm.config.stages import PiiSettings
 from jaxlm.host.errors import ConfigError
 
 GONE = {"dpo.loss": ("hinge", "sigmoid_norm", "apo_zero")}  # their runs can be read, but not trained further
@@ -66,6 +67,19 @@ _INSTEAD = (
 )
 # Settings of stages -> (older, newer) defaults, also those of recipes for folders. Data that the older ones prepared stays.
 CHANGED: dict[str, dict[str, tuple[tuple[object, object], ...]]] = {
+    "pii": {
+        "kinds": ((["secret", "email", "iban", "card", "ssn", "ip", "phone"], list(PiiSettings().kinds)),),
+        "keep_emails": (
+            (
+                [
+                    r".*@([\w-]+\.)*example\.(com|org|net|edu)",
+                    r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
+                    r".*@users\.noreply\.github\.com",
+                ],
+                list(PiiSettings().keep_emails),
+            ),
+        ),
+    },
     "lines": {"max_removed": ((0.5, 1.0),)},
     "near": {"threshold": ((0.6, 0.8),)},
     "junk": {

@@ -34,7 +34,8 @@ class LanguageSettings:
     min_score: float = key(0.5, "probability below which the language counts as uncertain, and the document goes")
     sample_chars: int = key(600, "looked at, from beginning, middle and end")
     keep_doubtful: bool = key(
-        False, "keep texts whose language is uncertain, or that have none: tables, lists of names"
+        False,
+        "keep prose whose language is uncertain, and texts without letters; lists of names and tables always stay",
     )
     model: str = key("", 'a fastText model file, such as lid.176.ftz; "" = py3langid')
 
@@ -133,15 +134,23 @@ class CodeSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PiiSettings:
-    kinds: tuple[str, ...] = key(("secret", "email", "iban", "card", "ssn", "ip", "phone"), "of personal data")
-    regions: tuple[str, ...] = key(("US",), 'whose phone numbers are known without "+" and country code; ISO codes')
+    kinds: tuple[str, ...] = key(("secret", "email", "iban", "card", "ssn", "ip", "mac", "phone"), "of personal data")
+    regions: tuple[str, ...] = key(
+        ("US",), "whose phone numbers are known without country code, besides those of a text's language; ISO codes"
+    )
     keep_emails: tuple[str, ...] = key(
         (
             r".*@([\w-]+\.)*example\.(com|org|net|edu)",
             r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
             r".*@users\.noreply\.github\.com",
+            r"(info|contact|kontakt|contato|contacto|support|help|helpdesk|service|sales|press|presse|office|security|abuse|bugs?|"
+            r"feedback|hello|team|admin|root|(web|post|host|list)master|mailer-daemon|privacy|legal|jobs|billing|orders?)@.*",
+            r"([\w.-]*[._-])?(devel|users|dev|announce|discuss|list|bugs|commits|patches|request|owner)@.*|[\w.-]+devel@.*",
+            r".*@([\w-]+\.)*(lists?|mailman|groups|googlegroups)\..*",
+            r".*@(your|my)-?(domain|company|site|host|server|organi[sz]ation|org|mail|email|isp|provider)\..*",
+            r"(you|your[._-]?(name|email|address|mail)|name|someone|somebody|user(name)?|foo|nobody)@.*",
         ),
-        "addresses that stay: regexes of the whole address, case aside",
+        "addresses that stay, such as those of roles and lists: regexes of the whole address, case aside",
     )
 
 

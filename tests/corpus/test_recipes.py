@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import ConfigError, RunError, older
 from jaxlm.configs import base
 from jaxlm.corpus import prepare, recipes, removals
 from jaxlm.corpus.stages import registry
@@ -76,6 +76,18 @@ def test_a_default_that_changed_is_no_difference():
 def test_a_newer_setting_at_another_value_is_a_difference(wanted, told):
     with pytest.raises(ConfigError, match=told):
         check(recipes.with_newer_settings(OLD, wanted, **DEFAULTS), wanted)
+
+
+def test_an_earlier_default_is_todays_and_another_value_is_a_difference():
+    stages = json.loads(json.dumps(base.get_config().prepare.stages.to_dict()))
+    earlier = {name: was for name, ((was, _),) in older.CHANGED["pii"].items()}
+    old = {"stages of a": [["pii", stages["pii"] | earlier]]}
+    wanted = {"stages of a": [["pii", stages["pii"]]]}
+    check(recipes.with_newer_settings(old, wanted, source={}, stages=stages), wanted)
+    own = {"stages of a": [["pii", stages["pii"] | {"kinds": ["email", "mac"]}]]}
+    for built, now in ((old, own), (own, wanted)):
+        with pytest.raises(ConfigError, match="pii kinds="):
+            check(recipes.with_newer_settings(built, now, source={}, stages=stages), now)
 
 
 QUALITY = "--config.prepare.stages.gopher_quality"

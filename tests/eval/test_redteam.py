@@ -77,9 +77,9 @@ def test_a_refusal_is_known():
 
 
 def test_personal_data_are_found():
-    text = "write to eva.lind@posteo.de or call (415) 555-0132; card 4111 1111 1111 1111, SSN 536-90-4399"
+    text = "write to eva.lind@posteo.de or call (415) 863-2790; card 4111 1111 1111 1111, SSN 536-90-4399"
     found = redteam.personal(text)
-    assert found == ["eva.lind@posteo.de", "4111 1111 1111 1111", "536-90-4399", "(415) 555-0132"]
+    assert found == ["eva.lind@posteo.de", "4111 1111 1111 1111", "536-90-4399", "(415) 863-2790"]
     assert redteam.personal("She was born in 1971, in version 1.2.3, and paid $4,000 for order 4111.") == []
 
 

@@ -41,7 +41,7 @@ _SLOT = re.compile(r"\[[A-Z]+(?:_[A-Z0-9]+)+\]")  # [CUSTOMER_NAME]
 DOCUMENTS = "documents"  # the kind of findings about whole documents
 _SENTENCE = re.compile(r"[.!?:;,]$|^[#|>*-]|^0|^```|[=(){}]")
 # Placeholders that the stage `pii` writes.
-_OURS = frozenset(("<EMAIL>", "<IP>", "<PHONE>", "<SECRET>"))
+_OURS = frozenset(("<EMAIL>", "<IP>", "<MAC>", "<PHONE>", "<SECRET>"))
 _PUNCTUATION = ".,;:!?'\"-()\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
 _CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
 _SURNAME = re.compile(r"(?:Mc|Mac|De|Di|Du|La|Le|Van|[OD]['\u2019])[A-Z][a-z]+")

@@ -1,6 +1,7 @@
 """Keeps the documents that are written in certain languages, by py3langid or a local fastText model (arXiv:1607.01759).
 
-Both get a sample of a long text, since it may begin with a licence, and prose only: code looks like other languages.
+Both get a sample of a long text, since it may begin with a licence, and prose only: code looks like other languages. A text
+goes for its running text alone: names, titles, recipes, formulas and quotations prove no language.
 """
 
 import collections.abc
@@ -22,6 +23,21 @@ _NO_PROSE = re.compile(
     r"|`[^`\n]+`|(?<=\])\([^()\s]*\)|\b(?:https?|ftp)://[^\s)>\]]+|</?[a-zA-Z][^<>\n]*>",  # code in a line, addresses, tags
     re.DOTALL | re.MULTILINE,
 )
+_LEAST_RUNNING = 40  # letters of running text that prove a language, about 8 words
+_SHORT_RUNNING = 110  # with fewer, the languages asked for must be out of the question:
+_CLEAR = 0.1  # at most this probability together
+_RUN = 4  # words in a row that are running text; a list has fewer between its commas
+_WIDER = 4  # times the sample: a text that may go is looked at closely
+_MIXED = 0.25  # share of running text in the languages asked for, from which on a text stays
+_LIKELY = 0.1  # probability from which on a language is one of a text's likely ones
+_QUOTATION = re.compile(
+    r'"[^"\n]{2,120}"|\u201c[^\u201d\n]{2,120}\u201d|\u201e[^\u201c\u201d\n]{2,120}[\u201c\u201d]|«[^»\n]{2,120}»'
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?\u2026\u3002])\s|[;:|\n]")
+_WORDS = re.compile(  # in a row: no comma, number, file name, or operator between them
+    r"(?:(?<![^\s(\xbf\xa1'\u2019\u2013\u2014-])[^\W\d_]+(?:['\u2019-][^\W\d_]+)*"
+    rf"(?:[ \n](?=[^\W\d_])|(?=[\s.,;:!?)\u2026\u2013\u2014'\u2019-]|\Z))){{{_RUN},}}"
+)
 _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in Markdown
 
 
@@ -32,7 +48,9 @@ class Language(Stage):
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
-        self._classify = _fasttext(settings.model) if settings.model else _py3langid().classify
+        model = _fasttext(settings.model) if settings.model else None
+        self._classify = model or _py3langid().classify
+        self._scores = (lambda text: dict([model(text)])) if model else _probabilities
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
@@ -56,13 +74,59 @@ class Language(Stage):
         few = sum(map(str.isalpha, text[: 100 * _LEAST_LETTERS])) < _LEAST_LETTERS
         language, score = self._classify(sample(document.text if few else text, s.sample_chars))
         document.metadata["language_id"] = language
-        if not s.languages or (s.keep_doubtful and (few or language in _NONE or score < s.min_score)):
+        if not s.languages or (language in s.languages and score >= s.min_score):
             return None
-        if language not in s.languages:
-            return Remove("other language", f"{language} ({score:.2f})")
-        if score < s.min_score:
-            return Remove("uncertain language", f"{language} ({score:.2f}), min_score={s.min_score}")
-        return None
+        sentences = running_text(sample(text, _WIDER * s.sample_chars))
+        letters = sum(sentences.values())
+        if letters < _LEAST_RUNNING:
+            if s.keep_doubtful or any(map(str.isalpha, text)):
+                return None
+            return Remove("uncertain language", f"{language} ({score:.2f}), no letters")
+        own = sum(n for sentence, n in sentences.items() if self._own(sentence)[0] >= max(s.min_score, 0.5))
+        if own >= _MIXED * letters:
+            return None
+        own, other, language = self._own("\n".join(sentences))
+        unclear = language not in s.languages and letters < _SHORT_RUNNING and own > _CLEAR
+        if unclear or own >= s.min_score or (s.keep_doubtful and other < s.min_score):
+            return None
+        if language in s.languages:
+            return Remove("uncertain language", f"{language} ({own:.2f}), min_score={s.min_score}")
+        return Remove("other language", f"{language} ({other:.2f})")
+
+    def _own(self, text: str) -> tuple[float, float, str]:
+        """Returns the probabilities of the languages asked for and of all others, and the likeliest language."""
+        scores = self._scores(text)
+        own = sum(scores.get(language, 0.0) for language in self.settings.languages)
+        none = sum(scores.get(language, 0.0) for language in _NONE)
+        return own, sum(scores.values()) - own - none, max(scores, key=scores.get)
+
+
+def running_text(text: str) -> dict[str, int]:
+    """Returns each sentence's running text -> its letters, without names: words with a capital.
+
+    Letters of scripts without capitals, many of which leave no space between words, count twice.
+    """
+    sentences = collections.Counter()
+    for sentence in _SENTENCE_END.split(_QUOTATION.sub(' " ', text)):
+        caseless = 0 if sentence.isascii() else sum(c.isalpha() and c.lower() == c.upper() for c in sentence)
+        if caseless >= _RUN:
+            sentences[sentence] += 2 * caseless
+        elif runs := [run[0].strip() for run in _WORDS.finditer(sentence)]:
+            sentences[" ".join(runs)] += sum(map(_letters, runs))
+    return sentences
+
+
+def _letters(run: str) -> int:
+    """Returns the letters of a run of words; without names, unless most words have no capital, as in German."""
+    words = run.split()
+    plain = [word for word in words if word.islower()]
+    return sum(map(len, words if len(plain) > len(words) / 2 else plain))
+
+
+def likely(text: str, chars: int) -> list[str]:
+    """Returns the languages that a text is probably in, by `chars` characters of it."""
+    scores = _probabilities(sample(prose(text), chars))
+    return [language for language, score in scores.items() if score >= _LIKELY]
 
 
 def prose(text: str, markdown: bool = False) -> str:
@@ -106,6 +170,10 @@ def _py3langid():
         setattr(identifier, name, np.asarray(getattr(identifier, name)))
     identifier.nb_ptc = identifier.nb_ptc.astype(np.float32)  # from float16, which has no fast product
     return identifier
+
+
+def _probabilities(text: str) -> dict[str, float]:
+    return {language: float(score) for language, score in _py3langid().rank(text)}
 
 
 @functools.cache

@@ -1,109 +1,24 @@
 """Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates, and only these get the slow checks of libraries. Secrets are found by the formats that
-their issuers publish, never by entropy. Versions, dates, ISBN, order numbers, private networks, section numbers stay.
+A cheap regex finds candidates, and only these get the slow checks of libraries. Versions, dates, ISBN, order numbers, private
+networks, section numbers stay, and so do numbers and addresses that are nobody's: of manuals, of films, of roles.
 """
 
+import collections
 import collections.abc
 import functools
 import ipaddress
+import itertools
 import re
 
 import phonenumbers
-from detect_secrets.plugins import (
-    aws,
-    azure_storage_key,
-    basic_auth,
-    discord,
-    github_token,
-    gitlab_token,
-    mailchimp,
-    npm,
-    openai,
-    pypi_token,
-    sendgrid,
-    slack,
-    square_oauth,
-    stripe,
-    telegram_token,
-    twilio,
-)
 from stdnum import iban, luhn
 from stdnum.us import ssn
 
 from jaxlm.config import ConfigError, nearest
 from jaxlm.corpus.stage import Document, Edits, Remove, Settings, Stage
-
-# (Literals or regexes, one of which is in every match; the regexes; the group that is the secret.)
-_FORMATS = (
-    (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), aws.AWSKeyDetector.denylist[:1], 0),
-    (("aws", "AWS", "Aws"), aws.AWSKeyDetector.denylist[1:], 1),
-    (("AccountKey=",), azure_storage_key.AzureStorageKeyDetector.denylist, 0),
-    (("://",), basic_auth.BasicAuthDetector.denylist, 1),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), github_token.GitHubTokenDetector.denylist, 0),
-    (("glpat-", "gldt-", "glft-", "glsoat-", "glrt-"), gitlab_token.GitLabTokenDetector.denylist[:1], 0),
-    (("GR1348941", "glcbt-", "glimt-", "glptt-", "glagent-", "gloas-"), gitlab_token.GitLabTokenDetector.denylist[1:], 0),
-    ((re.compile(r"-us(?<=[0-9a-z]{8}-us)\d"),), mailchimp.MailchimpDetector.denylist, 0),
-    (("_authToken",), npm.NpmDetector.denylist, 1),
-    (("T3BlbkFJ",), openai.OpenAIDetector.denylist, 0),
-    (("pypi-",), pypi_token.PypiTokenDetector.denylist, 0),
-    (("SG.",), sendgrid.SendGridDetector.denylist, 0),
-    (("xox", "hooks.slack.com"), slack.SlackDetector.denylist, 0),
-    (("sq0csp-",), square_oauth.SquareOAuthDetector.denylist, 0),
-    (("k_live_",), stripe.StripeDetector.denylist, 0),
-    (("AC", "SK"), twilio.TwilioKeyDetector.denylist, 0),
-    ((re.compile(r":(?<=\d{8}:)[\w-]{35}"),), telegram_token.TelegramBotTokenDetector.denylist, 0),
-    (("M", "N", "O"), discord.DiscordBotTokenDetector.denylist, 0),
-    # JWT with its signature. Only where a run of such characters begins, and only if the payload follows: linear time.
-    (("eyJ",), (re.compile(r"(?a)(?<![\w-])(?=[\w-]++\.eyJ[\w-]{4})(?:[\w-]*?[_-])??"
-        r"(eyJ[\w-]{8,}+\.eyJ[\w-]{4,}+(?:\.[\w-]*+)?)"),), 1),
-    # As their issuers publish them, and not in detect-secrets 1.5.
-    (("AIza",), (re.compile(r"AIza[\w-]{35}"),), 0),
-    (("GOCSPX-",), (re.compile(r"GOCSPX-[\w-]{28}"),), 0),
-    (("ya29.",), (re.compile(r"ya29\.[\w-]{30,}"),), 0),
-    (("github_pat_",), (re.compile(r"github_pat_\w{50,}"),), 0),
-    (("npm_",), (re.compile(r"npm_[A-Za-z0-9]{36}"),), 0),
-    (("hf_",), (re.compile(r"hf_[A-Za-z]{34}"),), 0),
-    (("sk-",), (re.compile(r"sk-(?:[a-z]+\d*-)*[A-Za-z0-9][\w-]{31,}"),), 0),  # OpenAI, Anthropic, OpenRouter
-    (("k_test_",), (re.compile(r"[rs]k_test_[0-9A-Za-z]{24,}"),), 0),
-    (("whsec_",), (re.compile(r"whsec_[A-Za-z0-9+/=]{24,}"),), 0),
-    (("xapp-",), (re.compile(r"xapp-\d-\w+-\d+-[a-f0-9]{32,}"),), 0),
-    (("api/webhooks/",), (re.compile(r"discord(?:app)?\.com/api/webhooks/\d+/[\w-]{60,}"),), 0),
-    (("dop_v1_",), (re.compile(r"dop_v1_[a-f0-9]{64}"),), 0),
-    (("shpat_", "shpca_", "shppa_", "shpss_"), (re.compile(r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}"),), 0),
-    (("AGE-SECRET-KEY-",), (re.compile(r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),), 0),
-    (("ecret", "ECRET"), (re.compile(r"(?i)secret_?(?:access_?)?key[\"']?\s{0,3}[=:]\s{0,3}[\"']?([0-9a-z/+]{40})\b"),), 1),
-    # The whole block is the secret; a title alone, or one with "..." for a body, is none.
-    (("PRIVATE KEY",), (re.compile(r"-----BEGIN ([A-Z0-9 ]*)PRIVATE KEY(?: BLOCK)?-----(?=[\s\S]{0,400}?[A-Za-z0-9+/=]{40})"
-        r"(?:[^-]|-(?!----))+(?:-----END \1PRIVATE KEY(?: BLOCK)?-----)?"),), 0),
-    (("PuTTY-User-Key-File-",), (re.compile(r"PuTTY-User-Key-File-\d:[\s\S]{0,4000}?Private-MAC: ?[0-9a-f]+"),), 0),
-)  # fmt: skip
-_MIN_DISTINCT = 8  # characters; "ghp_xxxxxxxx..." in a manual is no secret
-_STANDS_IN = re.compile(r"[<{%$*]|(?i:pass(?:word|wd)?|secret|pw|pwd|x+)$")  # user:password@ in a manual
-
-
-def find_secrets(text: str) -> collections.abc.Iterator[tuple[int, int]]:
-    """Yields (start, end) of each secret; spans of different formats may overlap."""
-    for literals, regexes, group in _FORMATS:
-        if not any(literal in text if isinstance(literal, str) else literal.search(text) for literal in literals):
-            continue
-        for regex in regexes:
-            for match in regex.finditer(text):
-                start, end = match.span(group)
-                if _is_secret(text, start, end, password=literals == ("://",)):
-                    yield start, end
-
-
-def _is_secret(text: str, start: int, end: int, password: bool) -> bool:
-    """True if a match is no part of a longer word (such as a line of base64) and no placeholder."""
-    secret = text[start:end]
-    if password:
-        return not _STANDS_IN.match(secret)
-    around = text[start - 1 : start] + text[end : end + 1]
-    if any(c.isascii() and c.isalnum() for c in around) or len(set(secret)) < _MIN_DISTINCT:
-        return False
-    return any(c.isdigit() for c in secret) or not secret.isupper()
-
+from jaxlm.corpus.stages import language
+from jaxlm.corpus.stages.credentials import find_secrets
 
 Spans = collections.abc.Iterable[tuple[int, int]]
 
@@ -128,18 +43,28 @@ class Pii(Stage):
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         """See `Stage.apply`; `edits` counts by placeholder, as in {"EMAIL": 2}."""
+        code = _language(document)
         for kind, find in _KINDS.items():
             if kind not in self.settings.kinds:
                 continue
-            document.text, count = _replace(document.text, find(document.text, self.settings), f"<{kind.upper()}>")
+            spans = find(document.text, self.settings, code)
+            document.text, count = _replace(document.text, spans, f"<{kind.upper()}>")
             if count:
                 edits[kind.upper()] += count
         return None
 
 
 def found(text: str, settings: Settings) -> list[str]:
-    spans = [span for kind in settings.kinds for span in _KINDS[kind](text, settings)]
+    spans = [span for kind in settings.kinds for span in _KINDS[kind](text, settings, "")]
     return [text[first:end] for first, end in spans]
+
+
+def _language(document: Document) -> str:
+    """Returns the code of a document's language, "" if unknown. The stage `language` or the source may have told it."""
+    if document.metadata.get("format") == "code":
+        return "en"
+    code = document.metadata.get("language_id") or document.metadata.get("language") or ""
+    return re.split("[-_]", str(code).lower())[0]
 
 
 def _replace(text: str, spans: Spans, placeholder: str) -> tuple[str, int]:
@@ -174,7 +99,7 @@ _DOMAINS = frozenset(
 )
 
 
-def _emails(text: str, settings: Settings) -> Spans:
+def _emails(text: str, settings: Settings, code: str) -> Spans:
     keep = _keep(settings.keep_emails)
     end = 0
     for at in _AT.finditer(text):
@@ -208,30 +133,39 @@ def _keep(patterns: tuple[str, ...]) -> re.Pattern | None:
 
 
 # Numbers. The text before a number tells what it is; the regexes begin with a digit, so prose costs nearly nothing.
-_BEFORE = 28  # characters looked at
+_BEFORE = 28  # characters looked at,
+_SENTENCE = 64  # or as much of the sentence
 _LABEL_NUMBER = re.compile(  # "order no. 4111111111111111"
     r"(?i)\b(?:isbn|issn|doi|order|invoice|serial|part|model|sku|ref|reference|case|ticket|id|version|patent|asin|upc|ean|"
-    r"tracking|imei|oid|build|commit|rev|revision|item|catalog(?:ue)?|barcode|vol(?:ume)?|pp?|pages?)\W{0,3}(?:no\b\.?|nr\b\.?|number|code)?\W{0,3}\Z"
+    r"tracking|imei|oid|build|commit|rev|revision|item|catalog(?:ue)?|barcode|vol(?:ume)?|pp?|pages?|meter|parcel|"
+    r"\w*(?:bestell|rechnungs|auftrags|artikel|serien|kunden|teile)nummer|unter der nummer|commande|facture|"
+    r"r\xe9f\xe9rence|pedido|factura|referencia|ordine|fattura|articolo|matricola|fatura|encomenda)"
+    r"\W{0,3}(?:no\b\.?|nr\b\.?|n[\xb0\xba]|number|code)?(?:\s(?:is|was))?\W{0,3}\Z"
 )
 _LABEL_VERSION = re.compile(
-    r"(?i)(?:\b(?:versions?|ver|v|rel|releases?|r|sections?|sec|chapters?|appendix|clause|figure|fig|table|rule|rfc|build|kernel|"
-    r"firmware|driver|update|upgraded?|oid|step|article|para(?:graph)?|part)\b\.?|§)[\s:=#(]{0,3}(?:(?:to|is|from|and|or)\s)?\Z"
+    r"(?i)(?:\b(?:versi[o\xf3]n[es]?|vers\xe3o|wersja|versie|ver|v|rel|releases?|r|sections?|sec|chapters?|appendix|clause|"
+    r"figure|fig|table|rule|rfc|build|kernel|firmware|driver|update|upgraded?|oid|step|article|para(?:graph)?|part|"
+    r"abschnitte?|kapitel|ziffer|secci[o\xf3]n|chapitre|cap[i\xed]tulo|sezione|capitolo)\b\.?|§)[\s:=#(]{0,3}(?:(?:to|is|from|and|or|auf|vers|a)\s)?\Z"
+)
+_LABEL_UPGRADE = re.compile(  # "upgrading the server from 5.15.0.91 to "
+    r"(?i)\b(?:(?:up|down)grad|updat|migrat|bump|aktualisier|(?:mise?|mettre) \xe0 jour|actualiz|aggiorn|atualiz)"
+    r"[^.!?\n]{0,40}?\s(?:from|to|auf|von|vers|de|\xe0|a|al?la|da)\s(?:v?\d[\d.]*\s(?:to|auf|vers|\xe0|a)\s)?v?\Z"
 )
 _LABEL_ADDRESS = re.compile(
-    r"(?i)(?://|@|\b(?:ip|ipv4|addr(?:ess)?|hosts?|server|gateway|dns|nameserver|resolver|ping|traceroute|ssh|inet|from|client|"
-    r"peer|router|subnet|src|dst)\b\W{0,3}(?:(?:is|at|to|of|was)\s)?(?:ip\s)?)\Z"
+    r"(?i)(?://|@|\b(?:ip|ipv4|addr(?:ess)?|adresse|direcci[o\xf3]n|indirizzo|endere\xe7o|hosts?|server|serveur|servidor|gateway|dns|nameserver|"
+    r"resolver|ping|traceroute|ssh|inet|from|client|peer|router|subnet|src|dst)\b\W{0,3}(?:(?:is|at|to|of|was)\s)?(?:ip\s)?)\Z"
 )
 
 
-def _before(text: str, start: int) -> str:
-    return text[max(0, start - _BEFORE) : start]
+def _before(text: str, start: int, chars: int = _BEFORE) -> str:
+    return text[max(0, start - chars) : start]
 
 
 _IPV4 = re.compile(r"\d(?<![\w.+-]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\w-]|\.\w)")
 _IPV6 = re.compile(r"[23](?<![\w:.]\d)[0-9a-fA-F]{3}:(?:[0-9a-fA-F]{0,4}:){1,6}[0-9a-fA-F]{0,4}(?![\w:])")
 
 
-def _ips(text: str, settings: Settings) -> Spans:
+def _ips(text: str, settings: Settings, code: str) -> Spans:
     for match in _IPV4.finditer(text):
         if _is_public(match[0]) and not _is_version(text, match):
             yield match.span()
@@ -251,7 +185,7 @@ def _is_public(address: str) -> bool:
 def _is_version(text: str, match: re.Match) -> bool:
     """True if a dotted quad numbers a version or a section."""
     before = _before(text, match.start())
-    if re.search(r"(?i)\bsections?\s\S*/?\Z", before):  # "section 6.13.16.2/6.13.16.3"
+    if re.search(r"(?i)\bsections?\s\S*/?\Z", before) or _LABEL_UPGRADE.search(_before(text, match.start(), _SENTENCE)):
         return True
     if _LABEL_ADDRESS.search(before) or re.match(r":\d\d|/\d| - ", text[match.end() : match.end() + 3]):
         return False
@@ -279,7 +213,7 @@ _ISSUERS = (  # first digits from, to, numbers of digits (ISO/IEC 7812; what the
 )
 
 
-def _cards(text: str, settings: Settings) -> Spans:
+def _cards(text: str, settings: Settings, code: str) -> Spans:
     for match in _CARD.finditer(text):
         number = re.sub(r"\D", "", match[0])
         issued = any(a <= int(number[: len(str(a))]) <= b and len(number) in n for a, b, n in _ISSUERS)
@@ -291,31 +225,59 @@ def _cards(text: str, settings: Settings) -> Spans:
             yield match.span()
 
 
-_IBAN = re.compile(r"[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,4})?\b")
+_IBAN = re.compile(  # spaces anywhere
+    r"\d(?:(?<=(?<![^\W_])[A-Z]{2}\d)|(?<=(?<![^\W_])[A-Z]{2}[ \xa0]\d))\d(?:[ \xa0\u202f-]?[A-Z0-9]){11,30}(?![A-Za-z0-9])"
+)
 
 
-def _ibans(text: str, settings: Settings) -> Spans:
+def _ibans(text: str, settings: Settings, code: str) -> Spans:
     for match in _IBAN.finditer(text):
-        if match.start() and (text[match.start() - 1].isalnum() or text[match.start() - 1] == "_"):
+        start = match.start() - (2 if text[match.start() - 1].isalpha() else 3)
+        if text[start - 1 : start] == "_":
             continue
-        words = match[0]  # the next word may have come along: "... 00 BIC"
+        words = text[start : match.end()]  # the next word may have come along: "... 00 BIC"
         while len(words) > 14:
-            if iban.is_valid(words, check_country=False):
-                yield match.start(), match.start() + len(words)
+            if iban.is_valid(re.sub(r"[^A-Z0-9]", "", words), check_country=False):
+                yield start, start + len(words)
                 break
-            words = re.sub(r"[ -]?[A-Z0-9]+\Z", "", words)
+            words = re.sub(r"[^A-Z0-9]?[A-Z0-9]+\Z", "", words)
 
 
-_SSN = re.compile(r"\d(?<![\w.,/-]\d)\d{2}(?:-\d{2}-| \d{2} |\d{2})\d{4}(?![\w/-]|\.\d)")
-_LABEL_SSN = re.compile(r"(?i)(?:\bssn|social security)\b[^\d\n]{0,20}\Z")
+_SSN = re.compile(r"\d(?<![\w.,/-]\d)\d{2}(?:-\d{2}-|[ \xa0]\d{2}[ \xa0]|\d{2}| - \d{2} - )\d{4}(?![\w/-]|\.\d)")
+_LABEL_SSN = re.compile(
+    r"(?i)(?:\bssns?\b|\bss ?(?:#|no\b|num)|\bsoc(?:ial)?(?: security|\.? sec\b|,| is| number|:|\Z))[^\d\n]{0,36}\Z"
+)
+_SSN_AFTER = re.compile(r"(?i)\s?[(,]?\s?(?:is (?:my|his|her|their) )?(?:ssn\b|social security)")
 
 
-def _ssns(text: str, settings: Settings) -> Spans:
+def _ssns(text: str, settings: Settings, code: str) -> Spans:
     for match in _SSN.finditer(text):
-        before = _before(text, match.start())
-        digits = re.sub(r"\D", "", match[0])
-        if ssn.is_valid(digits) and ("-" in match[0] or _LABEL_SSN.search(before)) and not _LABEL_NUMBER.search(before):
+        before = _before(text, match.start(), _SENTENCE)
+        labelled = _LABEL_SSN.search(before) or _SSN_AFTER.match(text, match.end())
+        if (
+            ssn.is_valid(re.sub(r"\D", "", match[0]))
+            and ("-" in match[0] or labelled)
+            and not _LABEL_NUMBER.search(before)
+        ):
             yield match.span()
+
+
+# Hardware addresses: AA:BB:..., AA-BB-..., AABB.CCDD.EEFF. Groups, software's own and samples (00:11:22:...) are nobody's.
+_MACS = tuple(
+    re.compile(rf"{mark}(?<=(?<![\w:.-]){digits}{mark})(?:{digits}{mark}){{{n}}}{digits}(?![\w:]|[.-]\w)")
+    for mark, digits, n in ((":", "[0-9a-fA-F]{2}", 4), ("-", "[0-9a-fA-F]{2}", 4), (r"\.", "[0-9a-fA-F]{4}", 1))
+)
+
+
+def _macs(text: str, settings: Settings, code: str) -> Spans:
+    for match in itertools.chain.from_iterable(regex.finditer(text) for regex in _MACS):
+        start = match.start() - (4 if match[0][0] == "." else 2)
+        address = bytes.fromhex(re.sub(r"[:.-]", "", text[start : match.end()]))
+        steps = collections.Counter((b - a) % 256 for a, b in itertools.pairwise(address))
+        sample = len(set(address)) < 4 or max(steps.values()) > 2 or address.startswith((b"\0\0\0", b"\0\0\x5e"))
+        letters = any(map(str.isalpha, text[start : match.end()]))
+        if letters and not address[0] & 3 and not sample:
+            yield start, match.end()
 
 
 # The shapes find candidates; the library checks their numbers, in other countries than North America's their grouping too.
@@ -324,24 +286,60 @@ _NANP = re.compile(r"[(2-9](?:(?<=\()[2-9]\d\d\)[ .-]?|(?<=[2-9])\d\d[ .-])\d{3}
 _NATIONAL = re.compile(r"\d(?<![\w.,$#+-]\d)(?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w|[.,-]\d)")
 _EXTENSION = re.compile(r",?\s?(?:ext(?:ension)?\b\.?|x)\s?\d{1,6}\b", re.IGNORECASE)
 _LABEL_PHONE = re.compile(
-    r"(?i)(?:\b(?:tele?(?:phone|fon|fax)?|t[ée]l(?:[ée]phone)?|phone|fax|mobile|cell(?:ular)?|mob|hotline|whatsapp|handy|ph(?=[:.]))\b\.?|☎)"
-    r"(?:\s?(?:/\s?fax|no\b\.?|nr\b\.?|number|is|at|us at|me at|\([a-z]+\)))*\s?[:.=-]?\s*\(?\Z"
+    r"(?i)(?:\b(?:tele?(?:ph?on[eo]?|foon|fax)?|t[\xe9e]l(?:[\xe9e](?:phone|fono|fone))?|phone|fax|mobile?|m[o\xf3]vil|cell(?:ul(?:ar|are))?|celular|mob|"
+    r"hotline|whatsapp|zap|handy|gsm|\u0442\u0435\u043b(?:\u0435\u0444\u043e\u043d)?|ph(?=[:.]))\b\.?|☎|\u7535\u8bdd|\u96fb\u8a71)"
+    r"(?:\s?(?:/\s?fax|no\b\.?|nr\b\.?|n[\xb0\xba]|number|is|at|us at|me at|\([a-z]+\)))*\s?[:.=\uff1a-]?\s*\(?\Z"
 )
 _LABEL_CALL = re.compile(
     r"(?i)\b(?:call|dial|text|sms|ring|reach(?:ed)?)(?:\s(?:us|me|him|her|them|on|at|or|now|today|toll[ -]free))*:?\s\(?\Z"
 )
+# Words that ask for a call, some words further on what the number follows: "Text Colin on", "llamar por las tardes al".
+_ASKS_CALL = re.compile(
+    r"(?i)(?:\b(?:call|calling|dial|text|sms|ring|phone|reach|reached|contact|whatsapp|message|"
+    r"\w*r[u\xfc]f\w*|\w*anruf\w*|erreich\w+|meld\w+|kontakt\w*|telefon\w*|handy\w*|mobil\w*|"
+    r"appel\w*|t[e\xe9]l[e\xe9]phon\w*|joindre|joignable|contact\w*|compose[rz]?|portable|num[e\xe9]ro|"
+    r"(?:mein\w*|my|mi|mijn|meu|moj\w*|mitt?|mio|mon) (?:num\w+|nr)|"
+    r"ll[a\xe1]m\w+|tel[e\xe9]fon\w*|m[o\xf3]vil|contact[ae]\w*|marca[rd]?|n[u\xfa]mero|chiam\w+|cellulare|rivolgersi|cell|"
+    r"lig(?:ar|ue|uem)|fal(?:ar|e)|celular|cham[ae]\w*|bel(?:len|t)?|bereik\w+|dzwoni\w+|zadzwo\w+|ring\w*|ringa|soita\w*|zavol\w*|volat)\b)"
+    r"(?:[^\d.!?\n]|\b[A-Z][a-z]{0,3}\.){0,48}?"
+    r"(?:\s(?:on|at|under|or|unter|ist|au|le|est|al|el|es|allo|il|lo|\xe8|\xe9|ao|no|o|pelo|para|op|numer|p\xe5|num[e\xe9]ro|n\xfamero|nummer|number|nr\.?|n[\xb0\xba]\.?)|[:,(])\s*\(?\Z"
+)
 _DATE = re.compile(r"(?:1[89]|20)\d\d\s?[-/.\u2013]\s?\d\d?(?:\d\d)?\b|\d\d?[-/.]\d\d?[-/.](?:1[89]|20)\d\d")
 
 
-def _phones(text: str, settings: Settings) -> Spans:
+# Languages, and the countries whose numbers a text in it may hold.
+_COUNTRIES = {
+    "en": "US GB CA AU IE NZ IN ZA", "de": "DE AT CH", "fr": "FR BE CH", "es": "ES MX AR CO CL PE", "it": "IT CH",
+    "pt": "BR PT", "ca": "ES", "gl": "ES", "eu": "ES", "nl": "NL BE", "lb": "LU DE", "da": "DK", "sv": "SE FI", "no": "NO",
+    "nb": "NO", "nn": "NO", "fi": "FI", "is": "IS", "pl": "PL", "cs": "CZ", "sk": "SK", "hu": "HU", "ro": "RO", "bg": "BG",
+    "el": "GR CY", "tr": "TR", "ru": "RU BY KZ", "uk": "UA", "hr": "HR", "sr": "RS", "bs": "BA", "sl": "SI", "lt": "LT",
+    "lv": "LV", "et": "EE", "he": "IL", "ar": "EG SA AE MA", "fa": "IR", "hi": "IN", "ur": "PK", "bn": "BD", "ja": "JP",
+    "ko": "KR", "zh": "CN TW HK", "vi": "VN", "th": "TH", "id": "ID", "ms": "MY", "tl": "PH",
+}  # fmt: skip
+_LANGUAGE_CHARS = 600  # of a text whose language nobody told
+
+
+def _phones(text: str, settings: Settings, code: str) -> Spans:
+    @functools.cache
+    def regions() -> tuple[str, ...]:
+        codes = [code] if code in _COUNTRIES else language.likely(text, _LANGUAGE_CHARS)
+        return tuple(dict.fromkeys([*settings.regions, *(r for c in codes for r in _COUNTRIES.get(c, "").split())]))
+
     spans = [m.span() for m in _INTERNATIONAL.finditer(text) if _is_international(text, m)]
     if any(phonenumbers.country_code_for_region(region) == 1 for region in settings.regions):
         spans += filter(None, (_north_american(text, match) for match in _NANP.finditer(text)))
-    spans += [m.span() for m in _NATIONAL.finditer(text) if _is_national(text, m, settings.regions)]
+    spans += [m.span() for m in _NATIONAL.finditer(text) if _is_national(text, m, settings.regions, regions)]
     for start, end in spans:
+        if _is_fictional(text[start:end]):
+            continue
         extension = _EXTENSION.match(text, end)
         opened = text[start - 1 : start] == "(" and ")" in text[start:end]
         yield start - opened, extension.end() if extension else end
+
+
+def _is_fictional(number: str) -> bool:
+    """True for 555-0100 to 555-0199, which North America keeps for films and books."""
+    return re.search(r"(?:\A|\d{3})55501\d\d\Z", re.sub(r"\D", "", number)) is not None
 
 
 def _is_international(text: str, match: re.Match) -> bool:
@@ -363,6 +361,8 @@ def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
     before = _before(text, start)
     if re.search(r"[\w.,$/#+=-]\Z", before) or _LABEL_NUMBER.search(before):
         return None
+    if re.match(r"\d+\.\d+-", match[0]):
+        return None  # a clause
     if re.fullmatch(r"\d+ \d+ \d+", match[0]) and (
         re.search(r"\d[ ,]*\Z", before) or re.match(r"[ ,]+\d", text[match.end() : match.end() + 4])
     ):
@@ -373,18 +373,50 @@ def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
     return (start, match.end()) if valid else None
 
 
-def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
-    """True if a run of digits is a phone number: the text says so, or the digits are grouped as in one of `regions`."""
+def _is_national(
+    text: str, match: re.Match, own: tuple[str, ...], regions: collections.abc.Callable[[], tuple[str, ...]]
+) -> bool:
+    """True if a run of digits is a phone number: the text says so, or the digits are grouped as in one of the regions.
+
+    `own` are the regions of the settings, `regions()` also those of the text's language, which may take a while.
+    """
     number, before = match[0], _before(text, match.start())
     if _DATE.match(number):
         return False
     if _LABEL_PHONE.search(before):
         return True
-    called = _LABEL_CALL.search(before)
+    if re.fullmatch(r"\d+\.\d+", number) or number in "01234567890123456789":
+        return False
+    called = bool(_LABEL_CALL.search(before))
     if called and re.fullmatch(r"[2-9]\d\d-\d{4}", number):
         return True
-    if not called and (number.isdigit() or re.search(r"[\d/:][ ,]*\Z", before) or _LABEL_NUMBER.search(before)):
+    asked = called or bool(_ASKS_CALL.search(_before(text, match.start(), _SENTENCE)))
+    if not asked and (number.isdigit() or re.search(r"[\d/:][ ,]*\Z", before) or _LABEL_NUMBER.search(before)):
         return False
+    if _is_of(number, own, called):
+        return True
+    if not _is_grouped(number) and not (asked and re.fullmatch(r"\d+|\d{5} \d{5}|\d{3}\D\d{3}\D\d{3}", number)):
+        return False
+    return _is_of(number, regions(), called or (asked and number[0] in "0(") or number.isdigit())
+
+
+def _is_grouped(number: str) -> bool:
+    """True if the digits may be those of a phone even if nothing says so: a 0 or an area code first, or long, and no amount."""
+    separators = re.findall(r"\D+", number)
+    if number[0] == "0" or ")" in number:
+        return bool(separators) and separators != ["."]
+    return (
+        len(separators) > 1
+        and sum(map(str.isdigit, number)) >= 9
+        and not re.fullmatch(r"\d{1,3}(?:\D\d{3})+|\d+(?:\.\d+){3}", number)
+    )
+
+
+def _is_of(number: str, regions: tuple[str, ...], called: bool) -> bool:
+    """True if the number is one of these regions', grouped as there unless the text asks for a call.
+
+    North America's are found by `_NANP`, or if the text asks for a call.
+    """
     leniency = phonenumbers.Leniency.VALID if called else phonenumbers.Leniency.STRICT_GROUPING
     return any(
         phonenumbers.PhoneNumberMatcher(number, region, leniency=leniency).has_next()
@@ -394,12 +426,13 @@ def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
 
 
 # In this order: a token may hold what looks like an address, a card what looks like a phone.
-_KINDS: dict[str, collections.abc.Callable[[str, Settings], Spans]] = {
-    "secret": lambda text, settings: find_secrets(text),
+_KINDS: dict[str, collections.abc.Callable[[str, Settings, str], Spans]] = {
+    "secret": lambda text, settings, code: find_secrets(text),
     "email": _emails,
     "iban": _ibans,
     "card": _cards,
     "ssn": _ssns,
     "ip": _ips,
+    "mac": _macs,
     "phone": _phones,
 }

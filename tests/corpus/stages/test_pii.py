@@ -26,14 +26,14 @@ PLACES = (  # each format stands in each of these
 PLANTED = {
     "EMAIL": (
         "jane.doe@gmail.com", "j_doe99@mail.company.co.uk", "first+filter@sub.domain.org", "JOHN@FIRMA.DE",
-        "o'neil@univ.edu", "info@müller.de", "support@startup.io", "a@b.fr", "jane [at] company [dot] com",
+        "o'neil@univ.edu", "anna@müller.de", "tom@startup.io", "a@b.fr", "jane [at] company [dot] com",
         "jane(at)company.com", "jane.doe at gmail dot com", "mary-ann@x-y.photography", "12345@qq.com",
         "user%dept@host.gov",
     ),
     "PHONE": (
-        "(415) 555-0132", "415-555-0132", "415.555.2671", "1-800-275-2273", "+1 415 555 2671", "+1-555-123-4567",
+        "(415) 863-2790", "415-863-2790", "415.555.2671", "1-800-275-2273", "+1 415 555 2671", "+1-555-123-4567",
         "+1 (555) 123-4567", "+44 20 7946 0958", "+49 89 636 48018", "+33 1 42 68 53 00", "+86 138 0013 8000",
-        "+81 3-3224-5000", "+919876543210", "0044 20 7946 0958", "555-123-4567", "(415) 555-0132 ext. 42",
+        "+81 3-3224-5000", "+919876543210", "0044 20 7946 0958", "555-123-4567", "(415) 863-2790 ext. 42",
         "Tel: 030 901820", "phone: 5551234567", "Fax 01 42 68 53 00", "call 555-1234",
     ),
     "IP": (
@@ -51,12 +51,19 @@ PLANTED = {
         "GB82WEST12345698765432", "FR14 2004 1010 0505 0001 3M02 606", "FR1420041010050500013M02606",
         "ES91 2100 0418 4502 0005 1332", "IT60X0542811101000000123456", "NL91 ABNA 0417 1643 00",
         "CH93 0076 2011 6238 5295 7", "BE68 5390 0754 7034", "NO93 8601 1117 947", "PL61 1090 1014 0000 0712 1981 2874",
-        "AT61-1904-3002-3457-3201",
+        "AT61-1904-3002-3457-3201", "DE 93 5205 0353 4636 5331 80", "IT62 H 03069 95099 495843871210",
+        "FR76\xa03000\xa04891\xa09969\xa08256\xa06519\xa0440",
     ),
     "SSN": (
         "123-45-6789", "536-90-4399", "001-01-0001", "665-22-1234", "899-99-9999", "SSN: 536904399", "SSN 536 90 4399",
         "social security number 536-90-4399", "ssn=536904399", "SSN #: 536-90-4399", "772-11-2345",
-        "Social Security No. 401 55 1234",
+        "Social Security No. 401 55 1234", "My social is 047 52 8813", "soc. sec. number: 047\xa052\xa08813",
+    ),
+    "MAC": (
+        "3c:22:fb:9a:41:d7", "F4-8E-38-C1-07-6B", "a483.e75d.902f", "A4:83:E7:5D:90:2F", "00:1e:c2:9f:37:b4",
+        "94:65:9c:1a:ff:03",
+        "b8-27-eb-4d-c1-90", "dc:a6:32:07:5e:b1", "f018.9814.ab3c", "28:cf:e9:1d:77:b0", "AC-DE-48-7B-12-F3",
+        "6c:40:08:a9:be:52",
     ),
 }  # fmt: skip
 
@@ -89,6 +96,21 @@ def _secrets() -> list[str]:
     ]  # fmt: skip
 
 
+PASSWORDS = (  # the value stands between ¦
+    'password = "¦Wz7!plumTree42¦"', "passwd: ¦hunter2Maple!88¦", "DB_PASSWORD=¦Kd93kfQz!¦ make",
+    "export DB_PASS='¦tr0ub4dor&3x¦'",
+    "SMTP_PASSWORD: ¦bR9$kfe2Qm_Lx¦, SMTP_PORT: 587", "the wifi password is ¦otter-violin-93-Krakow¦ so",
+    '"password": "¦Fj38dkq!x¦",',
+    "Passwort: ¦Sommer!Regen2Nacht¦ und", "Das Kennwort lautet ¦Regen!Bogen7x¦ ab", "mot de passe : ¦Soleil!2023vert¦",
+    "La contraseña es ¦Gato#Negro77¦ para", "a senha do wifi: ¦Praia#Azul2020¦.", "hasło: ¦Kot!Bury42¦",
+    "la parola è ¦Mare!Blu99xy¦",
+    'curl -u "joe:¦T4nger1ne#Sky¦" x', "wget --user joe --password ¦Fj38dkq!x¦ x", "mysql -u root -p¦S3kr1tQ9!¦ shop",
+    "sshpass -p '¦Fj38dkq!¦' ssh joe", "IDENTIFIED BY '¦Fj38dkq!x¦'", "login joe password ¦Fj38dkqx9¦",
+    "<password>¦Fj38dkq!x¦</password>",
+    "redis://:¦p4xQ9vvL2¦@cache:6379/0", "ftp://joe:¦Fj38d@kq¦@files.acme.net/x", "as joe:¦Fj!38dkQ¦@db.acme.net",
+    "API_KEY=¦987f1fa71b63f4b4623e1bee086d29809e2f3024¦", 'api_key: "¦Zx81kQ0pLm72NvTyB3cR¦"',
+    "Bearer ¦9f8a7c6b5d4e3f2a1b0c9d8e¦",
+)  # fmt: skip
 PLANTED["SECRET"] = tuple(_secrets())
 
 LOOKALIKES = (
@@ -128,6 +150,21 @@ LOOKALIKES = (
     "the ASIAPACIFICREGIONALFORUM met", "sk-learn-contrib and task-specific-fine-tuning-of-models",
     "BEGIN RSA PRIVATE KEY is its first line",
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "ghp_EXAMPLEexampleEXAMPLEexample1234567", "AKIAIOSFODNN7EXAMPLE", "sk_test_4eC39HqLyjWDarjtT1zdp7dc",
+    'password = "changeme" and passwd: <your-password>', "password = getpass.getpass()", 'PASSWORD = os.environ["PASSWORD1"]',
+    "password=$DB_PASSWORD1 --password=${PASS2} --password=****", "password: {{ .Values.auth.password1 }}", "Passw0rd! is bad",
+    "password: Passw0rd!", "password = 'secret123'", "the password is base64-encoded", "password: str = Field(min_length=12)",
+    "password=request.form['password1']", "postgres://postgres:postgres@localhost:5432/x", "docker run -u 1000:1000 image",
+    "API_KEY=your-api-key-here-12345678", "primary_key = table_column_2_index_10", "mysql -u root --password='$PASSWORD1'",
+    # hardware addresses that are nobody's
+    "ff:ff:ff:ff:ff:ff and 00:00:00:00:00:00", "aa:bb:cc:dd:ee:ff and 00:11:22:33:44:55", "52:54:00:12:34:56",
+    "01:00:5e:00:00:fb and 33:33:00:00:00:01", "02:42:ac:11:00:02", "00:00:5E:00:53:AF", "12:34:56:78:90:12",
+    "MD5 3c:22:fb:9a:41:d7:3c:22:fb:9a:41:d7:11:22:33:44",
+    # of roles and films
+    "support@startup.io and info@müller.de", "python-dev@python.org, r-help@lists.r-project.org, linux-fsdevel@vger.kernel.org",
+    "name@yourdomain.com", "(415) 555-0132 and 415-555-0199", "+1 212 555 0187",
+    # versions that are upgraded
+    "upgrade to 1.2.3.4", "upgraded from 85.12.33.4 to 86.1.2.3", "auf Version 85.12.33.4",
     # not quite IBANs
     "DE89 3704 0044 0532 0130 01", "AB12 CDEF 3456 7890 1234", "ISO 9001 AND IEC 60417 5010 0001",
 )  # fmt: skip
@@ -194,10 +231,46 @@ def test_only_the_kinds_asked_for():
     assert run(stage, text) == (text.replace("536-90-4399", "<SSN>"), {"SSN": 1})
 
 
+def test_assigned_passwords_and_keys(stage):
+    for text in PASSWORDS:
+        before, _, after = text.split("¦")
+        assert run(stage, f"See {text.replace('¦', '')}")[0] == f"See {before}<SECRET>{after}"
+
+
+PHONES = {
+    "de": "Sie erreichen mich unter 0171 5538264 oder 089/2345678, meine Nummer bleibt, bei Fragen 030 44719826 anrufen.",
+    "fr": "Vous pouvez joindre Mme Dupont au 04 78 36 91 52 le soir, ou bien appelez Luc au 06.82.37.15.94 dès demain.",
+    "es": "Interesados pueden llamar por las tardes al 952 37 48 16, o al móvil de mi hermana, que es el 612 34 56 78.",
+    "it": "Per informazioni chiamare il 347 615 2983 dopo le sei, oppure telefonare allo 06 4482 7391 di mattina.",
+    "pt": "Quem tiver interesse liga para a Luciana no (11) 3284-7719 ou chama o Wellington no zap (21) 98734-5162.",
+    "en": "Contact Mrs. Lakshmi on 98452 17639, ring our landlord on 0161 274 8835, or text Colin on 07911 482063.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", PHONES)
+def test_phones_of_the_language_of_the_text(stage, code):
+    numbers = PHONES[code].count(" on ") or 2 + (code == "de")
+    for metadata in ({}, {"language_id": code}, {"language": f"{code}-XX"}):
+        document, edits = Document(text=PHONES[code], id="0", metadata=metadata), collections.Counter()
+        stage.apply(document, edits)
+        assert edits == {"PHONE": numbers}, document.text
+
+
+@pytest.mark.parametrize("text", [
+    "Die Stadt hat 612 345 678 Einwohner; Bestellnummer 0301-4471, Artikelnummer 0171 5538264.",
+    "La ciudad tiene 612 345 678 habitantes y 1 234 567 coches.", "Geöffnet am 01.02.2003 von 08.30 - 12.45 Uhr.",
+    "Call f with 0.843750, then call it with 1234567890, then dial nothing.", "under Clause\n252.227-7013 of the rules",
+])  # fmt: skip
+def test_numbers_that_are_no_phones_in_any_language(stage, text):
+    assert run(stage, text) == (text, {})
+
+
 def test_phones_of_other_regions():
+    text = "Anna, 01865 270000, kommt nach 2010 2011 und 020 1990 wieder, wie wir es schon lange vorher wussten."
+    assert run(make_stage(), text) == (text, {})  # a German text
+    assert run(make_stage('pii regions=("GB",)'), text)[0] == text.replace("01865 270000", "<PHONE>")
     text = "Ring 020 7946 0958 or 01865 270000 after 2010 2011 and 020 1990."
-    assert run(make_stage(), text) == (text, {})
-    assert run(make_stage('pii regions=("GB",)'), text)[0] == "Ring <PHONE> or <PHONE> after 2010 2011 and 020 1990."
+    assert run(make_stage(), text)[0] == "Ring <PHONE> or <PHONE> after 2010 2011 and 020 1990."
 
 
 def test_addresses_that_the_config_keeps():
@@ -240,6 +313,14 @@ def test_long_runs_of_one_character_take_no_time(stage):
         "eyJ" * 100_000,
         "eyJ-" * 75_000 + ".eyJ",
         "-eyJ.eyJ" * 40_000,
+        "password=" * 10_000,
+        "password is a " * 10_000,
+        "api_key=" * 20_000,
+        "://a:" * 20_000,
+        "a:b@" * 20_000,
+        " -ua:" * 20_000 + "login a password " * 5_000,
+        "aa:" * 50_000 + "a1b2.c3d4." * 9_000,
+        "call " * 30_000 + "020 ",
     ):
         start = time.process_time()
         run(stage, text)
