@@ -73,7 +73,8 @@ def _shared(pages: Iterable[str]) -> Shared:
 def remove(body, shared: Shared) -> None:
     """Removes the blocks that a page shares with its site."""
     for element in body.query_selector_all(", ".join(shared)).values() if shared else ():
-        if element.parent is not None and _is_at_edge(element) and _digest(element) in shared.get(_place(element), ()):
+        digests = shared.get(_place(element)) if element.parent is not None else None
+        if digests and _is_at_edge(element) and _digest(element) in digests:
             element.decompose()
 
 

@@ -14,7 +14,10 @@ _PROSE = "p, pre, table, dl, ul, ol"
 _OPENERS = "button, summary, h1, h2, h3, h4, h5, h6, dt, [role=button], [role=tab]"
 _HEADINGS = "h1, h2, h3, h4, h5, h6"
 _APART = "nav, header, footer, aside, form, dialog, [role=dialog], [role=navigation], [role=menu]"
-_POINTERS = ("aria-controls", "data-target", "data-bs-target", "href")  # of what opens a panel
+# Attributes of what opens a panel -> the elements that may have them.
+_POINTERS = {name: f"[{name}]" for name in ("aria-controls", "data-target", "data-bs-target")} | {
+    "href": "a[href^='#']"
+}
 _NAMES = ("class", "id", "role", "aria-hidden", "hidden", "style")  # by which rules judge an element
 _LINKED = 0.6  # of an element's characters; with more in links it is a menu
 _WORDLESS = re.compile(r"[\W_]+")
@@ -22,24 +25,29 @@ _READERS = "time, form, img, input, [rel~=nofollow], [datetime]"  # in what read
 
 
 def unfold(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
-    """Shows what a click would show, and removes the names by which the rest of the rules would drop text."""
+    """Shows what a click would show: hidden panels, and titles in buttons."""
     panels = []
     if not words.isdisjoint((b"hidden", b"aria-hidden", b"display", b"collapse", b"collapsed")):
+        hidden = [element for element in body.query_selector_all(_HIDDEN).values() if _holds_text(element)]
         opened = {
             element.getattr(name).lstrip("#")
-            for name in _POINTERS
-            for element in body.query_selector_all(f"[{name}]").values()
+            for name, selector in (_POINTERS.items() if hidden else ())
+            for element in body.query_selector_all(selector).values()
         }
-        panels = [element for element in body.query_selector_all(_HIDDEN).values() if _is_panel(element, opened)]
+        panels = [element for element in hidden if _is_panel(element, opened)]
     if b"button" in words:
         for button in body.query_selector_all("button").values():
             _write_title(tree, button)
     for panel in panels:
         _bare(panel)
+
+
+def forget_names(body, words: frozenset[bytes]) -> None:
+    """Removes the names of sections and of documentation, by which resiliparse's rules would drop them."""
     for section in body.query_selector_all("section[id], div[id]").values():
         if _is_named_by_heading(section):
             _bare(section)
-    if b"comment" in words or b"comments" in words:
+    if any(b"comment" in word for word in words):
         for element in body.query_selector_all("[class*=comment]:not([class*=comments])").values():
             if _is_documentation(element):
                 _bare(element)
@@ -75,7 +83,7 @@ def _holds_text(element) -> bool:
 
 def _is_panel(element, opened: set[str]) -> bool:
     """True if a hidden element is text that waits for a click."""
-    if not _holds_text(element) or element.matches(_APART) or element.closest(_APART) is not None:
+    if element.closest(_APART) is not None:
         return False
     if element.getattr("role") == "tabpanel" or (element.getattr("id") or "-") in opened:
         return True

@@ -153,6 +153,7 @@ def main_text(
     if markup:
         _mark_headings(tree, body)
     if root is None:
+        folded.forget_names(body, words)
         for element in _find(body, words, _INLINE):
             element.replace_with(tree.create_text_node(element.text))
         _protect_figures(tree, body)
