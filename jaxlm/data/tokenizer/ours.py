@@ -372,6 +372,8 @@ def _with_spaces(model_bytes: bytes, vocab_size: int) -> tuple[bytes, int]:
     pieces: dict[str, typing.Any] = {}
     for piece in model.pieces:
         piece.piece = piece.piece.replace(_INDENT, _SPACE)
+        # In 256ths, sums are exact in float32 too: two cuts of equal score in a unigram model are equal for every reader.
+        piece.score = round(piece.score * 256) / 256
         pieces.setdefault(piece.piece, piece)  # of two that are equal now, the first has the higher score
     largest, normal = len(pieces), [text for text, piece in pieces.items() if piece.type == piece.NORMAL]
     last = sorted(normal, key=lambda text: len(text) == 1, reverse=True)  # single characters stay
