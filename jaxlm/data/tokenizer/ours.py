@@ -29,7 +29,9 @@ _SPACE_BYTES = tuple(_SPACE.encode())
 _INDENT = "\ufdd4"  # no character: in the training text, a space that follows a newline or another such space
 # What SentencePiece's trainer refuses, drops a whole text for (U+2585), or takes for a space. Byte pieces serve.
 _REFUSED = re.compile(f"[\0\u2585{_SPACE}{_INDENT}]")
-_PART = re.compile(r"(?s).{1,4000}(?=\n|\Z)|.{1,4000}")  # of a training text: long words take SentencePiece long
+_PART = re.compile(
+    r"(?s).{1,4000}(?=\n|\Z)|.{1,4000}"
+)  # SentencePiece counts at most 65,535 characters in a word, which may be a whole table
 _SPARE = 64  # more pieces than are asked for: some are equal once `_INDENT` is a space
 _MAX_PIECE = 24  # characters: a colon, a newline and five levels of indentation
 _LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
@@ -255,7 +257,7 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 
 
 def word_pattern(pieces: Iterable[str]) -> str | None:
-    """Returns a regular expression for the words of a text, which no piece reaches across. None if a piece ends in a space.
+    """Returns a regular expression for words that no piece reaches across; None if a piece has a space behind a letter.
 
     Some pieces join a newline with punctuation before it and with an indent behind it. Then these are one word, with
     the letters behind the indent: a piece may begin with the last space of it.
@@ -276,7 +278,7 @@ def word_pattern(pieces: Iterable[str]) -> str | None:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes about 7 times as long as "bpe".
+    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes about 15 times as long as "bpe".
 
     Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
