@@ -26,9 +26,10 @@ MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SPACE_BYTES = tuple(_SPACE.encode())
-_INDENT = "\ufdd4"  # no character: in the training text, a space that follows a newline or another such space
+# No characters, for the training text: a space that follows a newline or another such space; where no piece reaches across.
+_INDENT, _BREAK = "\ufdd4", "\ufdd5"
 # What SentencePiece's trainer refuses, drops a whole text for (U+2585), or takes for a space. Byte pieces serve.
-_REFUSED = re.compile(f"[\0\u2585{_SPACE}{_INDENT}]")
+_REFUSED = re.compile(f"[\0\u2585{_SPACE}{_INDENT}{_BREAK}]")
 _PART = re.compile(
     r"(?s).{1,4000}(?=\n|\Z)|.{1,4000}"
 )  # SentencePiece counts at most 65,535 characters in a word, which may be a whole table
@@ -293,6 +294,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         "model_type": model_type,
         "vocab_size": vocab_size - extra + _SPARE,
         "hard_vocab_limit": False,
+        "pretokenization_delimiter": _BREAK,
         "max_sentence_length": 1 << 16,
         "max_sentencepiece_length": _MAX_PIECE,
         "byte_fallback": True,
@@ -359,10 +361,15 @@ def _training_error(message: str, vocab_size: int) -> ConfigError:
 
 
 def _training_parts(texts: Iterable[str]) -> Iterator[str]:
-    """Yields texts to train on, cut at newlines. Indents are `_INDENT`: SentencePiece joins it to what stands before it."""
+    """Yields texts to train on, cut at newlines. Indents are `_INDENT`: SentencePiece joins it to what stands before it.
+
+    No piece joins a newline to a line without an indent: an answer in ChatML, behind the newline of its header, has the
+    ids that a model generates.
+    """
     for text in texts:
         text = _REFUSED.sub("", text.encode("utf-8", "replace").decode())
         text = re.sub("(?<=\n) +", lambda spaces: _INDENT * len(spaces[0]), text)
+        text = re.sub(f"\n(?=[^\n{_INDENT}])", f"\n{_BREAK}", text)
         yield from filter(str.strip, _PART.findall(text))
 
 

@@ -222,7 +222,7 @@ BEFORE = [
 @pytest.mark.parametrize(
     ("rows", "sha256"),
     [
-        (6, "5c592dd49674d4e7a0770ee456a09fffce21bfc766708ed811f864b085316546"),
+        (6, "44a95302592f9a4373f01da23ea9ea0c56ecd916998dd28d28675bf298f30247"),
         (7, "d6671fa887f31f2fb4b07043cd635c5844a98f54821f89670a42b50f0d939195"),
     ],
 )

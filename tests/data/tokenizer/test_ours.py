@@ -246,7 +246,7 @@ def test_no_piece_has_white_space_behind_a_letter_or_reaches_across_words(coder,
     for trained in (coder, unigram, of_code):
         pieces = [piece.replace("▁", " ") for piece in trained._pieces()]
         assert len(set(pieces)) == len(pieces)
-        assert not [piece for piece in pieces if re.search(r"\w\s", piece) or ours._INDENT in piece]
+        assert not [piece for piece in pieces if re.search(rf"\w\s|\n\S|[{ours._INDENT}{ours._BREAK}]", piece)]
         assert trained.words is not None
         cut = re.compile(trained.words).findall
         # Whatever stands around a piece: it lies in one word.
@@ -256,6 +256,17 @@ def test_no_piece_has_white_space_behind_a_letter_or_reaches_across_words(coder,
                 ends = [0, *itertools.accumulate(map(len, cut(front + piece + behind)))]
                 assert ends[-1] == len(front + piece + behind)
                 assert not [end for end in ends if len(front) < end < len(front + piece)], (front, piece, behind)
+
+
+def test_an_answer_behind_the_newline_of_its_header_has_ids_of_its_own(of_code):
+    answers = ["```python\nx", "# A", "- a", '"""', "(a)", "x = 1"]
+    for (_, at), answer in zip(
+        of_code.encode_cut(["\n" + a for a in answers], [[1]] * len(answers)), answers, strict=True
+    ):
+        assert at.tolist() == [1], answer
+    assert of_code.encode_cut(["\n    x"], [[1]])[0][1].tolist() == [
+        -1
+    ]  # as other models' tokenizers, an indent does not
 
 
 def test_words_are_few_in_code(of_code, python_texts):
@@ -331,9 +342,9 @@ def test_training_texts_are_cut_at_newlines_and_lose_what_the_trainer_refuses():
     parts = list(ours._training_parts(texts))
     indent = ours._INDENT
     assert parts[0] == f"ab\n{indent * 2}c  d\n\n{indent}e"
-    assert "".join(parts[1:3]) == "x\n" * 3000
-    assert parts[2].startswith("\nx")
-    assert [len(part) for part in parts[3:]] == [4000, 4000, 1000, 1]
+    assert "".join(parts[1:-4]).replace(ours._BREAK, "") == "x\n" * 3000
+    assert all(part.startswith(f"\n{ours._BREAK}x") for part in parts[2:-4])
+    assert [len(part) for part in parts[-4:]] == [4000, 4000, 1000, 1]
 
 
 def children(pid: int) -> list[int]:
