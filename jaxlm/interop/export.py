@@ -23,7 +23,13 @@ from jaxlm.interop.hf_weights import MARK
 
 # The first type is the default.
 TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf.DTYPES, "peft": ("f32", "bf16", "f16")}
-_PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
+_PROBES = (
+    "",
+    " two  spaces",
+    "1,024 = 2^10\n\n\tdef f(x):\n    return",
+    "日本語 😀 café ▁",
+    "</s><s><|im_start|><0x41>\x00\x7f",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ from jaxlm.data.tokenizer.ours import Tokenizer
 # text is rewritten and a literal U+2581 becomes bytes, as in `data.tokenizer`. And text is first split into words, as
 # `data.tokenizer` does, since no piece spans several words.
 _SPACE = "\u2581"
-_WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # as in data.tokenizer
 _NORMAL, UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of pieces in SentencePiece and in GGUF
 _UNIGRAM, _BPE = 1, 2
 
@@ -27,7 +26,7 @@ class Pieces:
       charsmap: the normaliser's table; empty for no normalisation.
       dummy_prefix: True if each text gets a leading space.
       strips: True if spaces at the ends are removed, and several in a row become one.
-      by_word: True if no piece spans several words.
+      words: a regular expression for words that no piece spans; None if there are no such words.
     """
 
     texts: list[str]
@@ -37,7 +36,7 @@ class Pieces:
     charsmap: bytes
     dummy_prefix: bool
     strips: bool
-    by_word: bool
+    words: str | None
 
 
 def pieces(tokenizer: Tokenizer) -> Pieces:
@@ -56,7 +55,7 @@ def pieces(tokenizer: Tokenizer) -> Pieces:
         charsmap=normalizer.precompiled_charsmap,
         dummy_prefix=normalizer.add_dummy_prefix,
         strips=normalizer.remove_extra_whitespaces,
-        by_word=tokenizer.by_word,
+        words=tokenizer.words,
     )
 
 
@@ -171,7 +170,7 @@ def _split(pattern: str) -> dict[str, typing.Any]:
 
 
 def _pre_tokenizer(held: Pieces) -> dict[str, typing.Any] | None:
-    parts = [_split(_WORDS if held.by_word else _SPACE)]
+    parts = [_split(held.words or _SPACE)]
     if not held.is_bpe:
         # A character that is in no piece is its own word: then no control piece that contains it can match.
         known = {c for text, kind in zip(held.texts, held.types, strict=True) if kind == _NORMAL for c in _spaced(text)}

@@ -122,6 +122,7 @@ def random_texts(n: int) -> list[str]:
     """Texts of words, code, CJK, emoji, control bytes, U+2581 and strings that spell control tokens; spaces in front."""
     rng = random.Random(0)
     words = ["the", "of", "Apple", "don't", "2024", "3.14", "naïve", "Zürich", "def f(x):", "return", "\n\n\t"]
+    words += [":\n    ", ",\n        ", "\n    return", "\n\n\n"]
     odd = ["日本語の文字", "中文", "한국어", "😀🎉", "👩‍👩‍👧", "\0\x01\x7f\r", "▁", "</s>", "<s>", "<unk>"]
     odd += [
         "<|im_start|>",

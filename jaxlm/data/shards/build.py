@@ -128,8 +128,9 @@ def _in_order(records: bytes | bytearray) -> Iterator[tuple[str, bytes, int]]:
 _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
-_VERSION = 3  # raise it when the same settings begin to give other bytes
-_READ = ("2", "3")  # versions of finished data that are still read. 2: EOS after each document instead of before
+_VERSION = 4  # raise it when the same settings begin to give other bytes
+# Versions of finished data that are still read. 2: EOS after each document instead of before; 3: no token joins a newline.
+_READ = ("2", "3", "4")
 
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 

@@ -75,10 +75,10 @@ def _kinds(tokenizer: Coder) -> dict[str, np.ndarray]:
 
 
 def traits(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns facts that no text changes: how many tokens "2024" has, and how many indents and newlines add."""
+    """Returns facts that no text changes: how many tokens "2024" has, and how many a line's indent and newlines add."""
 
     def extra(indent: str) -> int:
-        return len(tokenizer.encode(f"{indent}return value")) - len(tokenizer.encode("return value"))
+        return len(tokenizer.encode(f"\n{indent}return value")) - len(tokenizer.encode("\nreturn value"))
 
     return {
         "vocab_size": tokenizer.vocab_size,

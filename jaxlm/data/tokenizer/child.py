@@ -12,13 +12,13 @@ import sentencepiece
 
 
 def train(messages: Iterator, tell: Callable[[dict], None]) -> None:
-    """Receives settings, lists of lines, then None. Sends the `model` in base64, or SentencePiece's `error`."""
+    """Receives settings, lists of texts, then None. Sends the `model` in base64, or SentencePiece's `error`."""
     settings, model = next(messages), io.BytesIO()
-    lines = (line for lines in iter(lambda: next(messages), None) for line in lines)
+    texts = (text for texts in iter(lambda: next(messages), None) for text in texts)
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **settings)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **settings)
     except (RuntimeError, StopIteration) as error:
-        for _ in lines:  # the parent listens once it has sent all
+        for _ in texts:  # the parent listens once it has sent all
             pass
         tell({"error": str(error)})
     else:

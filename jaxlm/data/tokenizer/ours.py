@@ -12,6 +12,7 @@ import itertools
 import os
 import pathlib
 import re
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -25,15 +26,22 @@ MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SPACE_BYTES = tuple(_SPACE.encode())
-_MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
+# No characters, for the training text: a space that follows a newline or another such space; where no piece reaches across.
+_INDENT, _BREAK = "\ufdd4", "\ufdd5"
+# What SentencePiece's trainer refuses, drops a whole text for (U+2585), or takes for a space. Byte pieces serve.
+_REFUSED = re.compile(f"[\0\u2585{_SPACE}{_INDENT}{_BREAK}]")
+_PART = re.compile(
+    r"(?s).{1,4000}(?=\n|\Z)|.{1,4000}"
+)  # SentencePiece counts at most 65,535 characters in a word, which may be a whole table
+_SPARE = 64  # more pieces than are asked for: some are equal once `_INDENT` is a space
+_MAX_PIECE = 24  # characters: a colon, a newline and five levels of indentation
 _LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
 _PIECE_CHARS = 1 << 17
-_LINES = 1000  # in one message to the training process
+_PARTS = 1000  # in one message to the training process
 _FEW = 64  # this many texts or words are encoded before threads have started
 _THREADS = 2  # fixed: the number is written into the model's bytes
-# What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
-_WORDS = re.compile(f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
-_JOINED = re.compile(f"[^{_SPACE}]{_SPACE}|\n")
+_WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # each with the spaces before it
+_JOINED = re.compile(f"[^\n{_SPACE}]{_SPACE}")
 _PROBE = "  \ufb01 \u2460  e\u0301\t\n A "
 GUARD = "\ufdd0"  # no character: inside the spelling of a control token, it marks this as ordinary text
 _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
@@ -43,7 +51,8 @@ class Tokenizer:
     """A SentencePiece model, and the interface of all tokenizers. Equal `sha256`: equal ids for every text.
 
     `opening` are the ids in front of a text, `separator_id` begins each document in shards, `files` are what
-    `coder.read` loads. `by_word`: no piece reaches across words, so that a text may be cut into words first.
+    `coder.read` loads. `words` matches words that no piece reaches across, so that a text may be cut into them first;
+    None if there are no such words.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -59,7 +68,8 @@ class Tokenizer:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
         self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
         plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
-        self.by_word = plain and not any(map(_JOINED.search, self._pieces()))
+        self.words = word_pattern(self._pieces()) if plain else None
+        self._cut = re.compile(self.words or _SPACE).findall
         self._forget()
 
     @classmethod
@@ -122,10 +132,10 @@ class Tokenizer:
         If no piece reaches across words, encodes each word once and remembers it. For a unigram model, which adds
         scores in float32, this also splits a word always the same way.
         """
-        if not self.by_word:
+        if self.words is None:
             return self._encode_whole(texts)
         texts = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
-        split = [_WORDS.findall(text) for text in texts]
+        split = [self._cut(text) for text in texts]
         words = self._learn(set().union(*split))
         return [np.frombuffer(bytearray().join(map(words.__getitem__, parts)), np.int32) for parts in split]
 
@@ -188,9 +198,9 @@ class Tokenizer:
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 
     def _pieces(self) -> Iterator[str]:
-        """Yields the pieces that text can be encoded to."""
+        """Yields the pieces that are looked for in a text."""
         for i in range(self.vocab_size):
-            if not self._sp.is_control(i):
+            if not (self._sp.is_control(i) or self._sp.is_byte(i) or self._sp.is_unknown(i)):
                 yield self._sp.id_to_piece(i)
 
     @functools.cached_property
@@ -247,8 +257,29 @@ def controls_of(tokenizer) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
 
+def word_pattern(pieces: Iterable[str]) -> str | None:
+    """Returns a regular expression for words that no piece reaches across; None if a piece has a space behind a letter.
+
+    Some pieces join a newline with punctuation before it and with an indent behind it. Then these are one word, with
+    the letters behind the indent: a piece may begin with the last space of it.
+    """
+    pieces = set(pieces)
+    if any(map(_JOINED.search, pieces)):
+        return None
+    if not any("\n" in piece for piece in pieces):
+        return _WORDS
+    parts = {frozenset(part) for piece in pieces for part in piece.split(_SPACE) if len(part) > 1}
+    joined = {"\n"}  # with all that pieces join to a newline, directly or through other characters
+    while new := [part for part in parts if part & joined and not part <= joined]:
+        joined = joined.union(*new)
+    escaped = "".join(map(re.escape, sorted(joined - {"\n"})))
+    marks, letters = f"[{escaped}]*+" * bool(escaped), f"[^ \n{_SPACE}{escaped}]++"
+    newlines = f" *+{marks}\n(?: *+{marks}\n)*+ *+(?:(?<= ){letters}|{marks})"
+    return f" *+[^ \n{_SPACE}]++(?!\n)|{newlines}| *+(?:{marks}{letters})++| +|{_SPACE}"
+
+
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes about 7 times as long as "bpe".
+    """Trains a tokenizer that depends only on the arguments. "unigram" (Kudo 2018) takes about 15 times as long as "bpe".
 
     Raises ConfigError if there is too little text for the vocabulary (the message names the largest possible size).
     """
@@ -261,7 +292,11 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         )
     settings = {
         "model_type": model_type,
-        "vocab_size": vocab_size - extra,
+        "vocab_size": vocab_size - extra + _SPARE,
+        "hard_vocab_limit": False,
+        "pretokenization_delimiter": _BREAK,
+        "max_sentence_length": 1 << 16,
+        "max_sentencepiece_length": _MAX_PIECE,
         "byte_fallback": True,
         "split_digits": True,
         "normalization_rule_name": "identity",
@@ -276,18 +311,21 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         "num_threads": _THREADS,
         "minloglevel": 2,
     }
-    answer = _train_apart(_training_lines(texts), settings)
+    answer = _train_apart(_training_parts(texts), settings)
     if "error" in answer:
-        raise _training_error(answer["error"], vocab_size, extra)
-    return Tokenizer(append_controls(base64.b64decode(answer["model"]), CHAT_TOKENS if chat_tokens else ()))
+        raise _training_error(answer["error"], vocab_size)
+    model_bytes, largest = _with_spaces(base64.b64decode(answer["model"]), vocab_size - extra)
+    if largest < vocab_size - extra:
+        raise VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
+    return Tokenizer(append_controls(model_bytes, CHAT_TOKENS if chat_tokens else ()))
 
 
-def _train_apart(lines: Iterator[str], settings: dict[str, object]) -> dict[str, str]:
+def _train_apart(parts: Iterator[str], settings: dict[str, object]) -> dict[str, str]:
     """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns what `child.train` sends."""
     trainer = Child("jaxlm.data.tokenizer.child:train")
     try:
         trainer.send(settings)
-        while batch := list(itertools.islice(lines, _LINES)):
+        while batch := list(itertools.islice(parts, _PARTS)):
             trainer.send(batch)
         trainer.send(None)
         return trainer.receive()
@@ -315,24 +353,44 @@ class VocabularyTooLarge(ConfigError):
         self.largest = largest
 
 
-def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
-    if match := re.search(r"<= (\d+)", message):
-        largest = int(match[1])
-        return VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
+def _training_error(message: str, vocab_size: int) -> ConfigError:
     if "sentences_.empty()" in message:
         return ConfigError("there is no text to train a tokenizer on; check the sources")
     last = (message.strip().splitlines() or ["it ended without a message"])[-1]
     return ConfigError(f"SentencePiece could not train a vocabulary of {vocab_size}: {last[:200]}")
 
 
-def _training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yields lines short enough for SentencePiece, without what its trainer refuses (NUL, U+2581; byte pieces serve)."""
+def _training_parts(texts: Iterable[str]) -> Iterator[str]:
+    """Yields texts to train on, cut at newlines. Indents are `_INDENT`: SentencePiece joins it to what stands before it.
+
+    No piece joins a newline to a line without an indent: an answer in ChatML, behind the newline of its header, has the
+    ids that a model generates.
+    """
     for text in texts:
-        for line in text.replace("\0", "\n").replace(_SPACE, "\n").splitlines():
-            raw = line.encode("utf-8", "replace")
-            for start in range(0, len(raw), _MAX_LINE):
-                if part := raw[start : start + _MAX_LINE].decode("utf-8", "ignore"):
-                    yield part
+        text = _REFUSED.sub("", text.encode("utf-8", "replace").decode())
+        text = re.sub("(?<=\n) +", lambda spaces: _INDENT * len(spaces[0]), text)
+        text = re.sub(f"\n(?=[^\n{_INDENT}])", f"\n{_BREAK}", text)
+        yield from filter(str.strip, _PART.findall(text))
+
+
+def _with_spaces(model_bytes: bytes, vocab_size: int) -> tuple[bytes, int]:
+    """Returns (a trained model with spaces for `_INDENT` and at most `vocab_size` pieces, how many it could have)."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
+    pieces: dict[str, typing.Any] = {}
+    for piece in model.pieces:
+        piece.piece = piece.piece.replace(_INDENT, _SPACE)
+        # In 256ths, sums are exact in float32 too: two cuts of equal score in a unigram model are equal for every reader.
+        piece.score = round(piece.score * 256) / 256
+        pieces.setdefault(piece.piece, piece)  # of two that are equal now, the first has the higher score
+    largest, normal = len(pieces), [text for text, piece in pieces.items() if piece.type == piece.NORMAL]
+    last = sorted(normal, key=lambda text: len(text) == 1, reverse=True)  # single characters stay
+    for text in last[len(last) - max(largest - vocab_size, 0) :]:
+        del pieces[text]
+    model.ClearField("pieces")
+    model.pieces.extend(pieces.values())
+    return model.SerializeToString(deterministic=True), largest
 
 
 def append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:

@@ -66,19 +66,21 @@ def test_another_recipe_is_refused_and_named(corpus, tmp_path):
         fewer.build(tmp_path / "d")
 
 
-def test_data_of_version_2_is_used_as_it_is_and_another_version_is_refused(corpus, tmp_path):
-    """EOS behind each document: `tests/train/test_older_checkpoints.py` trains on what the code of that time made."""
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_older_data_is_used_as_it_is_and_another_version_is_refused(corpus, tmp_path, version):
+    """2: EOS behind each document: `tests/train/test_older_checkpoints.py` trains on what the code of that time made."""
     path = corpus.build(tmp_path / "d").path / shards.MANIFEST
     manifest = json.loads(path.read_text())
-    assert manifest["recipe"]["version"] == "3"
-    manifest["recipe"]["version"] = "2"
-    del manifest["tokenizer"]["separator_id"]
+    assert manifest["recipe"]["version"] == "4"
+    manifest["recipe"]["version"] = version
+    if version == "2":
+        del manifest["tokenizer"]["separator_id"]
     path.write_text(json.dumps(manifest))
     again = corpus.build(tmp_path / "d")
-    assert (again.manifest["recipe"]["version"], again.separator_id) == ("2", again.eos_id)
+    assert (again.manifest["recipe"]["version"], again.separator_id) == (version, again.eos_id)
     manifest["recipe"]["version"] = "1"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError, match="version = 1, now it is 3"):
+    with pytest.raises(ConfigError, match="version = 1, now it is 4"):
         corpus.build(tmp_path / "d")
 
 

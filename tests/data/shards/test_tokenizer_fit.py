@@ -82,7 +82,7 @@ def test_a_reference_is_compared_on_the_same_texts(coder, texts):
 def test_traits(coder, lossy):
     found = tokenizer_fit.traits(coder)
     assert found == {
-        "vocab_size": 600, "byte_pieces": 256, "tokens_of_2024": 4, "indent_4": 1, "indent_8": found["indent_8"],
+        "vocab_size": 600, "byte_pieces": 256, "tokens_of_2024": 4, "indent_4": 0, "indent_8": found["indent_8"],
         "tab": 1, "newline": 1, "blank_line": 2,
     }  # fmt: skip
     assert 1 <= found["indent_8"] <= 2

@@ -2,10 +2,13 @@
 
 import base64
 import io
+import itertools
+import json
 import os
 import pathlib
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +30,17 @@ HARD = [
     "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈", "\U0010ffff\ue000\ufffe\uffff\ufffd", "0123456789 1e-10 3.14159",
     "x" * 5000,
 ]  # fmt: skip
+
+
+ODD = ["\n", "\n\n", " ", "  ", "    ", "        ", "\t", "\r\n", "):\n", "foo", "self", "return", "x", "é", "日本", "😀",
+       "\0", "1", "23", "#", '"""', ".", ",", "{", "}", "(", "_", "e\u0301", "</s>", "\ufdd4", "\u2585", "\u3000", "\x85",
+       "'s", "-----", "<|im_end|>", "):\n    return", ",\n        ", "\n\n\n    def f("]  # fmt: skip
+
+
+def odd_texts(n):
+    """Code and prose in pieces, with indents, blank lines and characters that SentencePiece's trainer refuses."""
+    rng = random.Random(0)
+    return ["".join(rng.choices(ODD, k=rng.randrange(60))) for _ in range(n)]
 
 
 def random_texts(n):
@@ -80,7 +94,7 @@ def test_ids(coder):
 def test_digits_are_split_and_indents_are_not(coder):
     pieces = [coder._sp.id_to_piece(i) for i in coder.encode("2024")]
     assert pieces == ["2", "0", "2", "4"]
-    assert len(coder.encode("    ")) == 1
+    assert [coder._sp.id_to_piece(i) for i in coder.encode("2\n    b")] == ["2", "\n▁▁▁▁", "b"]
 
 
 def test_ids_in_front_of_a_cut(coder, training_texts):
@@ -163,10 +177,119 @@ def test_unigram_keeps_every_text_too(unigram, coder):
     assert unigram.sha256 != coder.sha256
 
 
-def test_no_piece_reaches_into_the_next_word_or_line(coder, unigram):
-    for trained in (coder, unigram):
-        assert trained.by_word
-        assert not [piece for piece in trained._pieces() if "\n" in piece or ours._JOINED.search(piece)]
+@pytest.fixture(scope="module")
+def python_texts():
+    """Two lists of sources of the standard library: 2 MB, and others of 0.5 MB."""
+    files = sorted(pathlib.Path(os.__file__).parent.glob("*.py")) + sorted(
+        pathlib.Path(json.__file__).parent.glob("*.py")
+    )
+    texts = [text for file in files if 1000 < len(text := file.read_text("utf-8", "replace")) < 60_000]
+    return [text for i, text in enumerate(texts) if i % 5], texts[::5]
+
+
+@pytest.fixture(scope="module")
+def of_code(python_texts):
+    return ours.train_tokenizer(python_texts[0], vocab_size=2048, chat_tokens=False)
+
+
+def test_code_takes_fewer_tokens_than_byte_level_bpe_of_the_same_text(python_texts, of_code, training_texts):
+    tokenizers = pytest.importorskip("tokenizers")
+    trained, held_out = python_texts
+    theirs, level = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel
+    theirs.pre_tokenizer = level(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=2048, initial_alphabet=level.alphabet(), show_progress=False)
+    theirs.train_from_iterator(trained, trainer)
+    wanted = sum(len(coded.ids) for coded in theirs.encode_batch(held_out))
+    assert sum(map(len, of_code.encode_batch(held_out))) < 0.98 * wanted
+    by_lines = by_lines_model(trained, 2048)  # as before: what it can't reach
+    assert sum(map(len, by_lines.encode_batch(held_out))) > 1.05 * wanted
+
+
+def by_lines_model(texts, vocab_size, **changes):
+    """A model of the time when each line was a text of its own, as data of versions 2 and 3 has."""
+    model = io.BytesIO()
+    settings = {
+        "model_type": "bpe", "vocab_size": vocab_size, "byte_fallback": True, "split_digits": True,
+        "normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True, "character_coverage": 0.9999, "pad_id": -1, "minloglevel": 2,
+    }  # fmt: skip
+    lines = (line[:1000] for text in texts for line in text.splitlines() if line)
+    spm.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **settings | changes)
+    return ours.Tokenizer(model.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_model_of_before_has_its_ids(training_texts, kind):
+    before = by_lines_model(training_texts, 400, model_type=kind)
+    assert before.words == ours._WORDS
+    texts = HARD + odd_texts(100) + training_texts[:50]
+    for text, ids in zip(texts, before.encode_batch(texts), strict=True):
+        words = [[*"▁".encode()] if word == "▁" else word for word in re.findall(ours._WORDS, text)]
+        known = [w if isinstance(w, str) else [before._sp.piece_to_id(f"<0x{b:02X}>") for b in w] for w in words]
+        assert ids.tolist() == [i for w in known for i in (before._sp.encode(w) if isinstance(w, str) else w)]
+
+
+def test_ids_are_plain_sentencepieces_of_the_whole_text(coder, unigram, of_code, python_texts):
+    """So llama.cpp, which cuts no words, has the same. (A unigram model: as long as the sum is exact in float32.)"""
+    for trained in (coder, unigram, of_code):
+        texts = odd_texts(500) + python_texts[1][: 0 if trained is unigram else 20]
+        for text, ids in zip(texts, trained.encode_batch(texts), strict=True):
+            assert ids.tolist() == trained._sp.encode(text)
+            assert trained.decode(ids) == text
+    # It can fail: a text that is cut at each newline, as models of before may be, has others.
+    text = python_texts[1][0]
+    assert [i for line in text.splitlines(keepends=True) for i in of_code.encode(line)] != of_code.encode(text)
+
+
+def test_no_piece_has_white_space_behind_a_letter_or_reaches_across_words(coder, unigram, of_code):
+    assert {":\n▁▁▁▁", "):\n▁▁▁▁▁▁▁▁", "\n▁▁▁▁"} <= {*of_code._pieces()}
+    for trained in (coder, unigram, of_code):
+        pieces = [piece.replace("▁", " ") for piece in trained._pieces()]
+        assert len(set(pieces)) == len(pieces)
+        assert not [piece for piece in pieces if re.search(rf"\w\s|\n\S|[{ours._INDENT}{ours._BREAK}]", piece)]
+        assert trained.words is not None
+        cut = re.compile(trained.words).findall
+        # Whatever stands around a piece: it lies in one word.
+        around = ["", " ", "  ", "\n", "\n  ", "a", "1", ".", "\n.", ". ", "日", "):\n    "]
+        for piece in pieces[:: 1 + len(pieces) // 400]:
+            for front, behind in itertools.product(around, repeat=2):
+                ends = [0, *itertools.accumulate(map(len, cut(front + piece + behind)))]
+                assert ends[-1] == len(front + piece + behind)
+                assert not [end for end in ends if len(front) < end < len(front + piece)], (front, piece, behind)
+
+
+def test_an_answer_behind_the_newline_of_its_header_has_ids_of_its_own(of_code):
+    answers = ["```python\nx", "# A", "- a", '"""', "(a)", "x = 1"]
+    for (_, at), answer in zip(
+        of_code.encode_cut(["\n" + a for a in answers], [[1]] * len(answers)), answers, strict=True
+    ):
+        assert at.tolist() == [1], answer
+    assert of_code.encode_cut(["\n    x"], [[1]])[0][1].tolist() == [
+        -1
+    ]  # as other models' tokenizers, an indent does not
+
+
+def test_words_are_few_in_code(of_code, python_texts):
+    """What is remembered: no more than half again the words that no newline reaches into."""
+    words, before = (
+        {word for text in python_texts[1] for word in re.findall(pattern, text)}
+        for pattern in (of_code.words, ours._WORDS)
+    )
+    assert len(words) < 1.5 * len(before)
+
+
+def test_pieces_that_join_letters_across_a_space_leave_no_words():
+    assert ours.word_pattern(["a", "▁a", "▁▁"]) == ours._WORDS
+    assert ours.word_pattern(["a▁", "\n"]) is None
+    assert re.findall(ours.word_pattern(["\n▁", "▁a"]), "a a\n a b") == ["a", " a", "\n a", " b"]
+    assert re.findall(ours.word_pattern(["x\n", "ax", "▁a"]), "a ax\nb c") == ["a", " ax\n", "b", " c"]
+
+
+def test_a_vocabulary_of_few_characters_keeps_its_size():
+    """More characters than fit: the rarest are spelled in bytes."""
+    text = "".join(chr(0x4E00 + i) for i in range(30)) * 40
+    small = ours.train_tokenizer([text], vocab_size=300, chat_tokens=False)
+    assert small.vocab_size == 300
 
 
 def test_unigram_cuts_a_word_alike_in_any_text(unigram, training_texts):
@@ -182,8 +305,6 @@ def test_remembered_words_change_nothing(coder, training_texts, monkeypatch):
     first = [ids.tolist() for ids in coder.encode_batch(texts)]
     whole = [ids.tolist() for ids in coder._encode_whole(texts)]
     assert first == whole
-    monkeypatch.setattr(ours, "_PIECE_CHARS", 100)  # long texts cut at newlines, as for models made elsewhere
-    assert [ids.tolist() for ids in coder._encode_whole(texts)] == whole
     monkeypatch.setattr(ours, "_CACHE_CHARS", 1000)  # forgotten after nearly every text
     forgetful = ours.Tokenizer(coder.model_bytes)
     assert [forgetful.encode(text) for text in texts] == whole
@@ -195,31 +316,35 @@ def test_remembered_words_change_nothing(coder, training_texts, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{"split_by_whitespace": False}, {"add_dummy_prefix": True}])
-def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes):
-    settings = {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "byte_fallback": True}
-    model = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b " * 9 + text.splitlines()[0] for text in training_texts]),
-        model_writer=model,
-        vocab_size=500,
-        model_type="bpe",
-        normalization_rule_name="identity",
-        minloglevel=2,
-        **{**settings, **changes},
-    )
-    other = ours.Tokenizer(model.getvalue())
-    assert not other.by_word
+def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes, monkeypatch):
+    texts = ["a b " * 9 + text.splitlines()[0] for text in training_texts]
+    other = by_lines_model(texts, 500, split_digits=False, **changes)
+    assert other.words is None
     text = "a b a b a b " * 20 + "ba"
     assert other.encode(text) == other._sp.encode(text)
+    lines = "\n".join([text] * 20)
+    whole = other.encode(lines)
+    monkeypatch.setattr(ours, "_PIECE_CHARS", 100)  # the longest texts are cut at newlines
+    assert (other.encode(lines) == whole) == ("add_dummy_prefix" not in changes)
 
 
 def test_the_process_that_trains_gives_what_sentencepiece_gives_in_this_one(training_texts):
     model = io.BytesIO()
     settings = {"vocab_size": 400, "byte_fallback": True, "num_threads": 2, "minloglevel": 2, "pad_id": -1}
-    lines = list(ours._training_lines(training_texts))
+    lines = list(ours._training_parts(training_texts))
     spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **settings)
     answer = ours._train_apart(iter(lines), settings)
     assert base64.b64decode(answer["model"]) == model.getvalue()
+
+
+def test_training_texts_are_cut_at_newlines_and_lose_what_the_trainer_refuses():
+    texts = ["\n\n", "a\0▁\u2585\ufdd4b\n  c  d\n\n e", "x\n" * 3000, "y" * 9000, "\ud800"]
+    parts = list(ours._training_parts(texts))
+    indent = ours._INDENT
+    assert parts[0] == f"ab\n{indent * 2}c  d\n\n{indent}e"
+    assert "".join(parts[1:-4]).replace(ours._BREAK, "") == "x\n" * 3000
+    assert all(part.startswith(f"\n{ours._BREAK}x") for part in parts[2:-4])
+    assert [len(part) for part in parts[-4:]] == [4000, 4000, 1000, 1]
 
 
 def children(pid: int) -> list[int]:
