@@ -11,6 +11,9 @@ SAVE = "\ue002"
 # A code block or table is replaced by a number between these two, and put back when the rest is text.
 OPEN, CLOSE = "\ue000", "\ue001"
 MARK = "\ue003"  # around the number of a list item, which replaces the one that resiliparse counts
+# A page nested deeper than this is an accident or an attack: extraction time grows with the square of the depth.
+DEPTH = 400
+_TOO_DEEP = " > ".join(["*"] * DEPTH)
 _LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")
 _LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
 _STRAY = ("\0", OPEN, CLOSE, SAVE, MARK)
@@ -23,6 +26,10 @@ def parse(html: str) -> tuple[str, HTMLTree]:
     """Returns the page's source without stray characters, and its tree."""
     html = _well_formed(html)
     return html, HTMLTree.parse(html)
+
+
+def is_too_deep(tree: HTMLTree) -> bool:
+    return tree.document.query_selector(_TOO_DEEP) is not None
 
 
 def _well_formed(html: str) -> str:

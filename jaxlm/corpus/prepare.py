@@ -118,7 +118,7 @@ def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log
         log(f"{root} was prepared with other versions of libraries: {was}")
     wanted["packages"] = built.get("packages")
     wanted["code"] = built.get("code")  # newer code does not outdate finished data
-    built = recipes.with_newer_settings(built, wanted, **_defaults())
+    built = recipes.with_newer_settings(built, wanted, **_defaults(), log=log)
     recipes.check_same(built, wanted, made=f"{root} was prepared", manifest=root / MANIFEST, again="prepare it again")
     shutil.rmtree(root / "work", ignore_errors=True)  # left if the end was cut short
     log(f"{root} is prepared already")
@@ -137,6 +137,8 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, l
     recipe = make_recipe(settings, plan.sources, plan.units)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
+    if not folder.exists() and any(root.glob("work/*/plan.pickle")):
+        log(f"{root} was half prepared by another recipe or version: this begins anew")
     if not (folder / "documents").exists() and _owner(root) != key:
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # another recipe's documents replaced its own
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
@@ -501,7 +503,7 @@ def _drawn(folder: pathlib.Path, plan: Plan) -> dict[str, typing.Any]:
         removed, kept = (
             read_row(folder / "clean" / f"{doc >> ROW_BITS:06d}.parquet", doc & ((1 << ROW_BITS) - 1)) for doc in pair
         )
-        share = compared.own_share(compared.of(removed), compared.of(kept))
+        share = compared.own_share(removed.text, kept.text)
         false += share > _FALSE
         if len(shown) < SHOWN:
             ids = {"removed": plan.name_of(pair[0], removed.id), "kept": plan.name_of(pair[1], kept.id)}

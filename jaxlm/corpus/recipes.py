@@ -5,6 +5,7 @@ import typing
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError, older
+from jaxlm.host.console import Say
 
 MANIFEST = "prepared.json"  # here, so that the command line imports no library for it
 
@@ -27,7 +28,12 @@ def check_same(
 
 
 def with_newer_settings(
-    built: Mapping[str, typing.Any], wanted: Mapping[str, typing.Any], *, source: Mapping, stages: Mapping[str, Mapping]
+    built: Mapping[str, typing.Any],
+    wanted: Mapping[str, typing.Any],
+    *,
+    source: Mapping,
+    stages: Mapping[str, Mapping],
+    log: Say = print,
 ) -> dict[str, typing.Any]:
     """Returns the recipe `built`, plus the settings that it lacks and that `wanted` has at their defaults.
 
@@ -39,7 +45,12 @@ def with_newer_settings(
             return was
         changed = older.CHANGED.get(name, {})
         newer = {k: v for k, v in now.items() if k not in was and k in defaults and defaults[k] == v}
-        return was | newer | {k: v for k, v in now.items() if (was.get(k), v) in changed.get(k, ())}
+        older_than = {k: v for k, v in now.items() if (was.get(k), v) in changed.get(k, ())}
+        for k, v in older_than.items():
+            log(
+                f"prepared with {name}.{k}={_words(was[k])}, an earlier default, now {_words(v)}: delete {MANIFEST} for that"
+            )
+        return was | newer | older_than
 
     recipe = dict(built)
     for key in built.keys() & wanted.keys():

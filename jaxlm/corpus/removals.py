@@ -132,9 +132,7 @@ def losses(
             why = _counts(failed)
             lines.append(f"{failed.total():,} of {read['documents']:,} records of {name} were not used: {why}")
         removed = sum(sum(stage["removed"].values()) for stage in source["stages"])
-        judges = [
-            stage for stage in source["stages"] if stage["name"] != "html" and stage["bytes_in"]
-        ]  # html takes markup
+        judges = [stage for stage in source["stages"] if stage["name"] not in ("html", "pii") and stage["bytes_in"]]
         text = 1 - math.prod(stage["bytes_out"] / stage["bytes_in"] for stage in judges)
         if max(removed / max(1, read["documents"]), text) >= MUCH and kept["documents"] + removed:
             share = removed / max(1, read["documents"])
@@ -142,7 +140,7 @@ def losses(
         if repaired := {reason: n for reason, n in read["repaired"].items() if reason.startswith(base.READ_AS[:9])}:
             lines.append(f"{sum(repaired.values()):,} documents of {name} are not UTF-8: {_counts(repaired)}")
         if lost := collections.Counter(read.get("lost", {})):
-            lines.append(f"{lost.total():,} templates of {name} were left out with their words: {_counts(lost)}")
+            lines.append(f"templates of {name} left out with their words: {_counts(lost)}")
     for name in manifest["sources"]:
         lines += _junk([row for row in findings.get("junk") or () if row["source"] == name], patterns)
     for name, advice in ((findings.get("mismatch") or {}).get("advice") or {}).items():
@@ -160,14 +158,15 @@ def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
     middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     low, high = (max(0.0, min(1.0, (middle + side * half) / (1 + z * z / n))) for side in (-1, 1))
     return [
-        f"near removed {drawn['of']:,} documents; of {n} drawn {false} say something that the document that stays does not "
-        f"({share:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
+        f"near removed {drawn['of']:,} document{'s' * (drawn['of'] != 1)}; of {n} drawn {false} say something that what stays "
+        f"does not ({share:.0%}, 95% interval {low:.0%} to {high:.0%}): see report.html"
     ]
 
 
 def _junk(rows: Sequence[Mapping[str, typing.Any]], patterns: Sequence[str]) -> list[str]:
     """Returns the lines on one source's junk that is left, with the flag that would remove it, and on odd documents."""
-    lines, junk = [], [row for row in rows if row["junk"]]
+    # The stage `lines` removes repeated lines; those that it leaves, such as imports of code, are text.
+    lines, junk = [], [row for row in rows if row["junk"] and row["kind"] not in ("line", "clause")]
     if junk:
         named = [
             f"{textwrap.shorten(row['text'], _DETAIL_CHARS, placeholder=' ...')!r} in {row['share_of_documents']:.1%}"

@@ -56,13 +56,12 @@ def _shared(pages: Iterable[str]) -> Shared:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     number = 0
     for text in pages:
-        body = page.parse(text)[1].body
-        if body is None or body.tag is None:
+        tree = page.parse(text)[1]
+        body = tree.body
+        if body is None or body.tag is None or page.is_too_deep(tree):
             continue
         number += 1
-        counts.update(
-            {block for element in _blocks(body) if (block := (_place(element), _digest(element))) and block[1]}
-        )
+        counts.update({block for element in _blocks(body) if all(block := (_place(element), _digest(element)))})
     places = collections.defaultdict(set)
     for (place, digest), pages_with in counts.items():
         if pages_with >= max(3, _SHARE * number):
@@ -94,9 +93,11 @@ def _is_at_edge(element) -> bool:
 
 
 def _place(element) -> str:
-    """Returns a selector of the element's place: tags and classes from the body down."""
+    """Returns a selector of the element's place: tags and classes from the body down; "" if a tag is no name in CSS."""
     steps = []
     while element is not None and element.tag != "body":
+        if not _CLASS.fullmatch(element.tag):
+            return ""
         names = (name for name in (element.getattr("class") or "").split() if _CLASS.fullmatch(name))
         steps.append(element.tag + "".join(f".{name}" for name in names))
         element = element.parent

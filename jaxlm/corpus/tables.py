@@ -4,6 +4,10 @@ import typing
 from collections.abc import Iterable, Sequence
 
 _MOST_SPANNED = 100  # columns; pages that claim more are broken
+_MOST_REPEATED = 200  # characters of a cell that is repeated
+
+
+_TO_THE_END = 10_000  # rows
 
 
 class Cell(typing.NamedTuple):
@@ -17,11 +21,11 @@ class Cell(typing.NamedTuple):
     def of(cls, text: str, rowspan: str | None, colspan: str | None) -> "Cell":
         """Reads the spans as attributes of HTML state them. `rowspan=0` reaches to the table's end."""
         rows, columns = _number(rowspan), _number(colspan)
-        return cls(" ".join(text.split()).replace("|", "\\|"), rows or 1 << 16, max(1, min(columns, _MOST_SPANNED)))
+        return cls(" ".join(text.split()).replace("|", "\\|"), rows or _TO_THE_END, max(1, min(columns, _MOST_SPANNED)))
 
 
 def _number(span: str | None) -> int:
-    return int(span) if span and span.strip().isdecimal() else 1
+    return int(span.strip()[:4]) if span and span.strip().isdecimal() else 1
 
 
 def grid(rows: Iterable[Sequence[Cell]]) -> list[list[str]]:
@@ -39,7 +43,7 @@ def grid(rows: Iterable[Sequence[Cell]]) -> list[list[str]]:
             for at in range(column, column + cell.columns):
                 line[at] = cell.text if at == column else ""
                 if cell.rows > 1:
-                    reaching[at] = (cell.rows - 1, line[at])
+                    reaching[at] = (cell.rows - 1, line[at] if len(line[at]) <= _MOST_REPEATED else "")
             column += cell.columns
         if own:
             texts.append([line.get(at, "") for at in range(max(line) + 1)])

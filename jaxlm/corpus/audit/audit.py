@@ -24,7 +24,7 @@ _PRIOR_WORDS = 10_000.0  # the weight of the Dirichlet prior
 _MIN_Z = 3.0
 _FEW_WORDS = 20  # added to the words of a shape, so that few words dominate nothing
 _OWN = 0.8  # concentration from which on a string is a source's own
-_MINDOCUMENTS = 3  # of a line or clause, where the source has that many
+_MIN_DOCUMENTS = 3  # of a line or clause, where the source has that many
 _LONG_LINE, _LONG_CLAUSE = 40, 60  # characters from which on a repetition can't be chance
 _PER_KIND = 20  # findings of a kind and source
 _OWN_WORDS = 1  # of a shape and source that are no junk, but of its domain
@@ -103,7 +103,7 @@ def _unlike_the_rest(counts: Counts) -> Iterator[Finding]:
 
 def _is_habit(table: str, key: str, entry: Entry, counts: Counts, contrast: Counts | None) -> bool:
     """True if the string is in several documents, and seldom in the contrast text."""
-    if entry.documents < min(_MINDOCUMENTS, counts.documents):
+    if entry.documents < min(_MIN_DOCUMENTS, counts.documents):
         return False
     there = getattr(contrast, table).entries.get(key) if contrast else None
     return there is None or there.count / contrast.bytes < _KNOWN_THERE * entry.count / counts.bytes
@@ -210,7 +210,7 @@ def _repeated(counts: Counts, others: list[Counts], contrast: Counts | None) -> 
     shown: list[tuple[str, int]] = []
     for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
-            if entry.documents < min(_MINDOCUMENTS, counts.documents) or sum(map(str.isalpha, text)) < 5:
+            if entry.documents < min(_MIN_DOCUMENTS, counts.documents) or sum(map(str.isalpha, text)) < 5:
                 continue
             concentration = _concentration(entry, counts, [(o, getattr(o, table), text) for o in others])
             if text.startswith("#") or (kind == "clause" and concentration < _OWN):  # headings are the same everywhere

@@ -61,12 +61,12 @@ class Outliers:
 
     def add(self, doc_id: str, text: str) -> None:
         """Takes a document into the sample, or does not (reservoir sampling)."""
+        tokens = text[: 12 * _TOKENS].split()[:_TOKENS]
+        if len(tokens) < _LEAST_TOKENS and len(text) < 12 * _LEAST_TOKENS:
+            return
         self._seen += 1
         place = len(self._documents)
         if place >= _SAMPLE and (place := self._random.randrange(self._seen)) >= _SAMPLE:
-            return
-        tokens = text[: 12 * _TOKENS].split()[:_TOKENS]
-        if len(tokens) < _LEAST_TOKENS and len(text) < 12 * _LEAST_TOKENS:
             return
         words = np.fromiter((zlib.crc32(token.lower().encode("utf-8", "replace")) for token in tokens), np.uint64)
         repeats = 1 - len(set(itertools.pairwise(words.tolist()))) / max(1, len(words) - 1)

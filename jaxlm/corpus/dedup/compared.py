@@ -17,7 +17,9 @@ _IMPORT = re.compile(
     r"\s*(?:import\b|from\s+\S+\s+import\b|#\s*include\b|using\s+[\w.:]+;|use\s+[\w:\\{}, *]+;|require\b|require_once\b|"
     r"package\s+[\w.]+;?|module\s+[\w.]+\s*(?:where)?$|extern crate\b|@import\b|const\s+.*=\s*require\()"
 )
-_INHERITED = re.compile(r"\binherited\b", re.I)
+_INHERITED = re.compile(
+    r"(?:#|.*\b(?:methods|fields|members|functions|properties|signals|types|classes)\b).*\binherited\b", re.I
+)
 _HEADING = re.compile(r"#{1,6} ")
 _SHORT = 160  # characters of a line that announces inherited members
 
@@ -39,7 +41,10 @@ def _own_code(text: str) -> str:
         if end:
             end = "" if end in line else end
         elif block := next((block for block in _BLOCKS if line.lstrip().startswith(block[0])), None):
-            end = "" if block[1] in line.lstrip()[len(block[0]) :] else block[1]
+            own = line.lstrip()[len(block[0]) :].partition(block[1])
+            if own[2].strip():  # code follows the comment: a file of one line
+                break
+            end = "" if own[1] else block[1]
         elif (quote := _DOCSTRING.match(line)) and first < 3:
             end = "" if line.count(quote[1]) > 1 else quote[1]
         elif not _COMMENT.match(line):
@@ -49,11 +54,11 @@ def _own_code(text: str) -> str:
 
 def _own_members(text: str) -> str:
     """Returns a page without the lists of members that it says are inherited, each up to the next heading."""
-    if not _INHERITED.search(text):
+    if "nherited" not in text:
         return text
     own, inherited = [], False
     for line in text.split("\n"):
-        if len(line) <= _SHORT and _INHERITED.search(line) and not line.startswith("|"):
+        if len(line) <= _SHORT and _INHERITED.match(line) and not line.startswith("|") and not line.endswith("."):
             inherited = True
         elif _HEADING.match(line):
             inherited = False

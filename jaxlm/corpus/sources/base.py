@@ -17,6 +17,7 @@ from jaxlm.corpus.stage import Document
 MAX_RECORD_BYTES = 16 << 20
 BAD_BYTES = "bytes that the declared charset lacks became U+FFFD"
 NOT_UTF8 = "bytes that are not UTF-8 became U+FFFD"
+WRONG_CHARSET = "not in the declared charset: read as UTF-8"
 READ_AS = "not UTF-8: read as {}"
 BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _EXAMPLES = 5  # of each reason

@@ -63,9 +63,13 @@ def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> st
     )  # ISO-2022 and UTF-16 may be valid UTF-8 too
     if could_be_utf8:
         try:
-            return raw.decode()
+            text = raw.decode()
         except UnicodeDecodeError:
             pass
+        else:
+            if name not in (None, "utf-8") and not text.isascii():
+                stats.repair(base.WRONG_CHARSET, doc_id)
+            return text
     if could_be_utf8 and name in (None, "utf-8"):
         text = raw.decode("utf-8", "replace")
         if not base.mostly_damaged(text):

@@ -11,6 +11,7 @@ from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
 GRAIN = 1
+_FIELDS = 100  # that are remembered, to be named if none has the text
 NUMBERED_BYTES = 64 << 20  # up to this size ids have line numbers (a task in the middle counts the lines before)
 
 
@@ -33,9 +34,10 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         elif isinstance(record, dict) and (text := base.text_of(record, spec.text_key)) is not None:
             yield base.document_of_row(text, doc_id, record, spec.text_key)
         else:
-            if isinstance(record, dict) and not record.keys() <= fields:
+            if isinstance(record, dict) and len(fields) < _FIELDS and not record.keys() <= fields:
                 fields |= record.keys()
-                stats.no_field = base.no_field(part.url, spec.text_key, fields)
+                if not fields & set(base.text_keys(record, spec.text_key)):
+                    stats.no_field = base.no_field(part.url, spec.text_key, fields)
             stats.skip(base.no_text(spec.text_key), doc_id)
 
 

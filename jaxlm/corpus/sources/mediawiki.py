@@ -270,7 +270,7 @@ class _Renderer:
 
     def _cell(self, cell: nodes.Tag) -> tables.Cell:
         spans = (str(cell.get(name).value) if cell.has(name) else None for name in ("rowspan", "colspan"))
-        return tables.Cell.of(self.render(cell.contents.nodes), *spans)
+        return tables.Cell.of(templates.unescaped(self.render(cell.contents.nodes)), *spans)
 
 
 def _cells(row: nodes.Tag) -> list[nodes.Tag]:

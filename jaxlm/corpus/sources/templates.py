@@ -34,6 +34,7 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 _OPENS = '([{\u201c\u2018\u00ab\u201e"/-\u2013\u2014\u00a0=|>*#:;~$\u20ac\u00a3\u00a5+\u00d7&'
 _DATED = ("date", "datum", "fecha", "data", "reason", "raison", "grund", "motivo")  # arguments of notes to editors
 
+_FUNCTIONS = ("formatnum", "lc", "uc", "lcfirst", "ucfirst")  # of MediaWiki itself
 # Names whose shape misleads: what each says of its positional arguments.
 _SAYS: dict[str, Callable[[Sequence[str]], str]] = {
     **dict.fromkeys(("abbr", "tooltip", "hover", "mvar", "math", "code", "tt", "mono", "small", "big"), lambda w: w[0]),
@@ -43,7 +44,8 @@ _SAYS: dict[str, Callable[[Sequence[str]], str]] = {
     **dict.fromkeys(
         ("frac", "sfrac", "fraction"), lambda w: "/".join(w[-2:]) if len(w) < 3 else f"{w[0]} {w[1]}/{w[2]}"
     ),
-    **dict.fromkeys(("sup", "e"), lambda w: raised.script("^", w[0])),
+    "e": lambda w: raised.script("\u00d710^", w[0]),
+    "sup": lambda w: raised.script("^", w[0]),
     "sub": lambda w: raised.script("_", w[0]),
     "=": lambda w: _EQUALS_SAID,
     "!": lambda w: _BAR_SAID,
@@ -74,6 +76,9 @@ def _said(match: re.Match, silent: collections.Counter[str]) -> str:
     whole, start, end = match.string, match.start(), match.end()
     before = whole[max(0, start - _WINDOW) : start]
     after = whole[end : end + _WINDOW]
+    function, colon, argument = name.partition(":")
+    if colon and function.lower() in _FUNCTIONS:
+        return argument
     known = _SAYS.get(name.lower())
     if known:
         return known(positional or [""])
@@ -83,7 +88,8 @@ def _said(match: re.Match, silent: collections.Counter[str]) -> str:
             said = _quotation(positional, named, _follows_text(before))
         elif not _is_note(before, after):
             said = _inside(name, positional, named)
-    if not said and any(map(str.isalnum, "".join((*positional, *named.values())))):
+    words = any(map(str.isalnum, "".join((*positional, *named.values()))))
+    if not said and (words or not (_is_alone(before, after) or _is_note(before, after))):
         silent[name] += 1
     return said
 
@@ -91,7 +97,7 @@ def _said(match: re.Match, silent: collections.Counter[str]) -> str:
 def _arguments(text: str) -> tuple[list[str], dict[str, str]]:
     """Returns the positional arguments that are not empty, `1=x` among them, and the named ones."""
     positional, named = [], {}
-    for part in _BAR.split(text)[1:]:
+    for part in (_BAR.split(text) if "[[" in text else text.split("|"))[1:]:
         key, equals, value = part.partition("=")
         key = key.strip()
         if equals and re.fullmatch(r"[\w -]{1,30}", key) and not key.isdecimal():
@@ -130,11 +136,14 @@ def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> s
         return ""
     first, rest = positional[0], positional[1:]
     if _NUMBER.fullmatch(first):
-        number = _date(positional) or _pair(positional) or _quantity(positional)
+        number = _date(positional) or _grouped(positional) or _pair(positional) or _quantity(positional)
+        number += raised.script("\u00d710^", named.get("e", "")) + " " * ("u" in named) + named.get("u", "")
         return f"{name} {number}" if not rest and _PREFIX.fullmatch(name) else number
+    if not rest and first[0].isdecimal() and _PREFIX.fullmatch(name):
+        return f"{name} {first}"
     if rest and all(map(_FORMULA.fullmatch, positional)):
         return "".join(positional)
-    if len(rest) == 1 and _NAME.fullmatch(first) and _NAME.fullmatch(rest[0]):
+    if rest and (len(rest) == 1 or first.isupper()) and _NAME.fullmatch(first) and _NAME.fullmatch(rest[0]):
         return f"{first} {rest[0]}"
     if _PREFIX.fullmatch(name) and name.isupper() and _NAME.match(first):
         return f"{name} {first}"
@@ -157,6 +166,13 @@ def _date(words: Sequence[str]) -> str:
         return ""
     year, month, day = map(int, words[:3])
     return f"{year}-{month:02}-{day:02}" if year > 31 and 1 <= month <= 12 and 1 <= day <= 31 else ""
+
+
+def _grouped(words: Sequence[str]) -> str:
+    """Returns the groups of digits of one number; "" if the words are no such groups."""
+    if len(words) < 3 or not all(word.isdecimal() and len(word) == 3 for word in words[1:]):
+        return ""
+    return ",".join(words) if words[0].isdecimal() and len(words[0]) <= 3 else ""
 
 
 def _pair(words: Sequence[str]) -> str:

@@ -3,7 +3,9 @@
 Everything here reads structure: what a button opens, what stands beside its like, what a heading or a signature introduces.
 """
 
+import collections
 import re
+from collections.abc import Mapping
 
 from resiliparse.parse.html import HTMLTree
 
@@ -21,6 +23,7 @@ _POINTERS = {name: f"[{name}]" for name in ("aria-controls", "data-target", "dat
 _NAMES = ("class", "id", "role", "aria-hidden", "hidden", "style")  # by which rules judge an element
 _LINKED = 0.6  # of an element's characters; with more in links it is a menu
 _WORDLESS = re.compile(r"[\W_]+")
+_WRITTEN = "[class*=comment], [class*=author], time, form"  # in a section of readers' comments
 _READERS = "time, form, img, input, [rel~=nofollow], [datetime]"  # in what readers wrote
 
 
@@ -34,7 +37,9 @@ def unfold(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
             for name, selector in (_POINTERS.items() if hidden else ())
             for element in body.query_selector_all(selector).values()
         }
-        panels = [element for element in hidden if _is_panel(element, opened)]
+        like = collections.Counter(map(_kind, body.query_selector_all("[class]").values() if hidden else ()))
+        like.subtract(map(_kind, hidden))
+        panels = [element for element in hidden if _is_panel(element, opened, like)]
     if b"button" in words:
         for button in body.query_selector_all("button").values():
             _write_title(tree, button)
@@ -42,14 +47,16 @@ def unfold(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
         _bare(panel)
 
 
-def forget_names(body, words: frozenset[bytes]) -> None:
+def forget_names(body, words: frozenset[bytes], comments: bool) -> None:
     """Removes the names of sections and of documentation, by which resiliparse's rules would drop them."""
     for section in body.query_selector_all("section[id], div[id]").values():
-        if _is_named_by_heading(section):
+        if _is_named_by_heading(section) and (comments or section.query_selector(_WRITTEN) is None):
             _bare(section)
     if any(b"comment" in word for word in words):
-        for element in body.query_selector_all("[class*=comment]:not([class*=comments])").values():
-            if _is_documentation(element):
+        named = body.query_selector_all("[class*=comment]:not([class*=comments])").values()
+        like = collections.Counter(map(_kind, named))
+        for element in named:
+            if like[_kind(element)] == 1 and _is_documentation(element):
                 _bare(element)
 
 
@@ -81,21 +88,22 @@ def _holds_text(element) -> bool:
     return linked <= _LINKED * len(element.text) and bool(element.text.strip())
 
 
-def _is_panel(element, opened: set[str]) -> bool:
-    """True if a hidden element is text that waits for a click."""
+def _kind(element) -> tuple:
+    """Returns what an element has in common with its like among its siblings: parent, tag and first class."""
+    return element.parent, element.tag, *(element.getattr("class") or "").split()[:1]
+
+
+def _is_panel(element, opened: set[str], shown: Mapping[tuple, int]) -> bool:
+    """True if a hidden element is text that waits for a click. shown: `_kind` -> number of elements that show."""
     if element.closest(_APART) is not None:
         return False
     if element.getattr("role") == "tabpanel" or (element.getattr("id") or "-") in opened:
         return True
     before = element.previous_element_sibling
-    if before is not None and (before.matches(_OPENERS) or before.query_selector(_OPENERS) is not None):
+    if before is not None and before.tag != "h1" and before.matches(_OPENERS):
         return True
-    # One of several tabs: a sibling that shows has the same class.
-    name = (element.getattr("class") or "").split()[:1]
-    siblings = (node for node in element.parent.child_nodes.values() if node.tag == element.tag and node != element)
-    return bool(name) and any(
-        (node.getattr("class") or "").split()[:1] == name and _holds_text(node) for node in siblings
-    )
+    kind = _kind(element)
+    return len(kind) > 2 and shown[kind] > 0  # one of several tabs, of which another shows
 
 
 def _is_named_by_heading(section) -> bool:
@@ -103,19 +111,12 @@ def _is_named_by_heading(section) -> bool:
     heading = section.first_element_child
     while heading is not None and heading.tag in ("div", "header"):
         heading = heading.first_element_child
-    if heading is None or heading.tag not in _HEADINGS.split(", ") or section.query_selector(_PROSE) is None:
+    if heading is None or heading.tag not in _HEADINGS.split(", ") or not _holds_text(section):
         return False
     slug, name = (_WORDLESS.sub("", text).casefold() for text in (heading.text, section.getattr("id")))
-    return bool(slug) and name.startswith(slug)
+    return bool(slug) and name.rstrip("0123456789") == slug.rstrip("0123456789")
 
 
 def _is_documentation(element) -> bool:
-    """True if an element named comment stands alone among its siblings, with no sign of a reader who wrote it."""
-    if element.query_selector(_READERS) is not None or element.closest("[class*=comments], [id*=comments]") is not None:
-        return False
-    name = element.getattr("class")
-    return not any(
-        node != element and node.hasattr("class") and node.getattr("class") == name
-        for node in element.parent.child_nodes.values()
-        if node.tag not in ("#text", "#comment")
-    )
+    """True if nothing says that a reader wrote what stands in an element named comment."""
+    return element.query_selector(_READERS) is None and element.closest("[class*=comments], [id*=comments]") is None

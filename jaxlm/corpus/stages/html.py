@@ -53,9 +53,6 @@ _WITHIN_ROOT = (
     ".toctree-wrapper, div.toc, #toc, nav.contents, div.contents.topic, aside.contents, .sphinxsidebar, .related,"
     " .rst-footer-buttons, .md-source-file, .theme-doc-footer, footer, p#title"
 )
-# A page nested deeper than this is an accident or an attack: extraction time grows with the square of the depth.
-_DEPTH = 400
-_TOO_DEEP = " > ".join(["*"] * _DEPTH)
 _PLACE = re.compile(rf"{page.OPEN}(\d+){page.CLOSE}")
 _TOLD = "[class*=highlight-], [class*=language-], [class*=lang-], [class*=brush]"
 _LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight-source|highlight|brush:)-?\s*([a-zA-Z][\w+#-]*)")
@@ -71,6 +68,7 @@ _SPELLED = re.compile(  # a letter, digit, "-" or "_" of a name as a character r
 _IMPLIED = frozenset([b"html", b"head", b"body", b"tbody"])  # elements that a page may leave out
 _LINKED = 0.6  # of a list's characters; a list with more in links is a menu
 _LONG_ITEM = 70  # characters of an item, on average: no menu has so many
+_BESIDE = "aside, nav, header, footer"
 _SIGNS = re.compile(r"[\W_]+")
 
 
@@ -91,8 +89,8 @@ class Html(Stage):
         html, tree = page.parse(document.text)
         if tree.body is None or tree.body.tag is None:  # the body of a page of frames is no element
             return Remove("no main text", "no body")
-        if tree.document.query_selector(_TOO_DEEP) is not None:
-            return Remove("nested too deep", f"elements nested over {_DEPTH} deep")
+        if page.is_too_deep(tree):
+            return Remove("nested too deep", f"elements nested over {page.DEPTH} deep")
         site = shared_blocks.site_of(document.metadata.get("path", ""))
         shared = self._shared.get(document.metadata.get("source"), {}).get(site, {})
         title, text = main_text(tree, _words(html), self.settings.markup, self.settings.comments, shared)
@@ -153,7 +151,7 @@ def main_text(
     if markup:
         _mark_headings(tree, body)
     if root is None:
-        folded.forget_names(body, words)
+        folded.forget_names(body, words, comments)
         for element in _find(body, words, _INLINE):
             element.replace_with(tree.create_text_node(element.text))
         _protect_figures(tree, body)
@@ -315,8 +313,10 @@ def _protect_lists(tree: HTMLTree, body) -> None:
 
 
 def _below_paragraph(element) -> bool:
-    """True if the element before this one is a paragraph that is less than half links."""
+    """True if the element before this one is a paragraph that is less than half links, or a heading of the main text."""
     before = element.previous_element_sibling
+    if before is not None and before.tag in ("h2", "h3", "h4", "h5", "h6"):
+        return element.closest("main, article, [role=main]") is not None and element.closest(_BESIDE) is None
     if before is None or before.tag != "p":
         return False
     return len(before.text) > 2 * sum(len(a.text) for a in before.query_selector_all("a").values())

@@ -120,7 +120,8 @@ def _letters(run: str) -> int:
     """Returns the letters of a run of words; without names, unless most words have no capital, as in German."""
     words = run.split()
     plain = [word for word in words if word.islower()]
-    return sum(map(len, words if len(plain) > len(words) / 2 else plain))
+    all_count = len(plain) > len(words) / 2 or all(map(str.isupper, words))
+    return sum(map(len, words if all_count else plain))
 
 
 def likely(text: str, chars: int) -> list[str]:

@@ -8,30 +8,24 @@ import re
 from resiliparse.parse.html import HTMLTree
 
 from jaxlm.corpus import raised
-from jaxlm.corpus.page import MARK
+from jaxlm.corpus.page import MARK, SAVE
 
 NUMBERED = re.compile(rf"(?:\d+\. )?{MARK}([^{MARK}]*){MARK}\s*")
 _NOTE = re.compile(r"\W{0,2}\w{1,3}(?:\W{1,2}\w{1,3})*\W{0,2}")  # the marks of footnotes: 1, [1], a), 1,2
 _SLASH = re.compile(r"\s*[/\u2044]\W*")
-_TEX = re.compile(r"\\[a-zA-Z]{2,}|[\^_]\{")
 _INLINE = re.compile(r"span|mjx-.*|nobr|i|em|b|strong")
 _DISPLAY = re.compile(r"\{\\(?:displaystyle|textstyle|scriptstyle) (.*)\}", re.S)
-_ROMAN = (
-    *((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l"), (40, "xl")),
-    *((10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
-)
+_UNSEEN = "\u2061\u2062\u2063\u2064"
+_CLOSE = (*"()[]{},.!'", *_UNSEEN)  # signs without spaces around them
 _UNREAD = ("#text", "#comment", "annotation", "annotation-xml")
-_MOST_NUMBERED = 3999  # the last Roman numeral
 
 
 def write_formulas(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
     """Replaces formulas in `body`, hidden ones too. `words`: all words of the page, which tell at once what it can't hold."""
     if b"math" in words:
-        for formula in body.query_selector_all("math, script[type^='math/tex']").values():
-            _write_formula(tree, formula)
-    for picture in body.query_selector_all("img[alt*='\\\\'], img[alt*='{']").values():
-        if _TEX.search(picture.getattr("alt")) and picture.parent is not None:
-            picture.replace_with(tree.create_text_node(_tex(picture.getattr("alt"))))
+        for selector in ("script[type^='math/tex']", "math"):  # a script removes what it drew
+            for formula in body.query_selector_all(selector).values():
+                _write_formula(tree, formula)
 
 
 def write_scripts(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
@@ -44,21 +38,19 @@ def write_scripts(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
 
 
 def write_signs(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
-    """Writes quotation marks and the brackets around readings; removes text that a correction replaces."""
-    if b"q" in words:
-        for quote in reversed(body.query_selector_all("q").values()):
-            quote.replace_with(tree.create_text_node(f"\u201c{quote.text}\u201d"))
-    if b"rt" in words and b"rp" not in words:
-        for reading in body.query_selector_all("rt").values():
-            reading.replace_with(tree.create_text_node(f"({reading.text})"))
-    if b"ins" in words:
-        for gone in body.query_selector_all("del + ins, s + ins").values():
-            gone.previous_element_sibling.decompose()
+    """Writes quotation marks, and brackets around the readings of Chinese characters."""
+    quotes = [("q", f"\u201c{SAVE}", f"\u201d{SAVE}")] if b"q" in words else []
+    readings = [("rt", "(", ")")] if b"rt" in words and b"rp" not in words else []
+    for tag, first, last in quotes + readings:
+        for element in body.query_selector_all(tag).values():
+            if element.first_child is not None:
+                element.insert_before(tree.create_text_node(first), element.first_child)
+                element.append(tree.create_text_node(last))
 
 
 def write_numbers(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
     """Writes the items' numbers into the lists of `body` that don't count 1, 2, 3."""
-    if b"ol" in words and not words.isdisjoint((b"start", b"type", b"value", b"reversed")):
+    if b"ol" in words and not words.isdisjoint((b"start", b"type", b"value")):
         for items in body.query_selector_all("ol").values():
             _number_items(tree, items)
 
@@ -91,19 +83,11 @@ def _linear(node) -> str:
             return node.text.strip()
         case "mo", _:
             sign = node.text.strip()
-            return (
-                ""
-                if sign in ("\u2061", "\u2062", "\u2063", "\u2064")
-                else sign
-                if sign in "()[]{},.!'"
-                else f" {sign} "
-            )
+            return sign.strip(_UNSEEN) if sign in _CLOSE else f" {sign} "
         case "mfrac", [over, under]:
             return f"{_grouped(over)}/{_grouped(under)}"
         case "msqrt", _:
             return f"sqrt({''.join(parts).strip()})"
-        case "mroot", [base, index]:
-            return f"{_grouped(base)}^(1/{index.strip()})"
         case (("msup" | "mover"), [base, over]):
             return _grouped(base) + raised.script("^", over.strip())
         case (("msub" | "munder"), [base, under]):
@@ -112,8 +96,6 @@ def _linear(node) -> str:
             return base.strip() + raised.script("_", under.strip()) + raised.script("^", over.strip())
         case (("mtd" | "mtr" | "mlabeledtr"), _):
             return "".join(parts) + ("; " if node.tag == "mtr" else " ")
-        case "mfenced", _:
-            return f"({', '.join(part.strip() for part in parts)})"
     return "".join(parts)
 
 
@@ -128,6 +110,8 @@ def _write_script(tree: HTMLTree, element) -> None:
     if element.tag == "sup" and _is_note(element, text):
         element.decompose()
         return
+    if raised.is_small_print(text):  # or a whole page, behind a tag that never ends
+        return
     if element.tag == "sup":
         text = raised.raised(text, _text_before(element), element.query_selector("i, em, var") is not None)
     else:
@@ -136,8 +120,9 @@ def _write_script(tree: HTMLTree, element) -> None:
 
 
 def _is_note(element, text: str) -> bool:
-    link = element.query_selector("a[href*='#']") or element.closest("a[href*='#']")
-    return _NOTE.fullmatch(text) is not None and (link is not None or (text[0], text[-1]) == ("[", "]"))
+    around = element.closest("a[href*='#']")
+    linked = element.query_selector("a[href*='#']") is not None or (around is not None and around.text.strip() == text)
+    return _NOTE.fullmatch(text) is not None and (linked or (text[0], text[-1]) == ("[", "]"))
 
 
 def _write_fraction(tree: HTMLTree, over) -> None:
@@ -158,18 +143,18 @@ def _text_before(element) -> str:
 def _number_items(tree: HTMLTree, items) -> None:
     """Writes each item's number into a list that doesn't count 1, 2, 3."""
     rows = [item for item in items.child_nodes.values() if item.tag == "li"]
-    kind, step = items.getattr("type") or "1", -1 if items.hasattr("reversed") else 1
-    started = items.getattr("start") or str(len(rows) if step < 0 else 1)
-    if (kind, started, step) == ("1", "1", 1) and not any(row.hasattr("value") for row in rows):
+    letters = (items.getattr("type") or "1") in "aA"
+    if not (letters or items.hasattr("start") or any(row.hasattr("value") for row in rows)):
         return
-    number = _whole(started, 1)
+    number = _whole(items.getattr("start"), 1)
     for row in rows:
         number = _whole(row.getattr("value"), number)
         first = next((node for node in row.child_nodes.values() if node.text.strip()), row)
-        label = tree.create_text_node(f"{MARK}{_label(number, kind)}.{MARK}")
+        name = chr(ord(items.getattr("type")) + number - 1) if letters and 0 < number <= 26 else str(number)
+        label = tree.create_text_node(f"{MARK}{name}.{MARK}")
         place = first if first.tag == "p" else row
         place.insert_before(label, place.first_child) if place.first_child is not None else place.append(label)
-        number += step
+        number += 1
 
 
 def _whole(text: str | None, default: int) -> int:
@@ -177,18 +162,3 @@ def _whole(text: str | None, default: int) -> int:
         return int(text or "")
     except ValueError:
         return default
-
-
-def _label(number: int, kind: str) -> str:
-    if kind not in "aAiI" or not 0 < number <= _MOST_NUMBERED:
-        return str(number)
-    label = ""
-    if kind in "aA":
-        while number:
-            number, letter = divmod(number - 1, 26)
-            label = chr(ord("a") + letter) + label
-    else:
-        for value, letters in _ROMAN:
-            label += letters * (number // value)
-            number %= value
-    return label.upper() if kind.isupper() else label
