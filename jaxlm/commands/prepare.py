@@ -37,7 +37,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     losses = removals.losses(done.manifest, inspected, config.prepare.stages["junk"]["patterns"]) + _passes(
         config, done, bool(args.preset)
     )
-    drawn = files.json_there(done.path / "clusters.json").get("drawn")  # older versions drew none
+    clusters = files.json_there(done.path / "clusters.json")
+    drawn, pairs = clusters.get("drawn"), clusters.get("shared_windows")  # older versions wrote neither
+    losses += removals.shared(pairs or [])
     for line in [*(removals.judged(drawn) if drawn else []), *losses]:
         say(line)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())

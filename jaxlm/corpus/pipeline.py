@@ -16,11 +16,12 @@ import time
 import typing
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus import shared_blocks
-from jaxlm.corpus.dedup import lines
+from jaxlm.corpus.dedup import lines, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
@@ -238,12 +239,17 @@ def finish(folder: pathlib.Path, task: int) -> None:
     books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
     writer = DocumentWriter(plan.document_file(folder, task))
+    windows = [np.empty(0, np.uint64)]  # of the documents that stay, to tell what sources share
     for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):
         if _apply(document, chain, books):
             writer.add(document)
+            if len(plan.sources) > 1:
+                windows.append(signatures.windows(signatures.word_hashes(document.text)))
             books.tally.kept += 1
             books.tally.kept_bytes += size(document.text)
     writer.close()
+    (folder / "windows").mkdir(exist_ok=True)
+    np.unique(np.concatenate(windows)).tofile(folder / "windows" / f"{task:06d}.u64")
     books.close()
 
 

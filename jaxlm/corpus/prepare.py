@@ -23,6 +23,7 @@ import time
 import typing
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -374,6 +375,8 @@ _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
 _DRAWN = 200  # near duplicates whose removal is judged
 _FALSE = 0.2  # of a document's characters, in lines that the document that stays has not
 _SHOWN_CHARS = 1500
+_SHARED = 0.2  # of a source's windows, from which on it is told
+_LEAST_WINDOWS = 20  # of a source: fewer tell nothing
 
 
 def _check_read(folder: pathlib.Path, plan: Plan) -> None:
@@ -481,6 +484,7 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
             GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
     clusters = {
         "drawn": _drawn(folder, plan),
+        "shared_windows": _shared_windows(folder, plan),
         "sizes": {str(size): count for size, count in sizes},
         "largest": [
             {"kept": plan.name_of(doc, doc_id), "size": size, "members": [plan.name_of(*member) for member in members]}
@@ -488,6 +492,17 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
         ],
     }
     (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _shared_windows(folder: pathlib.Path, plan: Plan) -> list[dict[str, typing.Any]]:
+    """Returns which sources have a fifth of their 50-word windows in another source, with the share."""
+    by_source: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    for task, (name, _) in enumerate(plan.units):
+        by_source[name].append(np.fromfile(folder / "windows" / f"{task:06d}.u64", np.uint64))
+    windows = {name: np.unique(np.concatenate(parts)) for name, parts in by_source.items()}
+    pairs = [(a, b) for a in windows for b in windows if a != b and len(windows[a]) >= _LEAST_WINDOWS]
+    shares = ((a, b, float(np.isin(windows[a], windows[b]).mean())) for a, b in pairs)
+    return [{"source": a, "stands_in": b, "share": round(share, 3)} for a, b, share in shares if share >= _SHARED]
 
 
 def _drawn(folder: pathlib.Path, plan: Plan) -> dict[str, typing.Any]:

@@ -163,6 +163,15 @@ def judged(drawn: Mapping[str, typing.Any]) -> list[str]:
     ]
 
 
+def shared(pairs: Sequence[Mapping[str, typing.Any]]) -> list[str]:
+    """Returns a line for each source of which much stands in another."""
+    return [
+        f"{pair['share']:.0%} of {pair['source']}'s runs of 50 words stand in {pair['stands_in']} too; to drop "
+        f"{pair['source']} from the mixture: --config.prepare.sources.{pair['source']}.weight=0"
+        for pair in pairs
+    ]
+
+
 def _junk(rows: Sequence[Mapping[str, typing.Any]], patterns: Sequence[str]) -> list[str]:
     """Returns the lines on one source's junk that is left, with the flag that would remove it, and on odd documents."""
     # The stage `lines` removes repeated lines; those that it leaves, such as imports of code, are text.

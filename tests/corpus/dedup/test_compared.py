@@ -1,12 +1,19 @@
 """Documents are compared without what their kind shares: licences, imports, inherited members; few words must be equal."""
 
+import json
 import random
 
+import numpy as np
 import pytest
 
+from jaxlm import config as config_lib
+from jaxlm.config import config_files
+from jaxlm.configs import base
+from jaxlm.corpus import prepare
 from jaxlm.corpus.dedup import compared, signatures
-from jaxlm.corpus.removals import judged
+from jaxlm.corpus.removals import judged, shared
 from jaxlm.corpus.stage import Document
+from jaxlm.host import files
 
 LICENCE = "\n".join(
     f"{{}} Line {i} of a licence that each file of the project repeats, word for word." for i in range(30)
@@ -74,3 +81,33 @@ def test_the_judgement_has_an_interval():
     assert "of 200 drawn 10 say" in line
     assert "(5%, 95% interval 3% to 9%)" in line
     assert judged({"of": 0, "drawn": 0, "false": 0}) == []
+
+
+def test_texts_that_stand_in_another_share_their_windows():
+    texts = [" ".join(random.Random(i).choices(WORDS, k=3000)) + f" word{i}" for i in range(3)]
+    one, other, both = (
+        signatures.windows(signatures.word_hashes(text)) for text in (texts[0], texts[1], texts[2] + " and " + texts[0])
+    )
+    assert len(one) > 100
+    assert np.isin(one, both).mean() > 0.98
+    assert 0.4 < np.isin(both, one).mean() < 0.6
+    assert not np.isin(one, other).any()
+    assert len(signatures.windows(signatures.word_hashes("few words"))) == 0
+
+
+def test_a_source_that_stands_in_another_is_told(tmp_path):
+    texts = [" ".join(random.Random(i).choices(WORDS, k=400)) for i in range(60)]
+    (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40]))
+    books = [f"{texts[i]}\n\n{texts[40 + i % 20]} {i}" for i in range(20)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in books))
+    config = config_files.load("base")
+    config.unlock()
+    config.data.dir, config.prepare.workers = str(tmp_path / "data"), 1
+    for name in ("web", "books"):
+        config.prepare.sources[name] = base.source(str(tmp_path / f"{name}.jsonl"), ("exact",))
+    c = config_lib.resolve(config)
+    done = prepare.prepare(c.prepare, c.data, c.engine, log=lambda line: None)
+    pairs = files.json_there(done.path / "clusters.json")["shared_windows"]
+    assert {(pair["source"], pair["stands_in"]) for pair in pairs} == {("web", "books"), ("books", "web")}
+    assert all(0.4 < pair["share"] < 0.6 for pair in pairs)
+    assert "to drop books from the mixture: --config.prepare.sources.books.weight=0" in "\n".join(shared(pairs))
