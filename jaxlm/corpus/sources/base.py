@@ -7,8 +7,6 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from resiliparse.parse import encoding
-
 from jaxlm.config import DataConfig, PrepareSourceConfig
 from jaxlm.corpus.sources import registry
 from jaxlm.corpus.stage import Document
@@ -132,6 +130,8 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
     text = raw.decode("utf-8", "replace")
     beyond = len(raw.translate(None, bytes(range(128))))
     if beyond >= _FEW_BYTES and mostly_damaged(text):
+        from resiliparse.parse import encoding  # here, because training reads texts too, and pages never
+
         name = encoding.detect_encoding(raw)
         guessed = encoding.bytes_to_str(raw, name, errors="replace", fallback_encodings=())
         # Windows-1252 has a letter for nearly every byte: what `_western` refused is no text in it.
