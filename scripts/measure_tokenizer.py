@@ -63,13 +63,20 @@ def speeds(coder: Tokenizer, texts: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--code", type=pathlib.Path, required=True)
-    parser.add_argument("--prose", type=pathlib.Path, required=True)
+    parser.add_argument("--code", type=pathlib.Path)
+    parser.add_argument("--prose", type=pathlib.Path)
     parser.add_argument("--sizes", default="8192,32768")
     parser.add_argument("--model", default="bpe", choices=("bpe", "unigram"))
     parser.add_argument("--mbps", action="store_true", help="without the comparison with Hugging Face")
+    parser.add_argument("--smallest", action="store_true", help="on this file alone: to see that it works")
     args = parser.parse_args()
-    kinds = {"code": code(args.code), "prose": prose(args.prose)}
+    if args.smallest:
+        args.sizes, texts = "500", [pathlib.Path(__file__).read_text()] * 8
+        kinds = {"code": {"train": texts, "held out": texts[:1]}}
+    elif args.code and args.prose:
+        kinds = {"code": code(args.code), "prose": prose(args.prose)}
+    else:
+        parser.error("give --code=FOLDER and --prose=FILE.jsonl.gz")
     held_out = {name: texts["held out"] for name, texts in kinds.items()}
     for trained, texts in kinds.items():
         for size in map(int, args.sizes.split(",")):

@@ -469,18 +469,18 @@ def _write_examples(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
     """Writes clusters.json: the sizes of groups of duplicates, and the largest groups with some of their members."""
-    with files.plain_path(folder) as folder, connect(folder, plan.memory_gb, plan.threads) as connection:
+    with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
-                SELECT * FROM read_parquet({quoted(folder / "exact.parquet")})
-                UNION ALL SELECT * FROM read_parquet({quoted(folder / "near.parquet")}));
+                SELECT * FROM read_parquet({quoted(plain / "exact.parquet")})
+                UNION ALL SELECT * FROM read_parquet({quoted(plain / "near.parquet")}));
             CREATE TEMP TABLE clusters AS
             SELECT keeper, any_value(keeper_id) AS keeper_id, count(*) + 1 AS size FROM gone GROUP BY keeper""")
         sizes = connection.execute("SELECT size, count(*) FROM clusters GROUP BY size ORDER BY size").fetchall()
         largest = connection.execute(f"""
             SELECT c.keeper, c.keeper_id, c.size, list((s.doc, s.id) ORDER BY s.doc)[:{_MEMBERS}]
             FROM (SELECT * FROM clusters ORDER BY size DESC, keeper LIMIT {_CLUSTERS}) c JOIN gone g USING (keeper)
-            JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s USING (doc)
+            JOIN (SELECT doc, id FROM read_parquet({quoted(plain / "sign/*.parquet")})) s USING (doc)
             GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
     clusters = {
         "drawn": _drawn(folder, plan),
