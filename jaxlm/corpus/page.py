@@ -32,6 +32,11 @@ def is_too_deep(tree: HTMLTree) -> bool:
     return tree.document.query_selector(_TOO_DEEP) is not None
 
 
+def linked_chars(element) -> int:
+    """Counts the characters in an element's links."""
+    return sum(len(link.text) for link in element.query_selector_all("a").values())
+
+
 def _well_formed(html: str) -> str:
     """Rewrites XHTML for an HTML parser, which would take `<title/>` for a title that never ends."""
     for stray in _STRAY:

@@ -115,4 +115,4 @@ def _digest(element) -> str:
 
 def _is_linked(element) -> bool:
     """True if at least half of the characters are in links, as in a menu under a heading."""
-    return 2 * sum(len(link.text) for link in element.query_selector_all("a").values()) >= len(element.text)
+    return 2 * page.linked_chars(element) >= len(element.text)

@@ -36,7 +36,6 @@ FEATURES = {
 class Odd(typing.NamedTuple):
     """The documents at the far end of a feature."""
 
-    feature: str
     why: str
     documents: int  # in the whole source, by the sample
     far: float  # how far the farthest is, in robust standard deviations
@@ -87,13 +86,13 @@ class Outliers:
         )
         own, farthest = far.argmax(axis=0), far.max(axis=0)
         odd = []
-        for number, (feature, (_, why)) in enumerate(FEATURES.items()):
+        for number, (_, why) in enumerate(FEATURES.values()):
             which = np.flatnonzero((own == number) & (farthest > _FAR))
             which = which[np.argsort(-farthest[which], kind="stable")]
             if len(which):
                 examples = tuple(self._documents[i][:2] for i in which[:_EXAMPLES])
                 documents = round(len(which) * self._seen / len(self._documents))
-                odd.append(Odd(feature, why, documents, float(farthest[which[0]]), examples))
+                odd.append(Odd(why, documents, float(farthest[which[0]]), examples))
         return odd
 
     def _features(self) -> tuple[np.ndarray, ...]:

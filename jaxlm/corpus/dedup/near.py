@@ -58,12 +58,13 @@ class Signer:
         # Higher priority first, then the longer text, then by content.
         rank = (127 - self._priority) << 56 | (0xFFFFFF - min(len(words), 0xFFFFFF)) << 32 | h0 >> 32
         bands, sketch = [None] * self._bands, np.empty(0, np.uint32)
-        own = words if (part := compared.of(document)) is text else signatures.word_hashes(part)
-        ngram = self._near["ngram"] if self._near and len(own) >= _FEW_WORDS else len(own)  # few words must be equal
-        if self._near and len(shingles := signatures.shingles(own, ngram)):
-            bands = signatures.band_hashes(shingles, self._bands, self._near["rows"]).tolist()
-            sketch = signatures.sketch(shingles)
-            self._sketches.write(sketch.tobytes())
+        if self._near:
+            own = words if (part := compared.of(document)) is text else signatures.word_hashes(part)
+            ngram = self._near["ngram"] if len(own) >= _FEW_WORDS else len(own)  # few words must be equal
+            if len(shingles := signatures.shingles(own, ngram)):
+                bands = signatures.band_hashes(shingles, self._bands, self._near["rows"]).tolist()
+                sketch = signatures.sketch(shingles)
+                self._sketches.write(sketch.tobytes())
         tie, site_hash = signatures.hash64(f"{source}\0{document.id}"), signatures.hash64(f"{source}\0{site}")
         self._sign.add((doc, rank, tie, site_hash, h0, h1, self._place, len(sketch), self._exact, document.id, *bands))
         self._place += len(sketch)

@@ -82,14 +82,14 @@ def _said(match: re.Match, silent: collections.Counter[str]) -> str:
     known = _SAYS.get(name.lower())
     if known:
         return known(positional or [""])
-    said = ""
+    said, alone = "", _is_alone(before, after)
+    inside = not alone and not _is_note(before, after)
     if not _SILENT.fullmatch(name):
-        if _is_alone(before, after):
+        if alone:
             said = _quotation(positional, named, _follows_text(before))
-        elif not _is_note(before, after):
+        elif inside:
             said = _inside(name, positional, named)
-    words = any(map(str.isalnum, "".join((*positional, *named.values()))))
-    if not said and (words or not (_is_alone(before, after) or _is_note(before, after))):
+    if not said and (inside or any(map(str.isalnum, "".join((*positional, *named.values()))))):
         silent[name] += 1
     return said
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from resiliparse.parse.html import HTMLTree
 
+from jaxlm.corpus import page
+
 _HIDDEN = (
     "[hidden], [aria-hidden=true], [style*='display:none'], [style*='display: none'], .collapse, .hidden, .collapsed"
 )
@@ -84,8 +86,7 @@ def _holds_text(element) -> bool:
     """True if the element has a paragraph, code, a table or a list, and most of its characters are in no link."""
     if element.tag not in ("p", "pre", "table") and element.query_selector(_PROSE) is None:
         return False
-    linked = sum(len(link.text) for link in element.query_selector_all("a").values())
-    return linked <= _LINKED * len(element.text) and bool(element.text.strip())
+    return page.linked_chars(element) <= _LINKED * len(element.text) and bool(element.text.strip())
 
 
 def _kind(element) -> tuple:

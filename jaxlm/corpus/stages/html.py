@@ -179,7 +179,7 @@ def _densest(body, comments: bool):
     """Returns the element that directly holds most text in paragraphs; None if there is no paragraph."""
     chars = collections.Counter()
     for p in body.query_selector_all("p").values():
-        chars[p.parent] += len(p.text) - sum(len(a.text) for a in p.query_selector_all("a").values())
+        chars[p.parent] += len(p.text) - page.linked_chars(p)
     for element, _ in chars.most_common():  # equals in document order
         if comments or element.closest("[class*=comment], [id*=comment], [class*=forum]") is None:
             return element
@@ -296,7 +296,7 @@ def _protect_lists(tree: HTMLTree, body) -> None:
     for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
         items = [item for item in ul.child_nodes.values() if item.tag == "li"]
-        linked = sum(len(a.text) for a in ul.query_selector_all("a").values())
+        linked = page.linked_chars(ul)
         if not items or (linked > _LINKED * text and text < _LONG_ITEM * len(items) and not _below_paragraph(ul)):
             continue
         block = _in_place_of(tree, ul, "div")
@@ -319,7 +319,7 @@ def _below_paragraph(element) -> bool:
         return element.closest("main, article, [role=main]") is not None and element.closest(_BESIDE) is None
     if before is None or before.tag != "p":
         return False
-    return len(before.text) > 2 * sum(len(a.text) for a in before.query_selector_all("a").values())
+    return len(before.text) > 2 * page.linked_chars(before)
 
 
 def _finish(text: str, blocks: list[str], markup: bool) -> str:
