@@ -1,11 +1,11 @@
 """Adapters: variables that are trained for a model whose own parameters are frozen. As in PEFT, except `rows`.
 
     lora    layers_3/attn/q/lora_a (*in, rank), lora_b (rank, *out): y += scale (dropout(x) A) B (arXiv:2106.09685)
-    rows    embed/rows (N, D), without tied embeddings head/rows too: added to the rows of N tokens
+    rows    embed/rows (N, D), and head/rows unless embeddings are tied: added to N tokens' rows of embedding and head
     prompt  embed/prompt (P, D): virtual tokens before each text (arXiv:2104.08691), with ids from `vocab_size` on
 
 `rows` are differences, which start at 0, so that creating them needs no model parameters. PEFT's
-`trainable_token_indices` are whole rows.
+`trainable_token_indices` stores whole rows instead.
 """
 
 import dataclasses

@@ -97,7 +97,7 @@ class Weights(typing.NamedTuple):
 
 
 class Linear(nn.Module):
-    """Holds a kernel (*in, *out) and a bias (*out), and returns them in the compute dtype (see `project`).
+    """Holds a kernel (*in, *out) and a bias (*out); a call returns them as `Weights`, in the compute dtype (see `project`).
 
     Attributes:
       bias_shape: None for no bias, and then the returned bias is None.

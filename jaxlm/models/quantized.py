@@ -1,8 +1,8 @@
 """Frozen parameters, for training with adapters: the layers' kernels may be quantised (QLoRA, arXiv:2305.14314).
 
-A quantised kernel is not in `params`: the collection `quantized` has its `codes` and `scales`. All other parameters, also
-kernels whose inputs no block size divides, are stored in the compute dtype, to which the model casts them anyway; vectors
-(norms) in float32.
+A quantised kernel is not in `params`: the collection `quantized` has its `codes` and `scales`. All other parameters,
+including kernels whose number of inputs no block size divides, are stored in the compute dtype, to which the model casts
+them anyway; vectors (norms) in float32.
 """
 
 import functools
@@ -24,7 +24,7 @@ Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are qua
 
 
 def freeze(params: dict, kind: str, dtype: str) -> Frozen:
-    """Returns the frozen form of a model's float32 parameters. A pure function: trace it for shapes, or run it if all fits.
+    """Returns the frozen form of a model's float32 parameters. A pure function: trace it for shapes, or run it on small models.
 
     `kind` is the config's `adapter.quantize`: "none", "nf4" or "int8"; `dtype` is the compute dtype.
     """
@@ -41,7 +41,7 @@ def whole_kernels(frozen: Frozen) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def frozen_axes(model: Transformer, kind: str) -> Frozen:
-    """Returns the logical axes of what `freeze` returns, as tuples. Codes and scales are sharded like their kernel."""
+    """Returns the logical axes (tuples) of each array that `freeze` returns. Codes and scales are sharded like their kernel."""
     abstract = abstract_params(model)
     axes = jax.tree.structure(abstract).flatten_up_to(logical_axes(model))
     axes_of_place = {}
@@ -53,11 +53,11 @@ def frozen_axes(model: Transformer, kind: str) -> Frozen:
 
 
 def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardings: Frozen) -> Frozen:
-    """Does what `freeze` does, one parameter at a time, so that only one of them is in memory in float32.
+    """Returns the same as `freeze`, made one parameter at a time, so that only one float32 array is in memory.
 
     Args:
       params: yields (name, array in its shards), and creates each array only when it is reached.
-      shardings: of what `freeze` returns.
+      shardings: a tree like the result, with a sharding for each array.
     """
     wanted, leaves = dict(tree.named_leaves(shardings)), {}
     for name, leaf in params:

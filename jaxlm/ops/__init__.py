@@ -1,1 +1,1 @@
-"""Floor 1: the math, as functions of arrays; no Flax."""
+"""The math, as functions of arrays; no Flax."""

@@ -74,7 +74,7 @@ def visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
     """Returns booleans [B or 1, I, S]: True where a query of start..end may attend to a key of 0..seen.
 
     Args:
-      ids: the segment ids of queries and keys; (None, `until_BxT` of `ops.attention.attention`); (None, None).
+      ids: (segment ids of queries, of keys), (None, `until_BxT` of `ops.attention.attention`) or (None, None).
       offset: as in `blocked_attention`.
     """
     first = start if offset is None else start + offset

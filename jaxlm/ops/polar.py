@@ -60,7 +60,7 @@ def orthogonalise(x_NxPxQ: jax.Array, iterations: int = 5) -> jax.Array:
 
 
 def _by_gram(x_NxPxQ: jax.Array, coefficients: _Coefficients, product: typing.Callable) -> jax.Array:
-    """Returns the same result from Gram matrices alone: each iterate's is a polynomial of the previous iterate's."""
+    """Returns what `orthogonalise`'s loop returns, but iterates on Gram matrices: each is a polynomial of the previous one."""
     # The product of all polynomials is multiplied once with the matrix: five iterations take 4 P^2 Q + 34 P^3
     # operations, not 20 P^2 Q + 10 P^3.
     one_PxP = jnp.eye(x_NxPxQ.shape[1], dtype=x_NxPxQ.dtype)

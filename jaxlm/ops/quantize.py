@@ -1,4 +1,4 @@
-"""Stores arrays in eight bits, as small floats with a shared exponent for each block. Optimizers store moments in it.
+"""Stores arrays in eight bits, as small floats with a shared exponent for each block. Optimizers store moments so.
 
 Each element is a float32 rounded to three bits of mantissa; its exponent is stored relative to the block's largest exponent
 (compare arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves; uint8 has 255 values over 32 octaves. So numbers

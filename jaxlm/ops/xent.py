@@ -186,7 +186,7 @@ def _tile_gradients(head_DxV, rows_NxD, vocab_size: int, z_loss: float, row_ids:
 
 
 def _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, d_head_VxD, d_rows_NxD) -> tuple:
-    """Returns the gradients (of a tile's hidden states, of the head so far, of the rows so far); None stays None."""
+    """Returns (a tile's gradient of hidden, the gradients of head and rows so far plus the tile's); None stays None."""
     d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
     if d_head_VxD is not None:
         d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)

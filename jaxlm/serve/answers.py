@@ -53,7 +53,7 @@ class Delta:
 
 
 class Answer:
-    """One answer as it comes. The text and log-probabilities of all deltas together don't depend on how it is split."""
+    """One answer as its updates arrive. All deltas together have the same text and log-probabilities, however it is split."""
 
     def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
         self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
@@ -64,7 +64,7 @@ class Answer:
         self.tokens, self.ended = 0, None
 
     def take(self, update: Update) -> Delta:
-        """Returns what is new with an update of the batcher."""
+        """Returns the text, tokens and end that an update of the batcher adds; an empty Delta after the end."""
         if self.ended:
             return Delta()
         text = self._echoed(update.prompt) if self._echo and update.prompt is not None else ""
@@ -96,7 +96,7 @@ class Answer:
         self._at += len(self._places.decode(self._names.raw(token.id)))
 
     def _sure(self) -> list[Placed]:
-        """The tokens whose first character was returned; at the end also those without text, unless a stop string ended it."""
+        """Returns the tokens whose first character was returned; at the end all others too, unless a stop string ended it."""
         every = self.ended is not None and self._text.stopped is None
         number = next(
             (n for n, one in enumerate(self._waiting) if one.at >= self._shown and not every), len(self._waiting)

@@ -1,7 +1,7 @@
 """Continuous batching: one thread owns a decode engine and keeps its rows busy.
 
-A turn starts to read at most one chunk of a prompt, then a step of all rows, and only then waits for the work of the turn
-before, so that the device is never idle. A row whose text ended has drawn one more token by then, which is discarded.
+A turn starts to read at most one chunk of a prompt, then a step of all rows, and only then waits for the work of the
+previous turn, so that the device is never idle. By then a row whose text ended has drawn more tokens, which are discarded.
 """
 
 import collections
@@ -237,7 +237,7 @@ class Batcher:
             self._turn()
 
     def _turn(self) -> None:
-        """Starts one chunk of one prompt, and one step of all rows; then tells the tokens of the turn before."""
+        """Starts one chunk of one prompt, and one step of all rows; then tells the tokens of the previous turn."""
         for run in [run for run in self._runs if run.ticket.cancelled]:
             self._end(run, "cancelled")
         self._admit()
@@ -277,7 +277,7 @@ class Batcher:
                 run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
     def _read(self, run: _Run) -> jax.Array | None:
-        """Starts to read a chunk, and returns an array to wait for. After the last chunk the request enters its row."""
+        """Starts to read a chunk and returns an array to wait for. After the last chunk (then None) the request enters its row."""
         chunk = None
         with self._only(run):
             if run.prefill.left:
@@ -342,7 +342,7 @@ class Batcher:
                     self._deliver(run, drawn)
 
     def _masks(self, live: list[_Run]) -> np.ndarray | None:
-        """The bits of the ids that the guides allow, (B, W); None if no row has a guide."""
+        """Returns the bits of the ids that the guides allow, (B, W); None if no row has a guide."""
         guided = [run for run in live if run.ask.guide]
         if not guided:
             return None
@@ -409,7 +409,7 @@ class Batcher:
 
 
 def _token(token: int, logprobs: LogProbs | None, likeliest: int | None) -> Token:
-    """A token with its `likeliest` likeliest alternatives; None for no log-probabilities."""
+    """Returns a Token with log-probabilities of it and of the `likeliest` likeliest; `likeliest` None: without."""
     if likeliest is None:
         return Token(token)
     count = min(likeliest, len(logprobs.top_ids))
@@ -418,7 +418,7 @@ def _token(token: int, logprobs: LogProbs | None, likeliest: int | None) -> Toke
 
 
 def _echoed(ask: Ask, chunks: list[LogProbs], vocab_size: int) -> tuple[Token, ...]:
-    """The prompt's tokens; the first has no log-probability, nor have the virtual tokens of prompt tuning."""
+    """Returns the prompt's tokens; the first has no log-probability, nor have the virtual tokens of prompt tuning."""
     tokens = [Token(ask.ids[0])]
     for chunk in chunks:
         for at in range(len(chunk.chosen)):

@@ -54,7 +54,7 @@ class Guard:
 
 
 def is_loopback(name: str) -> bool:
-    """True if a name or address is always this machine's own."""
+    """Returns True if a name or address is always this machine's own."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -87,7 +87,7 @@ class Arriving(AutoHTTPProtocol):
         super().connection_lost(exc)
 
     def is_half_sent(self) -> bool:
-        """True if headers or a part of a body are still missing, of the first request or of the next one."""
+        """Returns True if headers or a part of a body are still missing, of the first request or of the next one."""
         return self._waits_for_headers() or self.cycle.more_body
 
     def _waits_for_headers(self) -> bool:

@@ -24,7 +24,7 @@ class Guides:
         self._made_of, self._ends, self._lock = (tokenizer, vocab_size), [*ends], threading.Lock()
 
     def of_schema(self, schema: dict[str, typing.Any]) -> Callable[[], "Guide"]:
-        """Returns a function that makes a guide for a new row whose text is to follow a JSON schema. Raises Refused."""
+        """Returns a function that makes a new row's guide by a JSON schema. Raises Refused if the schema can't be followed."""
         llguidance, text = _library(), json.dumps(schema)
         if len(text) > _MOST_SCHEMA:
             says = f"this JSON schema has {len(text):,} bytes, and at most {_MOST_SCHEMA:,} are read: shorten it"

@@ -120,7 +120,7 @@ class Flight:
         self._submit()
 
     async def updates(self) -> AsyncIterator[tuple[int, Update]]:
-        """Yields (number of the request, what is new) until all have ended or were stopped."""
+        """Yields (the request's number, its update) until all requests have ended or were stopped."""
         while self._tickets or self._waiting:
             if not self._hand_in():
                 await asyncio.sleep(_AGAIN_S)
@@ -145,7 +145,7 @@ class Flight:
             self.stop(number)
 
     def _hand_in(self) -> bool:
-        """Submits waiting requests, as far as there is room. False if no request is running."""
+        """Submits waiting requests, as far as there is room. Returns False if no request is running then."""
         while self._waiting and len(self._tickets) < self._window:
             try:
                 self._submit()
@@ -196,7 +196,7 @@ class Server:
         return Guard(_Keyed(app, self._key), self._limits.here, "start the server with --api-key=KEY")
 
     def _counted(self, route: str, answer: Callable[[HttpRequest], Awaitable[Response]]) -> typing.Any:
-        """An endpoint that turns errors into answers, and counts all answers."""
+        """Returns an endpoint that turns errors of `answer` into responses, and counts all responses."""
 
         async def endpoint(request: HttpRequest) -> Response:
             try:
@@ -262,7 +262,7 @@ class Server:
     async def _deltas(
         self, flight: Flight, each: list[answers.Answer], deadline: float
     ) -> AsyncIterator[tuple[int, answers.Delta]]:
-        """Yields (number of the answer, what is new in it). Raises Refused after the deadline."""
+        """Yields (the answer's number, its Delta). Raises Refused after the deadline, _Failed if the model can't go on."""
         updates = flight.updates()
         while True:
             try:
@@ -322,7 +322,7 @@ class Server:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
 
     async def _body(self, request: HttpRequest) -> dict[str, typing.Any]:
-        """The JSON object of a request. Raises Refused."""
+        """Returns the JSON object in a body. Raises Refused if the body is too large, too late or no JSON object."""
         most, raw = self._limits.body_bytes, bytearray()
         length = request.headers.get("content-length", "")
         too_long = Refused(f"the body is larger than {most:,} bytes, the limit: send less", 413, code="body_too_large")
@@ -353,7 +353,7 @@ class _Failed(Exception):
 
 
 class _Stream(EventSourceResponse):
-    """Server-sent events, whose requests end with the connection, even if no event was ever sent."""
+    """A response of server-sent events. Its requests end with the connection, even if no event was ever sent."""
 
     def __init__(self, flight: Flight, events: AsyncIterator[dict[str, str]]):
         super().__init__(events, ping=_PING_S, sep="\n", send_timeout=_SEND_S)

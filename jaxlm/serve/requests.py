@@ -66,7 +66,7 @@ class Reader:
       ends: the ids that end a text.
       guides: makes the guides that keep answers in the form of `response_format`.
       most_prompt: the most tokens of a prompt; 0 for the context.
-      most_answers: of a request, `n` for each prompt.
+      most_answers: the most answers of one request, which has `n` for each prompt.
     """
 
     tokenizer: Coder
@@ -78,7 +78,7 @@ class Reader:
     most_answers: int = 256
 
     def completion(self, body: Mapping[str, typing.Any]) -> Request:
-        """Returns the request of a body of /v1/completions. Raises Refused."""
+        """Returns the request of a body of /v1/completions. Raises Refused for a wrong key or value."""
         fields = Fields(body)
         texts = _prompts(fields.any("prompt"))
         echo = fields.take("echo", bool, False)
@@ -94,7 +94,7 @@ class Reader:
         return self._request(fields, prompts, n, limit, COMPLETION_TOKENS, logprobs=logprobs, echo=echo)
 
     def chat(self, body: Mapping[str, typing.Any]) -> Request:
-        """Returns the request of a body of /v1/chat/completions. Raises Refused."""
+        """Returns the request of a body of /v1/chat/completions. Raises Refused for a wrong key or value."""
         fields = Fields(body)
         messages = _messages(fields.any("messages"))
         top = fields.number("top_logprobs", int, None, 0, MOST_TOP)
@@ -202,7 +202,7 @@ class Reader:
         echo: bool = False,
         chat: bool = False,
     ) -> Request:
-        """The part that both APIs share. `limit`: of new tokens; None for `default`, or fewer if there is less room."""
+        """Returns the request, from keys that both APIs share. `limit`: of new tokens; None: `default`, at most what fits."""
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))

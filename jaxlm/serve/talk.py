@@ -252,7 +252,7 @@ class Reply:
         self._ticket.cancel()
 
     def take(self, update: Update) -> str:
-        """Returns the text that is new with an update of the batcher. At the end it adds a turn to the conversation."""
+        """Returns the text that an update adds. The last adds a turn, unless the answer was cut before it had text."""
         self.seconds = time.monotonic() - self._began
         if update.tokens and not self.tokens:
             self.first_s = self.seconds
@@ -343,7 +343,7 @@ class Talk:
     def message(self, message: str) -> None:
         """Lets each voice answer a message. ctrl-C stops the answers; a second one raises KeyboardInterrupt.
 
-        Raises ConfigError if a model can't read it.
+        Raises ConfigError if a model can't read it, unless several models answer in turn.
         """
         self._last, self._seed = [], self._seed + 1
         before = [len(voice.talk.turns) for voice in self._voices]

@@ -38,7 +38,7 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     another number of steps. After `decay_at_step` the rate instead falls linearly towards 0 (arXiv:2502.15938), which it
     would reach one step after the last.
 
-    The result is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like `params`. The
+    The rate is one scalar, unless `params` are given and `matrix_lr_ratio` is not 1: then it is a tree like `params`. The
     train step also accepts a shorter tree, {"embed": 1e-4, "layers_0": 1e-3, ...}: one rate for all parameters below a name.
 
     Raises ConfigError if `matrix_lr_ratio` is not 1, and no matrix of a layer is trained.
@@ -76,7 +76,7 @@ def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
 
 
 def _ratios(config: OptimConfig, params: dict) -> dict | None:
-    """Returns each parameter's rate over `optim.lr`; None if it is 1 for all."""
+    """Returns each parameter's rate divided by `optim.lr`; None if it is 1 for all."""
     if config.matrix_lr_ratio == 1:
         return None
     _need_matrices(params, f"matrix_lr_ratio={config.matrix_lr_ratio:g}", "leave it at 1")
@@ -107,7 +107,7 @@ def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def _falling(lr: float, end: float, begin: int, steps: int) -> optax.Schedule:
-    """Falls linearly over `steps` from `begin` on. Unlike optax's schedule it ends exactly at `end`, never below 0."""
+    """Returns a schedule: `lr` until `begin`, then a linear fall in `steps` steps exactly to `end` (optax's may go below 0)."""
     return lambda count: end + (lr - end) * ((steps - jnp.clip(count - begin, 0, steps)) / max(steps, 1))
 
 
@@ -117,7 +117,7 @@ def make(
     """Returns the optimizer, with decoupled weight decay (arXiv:1711.05101). The train step multiplies its updates by the rate.
 
     `update(grads, state, params, ok=ok, rate=rate)` returns the state unchanged if the scalar `ok` is false. `rate` is the
-    highest of the step's rates, which `optim.decay_follows_rate` needs. Muon orthogonalises in `dtype`.
+    step's highest rate, for `optim.decay_follows_rate`. `rows`: the ids with `rows_lr_ratio`. Muon orthogonalises in `dtype`.
 
     Raises ConfigError if a parameter is in neither or both of `optim.decay` and `no_decay`, or muon has no matrix to train.
     """
@@ -133,7 +133,7 @@ def make(
 
 
 def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:
-    """Adds the decoupled weight decay; if `decay_follows_rate`, times the step's rate over its peak."""
+    """Returns a transformation that adds the weight decay, with `decay_follows_rate` multiplied by rate / peak rate."""
     # The train step multiplies the decay by the rate again, so then it falls as the rate's square. One factor serves all
     # parameters, because all rates are the same share of their peaks.
     # Where a step is only timed (tune, doctor), a rate left to the rule is 0: a peak of 1 then avoids 0 / 0.
@@ -150,7 +150,7 @@ def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransforma
 
 
 def _faster(rows: tuple[int, ...], ratio: float) -> optax.GradientTransformation:
-    """Multiplies the updates of some ids: their rows of the embedding (V, D), and columns of the head's kernel (D, V)."""
+    """Returns a transformation that multiplies by `ratio` the ids' rows of the embedding (V, D), columns of the head (D, V)."""
 
     def scaled(name: str, update: jax.Array) -> jax.Array:
         if name not in ("embed/embedding", "head/kernel"):
@@ -255,7 +255,7 @@ def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
 
 
 def _is_matrix(name: str) -> bool:
-    """True if a parameter is the kernel of a layer: as inputs by outputs, even (D, N, H) is a matrix."""
+    """Returns True if a parameter is a kernel of a layer; (D, N, H) counts as a matrix too, of inputs by outputs."""
     return tree.layer_of(name) is not None and name.endswith("/kernel")
 
 

@@ -34,7 +34,7 @@ class Weights(typing.Protocol):
         """Returns the parameters to train, a tree of arrays with the shapes of `abstract` and these shardings."""
 
     def leaf(self, name: str) -> np.ndarray:
-        """Returns one parameter on the host, by its name: frozen ones are read so, and then converted."""
+        """Returns one parameter on the host, by its name. Frozen parameters are read this way, then quantised or cast."""
 
     def trained(self) -> Variables:
         """Returns the variables besides the parameters (an adapter, scalar heads) by collection, on the host; {} for none."""
@@ -78,7 +78,7 @@ class Parts:
         return state, self.load_frozen(origin)
 
     def load_frozen(self, origin: Weights | None = None) -> Variables:
-        """Returns the frozen variables alone, for a state from a checkpoint: read, and quantised, a parameter at a time."""
+        """Returns the frozen variables, which checkpoints do not hold: read, and quantised, one parameter at a time."""
         if not self.frozen:
             return {}
         c, model = self.config, self.model
@@ -107,7 +107,7 @@ class Parts:
         return origin.params(self.abstract.params["params"], shardings)
 
     def _beside(self, origin: Weights | None) -> Variables:
-        """The origin's trained variables besides the parameters, of the collections trained here. Raises ConfigError."""
+        """Returns the origin's adapter and heads that are trained here too. Raises ConfigError if names or shapes differ."""
         arrays = {}
         for name, part in (origin.trained() if origin else {}).items():
             if name not in self.abstract.params:
@@ -141,7 +141,7 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone, even for absent devices; of an abstract mesh for this platform."""
+        """Returns the train step lowered from shapes: devices may be absent. An abstract mesh is lowered for this platform."""
         jitted = self.jit()  # before the `with`: it makes a key, which absent devices can't hold
         shapes = (self.frozen, self.abstract, self.batch())
         if isinstance(self.mesh, AbstractMesh):
@@ -190,7 +190,7 @@ def _abstract(
     quantize: str,
     rows: tuple[int, ...],
 ) -> tuple[typing.Callable, optax.GradientTransformationExtraArgs, TrainState, Variables]:
-    """(init, optimizer, abstract state, frozen shapes); cached, since plans try many meshes for one model."""
+    """Returns (init, optimizer, abstract state, frozen shapes); cached, since plans try many meshes for one model."""
     model = _model(model_config, adapter)
 
     def init(key: jax.Array) -> Variables:

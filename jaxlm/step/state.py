@@ -75,8 +75,8 @@ def optimizer_axes(
 ) -> tuple[str | None, ...]:
     """Returns the logical axes of a leaf of any optimizer's state: those of the parameter whose name is in the leaf's name.
 
-    If the leaf has fewer dimensions (sums by row or column), each has the axis of the same size, in order. Without such a
-    parameter all are None.
+    A leaf with fewer dimensions (Adafactor's sums by row or column) gets the axes of the parameter's dimensions of the same
+    sizes. If no parameter's name is in the leaf's name, all axes are None.
 
     Args:
       owners: parameter name -> its shape and logical axes.

@@ -79,7 +79,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
 
 
 def _adapted(objective: Objective, before: TrainState, after: TrainState, metrics: Metrics) -> Running:
-    """The objective's running scalars after a step; unchanged if an update of the step was not finite."""
+    """Returns the objective's running scalars after a step; unchanged if an update of the step was not finite."""
     good = after.skipped == before.skipped
     adapted = objective.adapt(before.running, metrics)
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), adapted, before.running)
@@ -101,7 +101,7 @@ Update = typing.Callable[[Variables, TrainState, Batch, jax.Array | None], tuple
 
 
 def _repeated(update: Update, objective: Objective) -> Update:
-    """Several updates in a row, each on its part of the batch, in a scan, with one copy of the state. Metrics are means."""
+    """Returns a function that scans all updates of a step, each on its part of the batch. Metrics are means over updates."""
     times, minibatches = objective.updates, objective.minibatches
 
     def updates(
@@ -123,7 +123,7 @@ def _repeated(update: Update, objective: Objective) -> Update:
 def _gradients(
     objective: Objective, frozen: Variables, trained: Variables, batch: Batch, key: jax.Array | None, microbatches: int
 ) -> tuple[Sums, Variables]:
-    """Sums and gradients of the trained variables, added over all microbatches (in float32 if there are several)."""
+    """Returns (sums, gradients of the trained variables), added over all microbatches (in float32 if there are several)."""
 
     def loss_fn(trained: Variables, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         sums = objective.sums(frozen | trained, batch, key)
@@ -166,7 +166,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
 
 
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
-    """(scaled gradients in float32, clipped to the global norm `limit` (0: any); norms by group, global norm, unclipped)."""
+    """Returns (scaled float32 gradients, clipped to norm `limit` if not 0; norms by group; global norm), norms unclipped."""
     norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
     grad_norm = _total(norms)
     clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0
@@ -174,7 +174,7 @@ def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, 
 
 
 def _group_norms(grads: dict) -> dict[str, jax.Array]:
-    """L2 norm by parameter group (`embed`, `layers/attn`, ...), float32."""
+    """Returns the L2 norm by parameter group (`embed`, `layers/attn`, ...), float32."""
     squares: dict[str, jax.Array] = {}
     for name, leaf in tree.named_leaves(grads):
         group = tree.group_of(name)
@@ -187,7 +187,7 @@ def _total(norms: dict[str, jax.Array]) -> jax.Array:
 
 
 def _rate_metrics(lr: jax.Array | dict) -> Metrics:
-    """`lr`, the highest rate; with several also `lr/GROUP`, the highest of each parameter group."""
+    """Returns `lr`, the highest rate; with several rates also `lr/GROUP`, the highest of each parameter group."""
     named = tree.named_leaves(lr)
     groups: dict[str, list[jax.Array]] = {}
     for name, rate in named:

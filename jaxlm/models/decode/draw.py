@@ -21,7 +21,7 @@ def draw(
     stop_ids: typing.Sequence[int] = (),
     seeds: typing.Sequence[int],
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Draws an answer to each prompt at temperature 1: (ids, float32 log p of each id in the model's own distribution).
+    """Draws an answer to each prompt at temperature 1. Returns (ids, float32 log p of each id) for each prompt, in their order.
 
     An answer depends on its prompt, its seed and the weights, and on the other answers only by rounding. The same call gives
     the same bits, whatever the engine did before. Equal prompts next to each other are read once. A row whose answer has
@@ -88,7 +88,7 @@ class _Group:
         self._engine, self._places, self._prefill = engine, {}, None
 
     def enter(self, entering: dict[int, _Answer], waiting: typing.Iterable[_Answer]) -> None:
-        """Puts prompts into rows (`entering`: row -> answer). Reads missing prompts, together with those of `waiting`."""
+        """Puts prompts into rows (`entering`: row -> answer). Reads those not yet read, and with them the next of `waiting`."""
         left = list(entering.items())
         while left:
             count = next((n for n, (_, one) in enumerate(left) if one.prompt not in self._places), len(left))

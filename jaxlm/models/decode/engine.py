@@ -18,7 +18,7 @@ from jaxlm.models.transformer import Transformer
 
 
 class Settings(typing.NamedTuple):
-    """One row's sampling settings (see `sampling.Rows`). `logprobs`: None, 0 (of drawn tokens), n (of the n likeliest too)."""
+    """One row's sampling settings (see `sampling.Rows`). `logprobs`: None; 0: of drawn tokens; n: of the n likeliest too."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -52,7 +52,7 @@ def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[i
 
 
 def on_one_cpu(variables: dict) -> bool:
-    """True if the variables lie on one device, a CPU."""
+    """Returns True if the variables lie on a single device and it is a CPU."""
     leaf = jax.tree.leaves(variables)[0]
     devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
@@ -89,8 +89,8 @@ class Prefill:
 class Prefixes:
     """The prefix cache's index: which chunks of keys and values are kept, so that a system prompt is read once.
 
-    A chunk is found by all ids up to its end, and has a place in the cache; the least recently used is replaced first.
-    `hits` is the number of tokens found.
+    It maps the hash of all ids up to a chunk's end to the chunk's place in the cache; the chunk used least recently is
+    replaced first. `hits` is the number of tokens found.
     """
 
     def __init__(self, places: int, chunk: int):
@@ -140,7 +140,7 @@ class Engine:
 
     Args:
       chunk: tokens of a prompt that are read at once.
-      shortest: the shortest length of the ring, about.
+      shortest: the ring's shortest length, rounded up to whole chunks.
       prefix_bytes: the size of the prefix cache, at most, allocated at the start; 0 for none.
       burst: see below.
 
@@ -224,7 +224,7 @@ class Engine:
             self.state = ring.resized(self.state, self.lengths[place + (1 if slots > self.slots else -1)])
 
     def begin(self, *prompts: typing.Sequence[int], echo: bool = False) -> Prefill:
-        """Returns prompts to read together. A single prompt, if not echoed, starts with its prefix from the cache."""
+        """Returns the Prefill to read prompts together. A single prompt, if not echoed, skips chunks in the prefix cache."""
         staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
         prefill = Prefill(prompts, staging, echo)
         for place in self.prefixes.find(prefill.prompts[0][:-1]) if len(prompts) == 1 and not echo else ():
@@ -235,7 +235,7 @@ class Engine:
     def read(self, prefill: Prefill) -> jax.Array | None:
         """Starts to read one chunk of each prompt, and does not wait for the device unless the prompt is echoed.
 
-        For a single prompt, returns an array to wait for.
+        Returns, for a single prompt, an array that is ready once the chunk is read; None for several prompts.
         """
         place, tokens_PxC = np.int32(prefill.done), prefill.tokens(self.chunk)
         if len(tokens_PxC) > 1:
@@ -278,14 +278,14 @@ class Engine:
         )
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts steps of all rows, as `ring.step`; without a mask all ids are allowed. The drawn tokens stay on the device."""
+        """Starts `steps` steps of all rows (`ring.step`); returns the tokens, still on the device. No mask allows all ids."""
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
         return drawn
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """As `start`, but waits, and returns the drawn tokens on the host."""
+        """Does the same as `start`, but waits for the drawn tokens and returns them on the host."""
         return jax.device_get(self.start(live_B, mask_BxW, steps))
 
     def warm(self, tell: typing.Callable[[str], None]) -> None:

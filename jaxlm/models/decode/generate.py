@@ -71,7 +71,7 @@ class Generator:
     def stream(
         self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
     ) -> Iterator[list[list[int]]]:
-        """As a call, but yields the new ids of each row as they come. On return all is compiled and the prompts are read.
+        """Returns an iterator over each row's new ids, as they come. By then all is compiled and the prompts are read.
 
         The device waits for the host at each yield: after each token on a CPU, after eight tokens on an accelerator.
         """
@@ -243,7 +243,7 @@ class _Loop(typing.NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _run(model: Transformer, weights: Weights, request: _Request, static: _Static) -> tuple[jax.Array, jax.Array]:
-    """Returns (new tokens (B, M), how many of them are valid (B,)); one program for all prompts rounded to these sizes."""
+    """Returns (new tokens (B, M), how many of them are valid (B,)); requests of the same rounded sizes share a program."""
     loop = _Loop(model, weights, request, static)
     state = loop.first()
     for part in range(1, static.parts + 1):

@@ -36,7 +36,7 @@ class Weights(typing.NamedTuple):
     Attributes:
       variables: collection -> tree; the parameters are in the compute dtype, with adapters merged where possible.
       packed: the collection `packed` (see `params.pack_params`).
-      head_VxD: the output head by rows.
+      head_VxD: the output head, transposed: a row for each token.
     """
 
     variables: dict
@@ -88,7 +88,7 @@ class State(typing.NamedTuple):
 
 
 class LogProbs(typing.NamedTuple):
-    """Log-probabilities in the model's own distribution: of the chosen token, and of the likeliest tokens (last axis)."""
+    """Log-probabilities, before temperature, bias and mask, of the chosen token and of the likeliest tokens (last axis)."""
 
     chosen: jax.Array
     top_ids: jax.Array
@@ -233,8 +233,8 @@ def read_chunk(
 ) -> tuple[Layers, LogProbs]:
     """Returns the staging cache with one more chunk of a prompt in the slots from `begin` on, and log-probabilities.
 
-    These are of the next tokens `next_C` if `echo`, else zeros. The last chunk is padded with any tokens, to which no query
-    of the prompt attends.
+    The log-probabilities are those of `next_C` if `echo`, else zeros. The last chunk may be padded with any tokens, since no
+    query of the prompt attends to them.
     """
     staging, hidden_1xCxD = _read(model, weights, staging, tokens_C[None], begin)
     logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST)))
@@ -266,7 +266,7 @@ def _read(
 
 @functools.partial(jax.jit, donate_argnames="kept")
 def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> Layers:
-    """Returns the prefix cache, a chunk in each row, with the single staged prompt's chunk from `begin` on at `place`."""
+    """Returns the prefix cache, where a row is a chunk, with row `place` set to the staged prompt's chunk at slot `begin`."""
     size = kept[0].slots
 
     def put(to: jax.Array, new: jax.Array, axis: int) -> jax.Array:

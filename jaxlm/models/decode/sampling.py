@@ -98,7 +98,7 @@ def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.
 
 
 def _highest(probs_BxV: jax.Array, enough: typing.Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Returns (B, 1): the highest t such that `enough(tokens of probability >= t)`, a mask (B, V) -> booleans (B, 1)."""
+    """Returns (B, 1): the highest t for which `enough(mask)` is true; the mask (B, V) is True where probability >= t."""
     # Exact and without a sort: non-negative floats have the order of their bits as integers, so t is found bit by bit, the
     # highest bit first.
     bits_BxV = jax.lax.bitcast_convert_type(probs_BxV, jnp.int32)

@@ -83,7 +83,7 @@ def read_samples(path: str) -> dict[str, str]:
 
 
 def read_prompts(path: str) -> list[str]:
-    """Returns the prompts of a .jsonl of {"prompt": ...}, or the lines of any other file. Raises ConfigError."""
+    """Returns the prompts, each once, of {"prompt": ...} records or of lines. Raises ConfigError if there are none."""
     if path.endswith((".jsonl", ".json", ".jsonl.gz")):
         prompts = [record.get("prompt") for _, record in reading.records(path)]
         if bad := next((n for n, prompt in enumerate(prompts, 1) if not isinstance(prompt, str)), None):

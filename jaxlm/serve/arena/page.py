@@ -58,7 +58,7 @@ def check() -> None:
 
 
 def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
-    """Shows the page until ctrl-C, which raises KeyboardInterrupt. `reveal` says after each vote whose the answers were."""
+    """Shows the page until ctrl-C, which raises KeyboardInterrupt. `reveal`: after each vote it names the answers' authors."""
     import fastapi
     import uvicorn
     from nicegui import app, ui

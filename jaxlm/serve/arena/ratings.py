@@ -58,7 +58,7 @@ class Gap:
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
-    """Whether side or length decided votes: `share` of the decided votes went with it; `p`, its p-value."""
+    """A test for bias by "side" or "length": `share` of decided votes went to the left (longer) answer; `p`: its p-value."""
 
     kind: str
     share: float
@@ -143,7 +143,7 @@ def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
 
 
 def _draws(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[list[list[Vote]], np.ndarray]:
-    """The votes of each prompt, imagined prompts last, and how often each draw contains each prompt [S, C]."""
+    """Returns (the votes of each prompt, imagined prompts last; how often each draw contains each prompt, [S, C])."""
     # The first draw contains each real prompt once. An imagined prompt has as many votes as its two contestants have on a
     # real one on average.
     prompts, pairs, clusters = collections.defaultdict(list), collections.defaultdict(list), []
@@ -175,7 +175,7 @@ def bootstrapped(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[np.nd
 
 
 def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
-    """Elo's ratings [S, N] of S draws of the prompts. Their votes are in random order, since Elo depends on the order."""
+    """Returns Elo ratings [S, N] of S draws of the prompts. Their votes are in random order, since Elo depends on the order."""
     import evalica
     import pandas as pd
 
@@ -207,7 +207,7 @@ def _agreement(votes: Sequence[Vote]) -> Agreement | None:
 
 
 def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
-    """Returns the side's and the length's bias, each tested as a term besides the strengths in a logistic regression."""
+    """Returns the biases of side and length, each tested as a term of a logistic regression; [] below _FEW decided votes."""
     decided = [vote for vote in votes if vote.winner != "tie"]
     if len(decided) < _FEW:
         return []
@@ -232,7 +232,7 @@ def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
 
 
 def _likelihood(x_VxF: np.ndarray, won_V: np.ndarray) -> float:
-    """The largest log-likelihood of a logistic regression, by Newton's method with a tiny ridge."""
+    """Returns the largest log-likelihood of a logistic regression, by Newton's method with a tiny ridge."""
     weights_F, ridge_FxF = np.zeros(x_VxF.shape[1]), 1e-3 * np.eye(x_VxF.shape[1])
     for _ in range(50):
         p_V = special.expit(x_VxF @ weights_F)

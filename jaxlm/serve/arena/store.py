@@ -208,7 +208,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction, exclusive among threads and processes. Raises RunError if it can't be written: the disk is full."""
+        """Makes the `with` block a transaction, exclusive among threads and processes. Raises RunError if sqlite fails."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")

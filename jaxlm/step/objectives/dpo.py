@@ -46,9 +46,9 @@ def by_token(config: DpoConfig) -> bool:
 
 
 def judged(config: Config) -> bool:
-    """True if batches must hold the reference's log-probabilities, `reference`; see the module's text.
+    """Returns True if batches must hold the reference's log-probabilities, `reference`; see the module's text.
 
-    New LoRA adapters change nothing at first, so the model without them is the reference. Prompts and an origin's adapters do.
+    New LoRA adapters change nothing at first, so the model without them is the reference. Prompts and an origin's adapter do.
     """
     return has_reference(config.dpo) and not (config.adapter.kind == "lora" and config.origin_merge)
 
@@ -147,7 +147,7 @@ def prepare(batch: base.Batch) -> base.Batch:
 
 
 def _sides(logp: jax.Array, reference: jax.Array, batch: base.Batch) -> tuple[Answers, Answers]:
-    """The chosen and the rejected answers, from the log-probabilities by segment, [B, 2P]."""
+    """Returns (chosen answers, rejected answers), from the log-probabilities by segment, [B, 2P]."""
     tokens = base.by_segment(batch["weights"], batch["segment_ids"], logp.shape[1])
     ratio = logp - reference
     by_segment = Answers(logp, ratio, tokens, ratio / jnp.maximum(tokens, 1))

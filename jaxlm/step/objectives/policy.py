@@ -65,7 +65,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
     """Returns the objective of ppo or grpo: the mean of `token_loss` by `policy.average`, in epochs x minibatches updates.
 
     All metrics but the `figures` are means over the tokens of answers that count, NaN if none do. "entropy", "kl" and
-    "sampler_gap" are of the old policy: before the step, when it drew the answers. "entropy": -log p, an unbiased estimate
+    "sampler_gap" are of the old policy, which drew the answers before the step. "entropy": -log p, an unbiased estimate
     of the old policy's entropy, nats a token. "kl": the KL divergence from the old policy to the reference, nats a token, by
     the estimator k3 (http://joschu.net/blog/kl-approx.html). "sampler_gap": how far the decode engine's log p is from the
     trainer's. "ratio_kl": k3 of the KL divergence from the old policy to the present one. "clip_share": the share of tokens
@@ -102,8 +102,8 @@ def make(model: Transformer, config: Config) -> base.Objective:
 def prepare(config: Config, batch: base.Batch) -> base.Batch:
     """Adds `loss_scale` and `token_scale` [B, T] to the rows of an update, whose weight is the number of rows.
 
-    A sum scaled so, over the number of rows, is a mean: with `loss_scale` the mean of `policy.average`, with `token_scale`
-    the mean over the tokens of answers.
+    Such a scaled sum, divided by the number of rows, is a mean: with `loss_scale` that of `policy.average`, with
+    `token_scale` the mean over the tokens of answers.
     """
     weights_BxT, ids_BxT, n = batch["weights"], batch["segment_ids"], in_row(config)
     rows = weights_BxT.shape[0]
@@ -128,7 +128,7 @@ def token_loss(
 
     The loss is the clipped surrogate of PPO, -min(ratio * A, clip(ratio) * A). With `policy.ratio` "answer" all tokens of an
     answer share one ratio, the exponential of their mean log-ratio (GSPO, arXiv:2507.18071). With `rollout.importance_cap`
-    the loss is weighted by the policy's probability over the sampler's, truncated. GRPO adds beta times the KL divergence to
+    the loss is multiplied by old policy's / sampler's probability, at most the cap. GRPO adds beta times the KL divergence to
     the reference (k3); PPO adds `value_weight` times the value's loss.
     """
     c, cap, counts_BxT = config.policy, config.rollout.importance_cap, batch["weights"] > 0
@@ -163,13 +163,13 @@ def _k3(log_ratio: jax.Array) -> jax.Array:
 
 
 def _mean_of_answer(x_BxT: jax.Array, batch: base.Batch, n: int) -> jax.Array:
-    """For each token the mean over its answer's tokens that count; `x_BxT` is 0 at others."""
+    """Returns, for each token, the mean of `x_BxT` over its answer's tokens that count; elsewhere `x_BxT` must be 0."""
     sum_BxS, length_BxS = (base.by_segment(x, batch["segment_ids"], n) for x in (x_BxT, batch["weights"]))
     return base.from_segments(sum_BxS / jnp.maximum(length_BxS, 1), batch["segment_ids"])
 
 
 def _value_loss(limit: float, batch: base.Batch, values_BxT: jax.Array) -> jax.Array:
-    """Half the squared error to the return, of the value or the value clipped to the old one +- `limit`: the larger, [B, T]."""
+    """Returns half the larger squared error to the return, [B, T]: of the value, or of it clipped to old value +- `limit`."""
     old_BxT, returns_BxT = (jnp.where(batch["weights"] > 0, batch[name], 0) for name in ("values", "returns"))
     near_BxT = jnp.clip(values_BxT, old_BxT - limit, old_BxT + limit)
     squares_BxT = [jnp.square(v_BxT - returns_BxT) for v_BxT in (values_BxT, near_BxT)]
@@ -188,9 +188,9 @@ def adapted(config: Config, running: base.Running, metrics: dict[str, jax.Array]
 
 
 def judge(model: Transformer, config: Config) -> Judge:
-    """Returns (variables, the reference's or None, batch) -> arrays by token of the batch, float32 [B, T] each.
+    """Returns a function (variables, the reference's variables or None, batch) -> name -> array by token, float32 [B, T].
 
-    "old": the policy's log p(target), in nats. "reference": the reference's, if it is given. "values": PPO's. There is no
+    "old": the policy's log p(target), in nats. "reference": the reference's, if given. "values": PPO's head's. There is no
     dropout, and a call takes at most as many rows at once as the train step. Both variables are in the compute type.
     """
     rows = config.train.batch_size // config.policy.minibatches
@@ -219,7 +219,7 @@ def advantages(config: Config, batch: base.Batch, scores_BxS: jax.Array, beta: j
     """Returns PPO's "advantages" and "returns" by token, float32 [B, T], both 0 where the weight is 0.
 
     Each token of an answer costs beta * (log p - the reference's log p), the last token also earns the answer's score
-    (arXiv:1909.08593). Then `returns.gae`, and `returns.whiten` over the whole batch if `policy.whiten`.
+    (arXiv:1909.08593). `returns.gae` makes advantages of these rewards; `policy.whiten` whitens them over the whole batch.
     """
     c, weights_BxT, ids_BxT = config.policy, batch["weights"], batch["segment_ids"]
     on_BxT = returns.continues(weights_BxT, ids_BxT)

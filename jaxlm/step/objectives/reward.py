@@ -31,7 +31,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
     The metrics are means over pairs: "margin", the difference of the scores; "accuracy", the share of margins above 0 (0
     counts half); "predicted", the probability that the model gives to the preference as it is labelled; "score", the mean
-    of both; "length_margin", how many tokens the chosen answer is longer.
+    of both scores; "length_margin", how many tokens the chosen answer is longer.
     """
     del config
 
