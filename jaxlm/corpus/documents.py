@@ -92,6 +92,14 @@ def read_row(path: pathlib.Path, row: int) -> Document:
     return Document(values["text"], values["id"], files.json_of(values["meta"]), row)
 
 
+def describe(path: pathlib.Path, root: pathlib.Path) -> dict[str, str | int]:
+    """Returns a file's entry in the manifest: its name below `root`, size, sha256 and number of documents."""
+    with path.open("rb") as content:
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    entry = {"file": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": sha256}
+    return entry | {"documents": pq.read_metadata(path).num_rows}
+
+
 def verify(path: pathlib.Path, sha256: str) -> None:
     """Raises RunError if the sha256 of the file differs from `sha256`."""
     with path.open("rb") as content:

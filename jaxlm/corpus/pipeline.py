@@ -14,16 +14,15 @@ import pickle
 import re
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import shared_blocks
 from jaxlm.corpus.dedup import lines, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS, Signer
-from jaxlm.corpus.documents import DocumentWriter, read_documents
+from jaxlm.corpus.documents import DocumentWriter, describe, read_documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
 from jaxlm.corpus.sources.units import read_unit
 from jaxlm.corpus.stage import Document, Edits, Remove, Stage
@@ -51,17 +50,18 @@ class SourcePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that a task must know."""
+    """What all tasks must know. What a task reads, a file for each, is in `units/`: a source may have millions of files."""
 
     sources: dict[str, SourcePlan]
-    units: tuple[tuple[str, Unit], ...]  # (source, unit) of each task
+    source_of: tuple[str, ...]  # the source of each task that reads documents
     global_settings: dict[str, dict[str, typing.Any]]
-    shared: dict[str, dict[str, shared_blocks.Shared]]  # source -> site -> what its pages share
     memory_gb: float  # for the joins of deduplication
     threads: int
 
-    def save(self, folder: pathlib.Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def save(self, folder: pathlib.Path, units: Sequence[Unit]) -> None:
+        (folder / "units").mkdir(parents=True, exist_ok=True)
+        for task, unit in enumerate(units):
+            (folder / "units" / f"{task:06d}.pickle").write_bytes(pickle.dumps(unit))
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
 
     @classmethod
@@ -70,16 +70,16 @@ class Plan:
 
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
         """Returns where a task writes its finished documents: documents/SOURCE/NNNNN.parquet, numbered within the source."""
-        name = self.units[task][0]
+        name = self.source_of[task]
         return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
 
     def name_of(self, doc: int, doc_id: str) -> str:
         """Returns a document's id with its source's name, because ids are unique only within a source."""
-        return f"{doc_id} ({self.units[doc >> ROW_BITS][0]})"
+        return f"{doc_id} ({self.source_of[doc >> ROW_BITS]})"
 
     @functools.cached_property
     def _first(self) -> dict[str, int]:
-        return {name: task for task, (name, _) in reversed(list(enumerate(self.units)))}
+        return {name: self.source_of.index(name) for name in set(self.source_of)}
 
 
 class Books:
@@ -156,7 +156,8 @@ def size(text: str) -> int:
 def clean(folder: pathlib.Path, task: int) -> None:
     """Reads unit `task`, applies its source's stages, and writes the documents and their signatures."""
     plan = Plan.load(folder)
-    name, unit = plan.units[task]
+    name = plan.source_of[task]
+    unit = pickle.loads((folder / "units" / f"{task:06d}.pickle").read_bytes())
     source = plan.sources[name]
     chain = [registry.make(spec, folder / "stages") for spec in source.stages]
     books = Books(folder, "clean", task, name, next((stage for stage in chain if stage.name == "pii"), None))
@@ -229,7 +230,7 @@ def _warn(line: str) -> None:
 def finish(folder: pathlib.Path, task: int) -> None:
     """Removes the duplicates and the repeated lines that the joins found among a task's documents."""
     plan = Plan.load(folder)
-    name, _ = plan.units[task]
+    name = plan.source_of[task]
     chain: list[Stage] = []
     for stage in plan.sources[name].global_stages:
         if stage == "lines":
@@ -238,7 +239,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
             chain.append(_Copies(stage, plan, folder, task))
     books = Books(folder, "finish", task, name)
     books.tally.stages = [StageTally(stage.name) for stage in chain]
-    writer = DocumentWriter(plan.document_file(folder, task))
+    path = plan.document_file(folder, task)
+    writer = DocumentWriter(path)
     windows = [np.empty(0, np.uint64)]  # of the documents that stay, to tell what sources share
     for document in counted(read_documents(folder / "clean" / f"{task:06d}.parquet"), folder, "finish", task):
         if _apply(document, chain, books):
@@ -248,6 +250,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
             books.tally.kept += 1
             books.tally.kept_bytes += size(document.text)
     writer.close()
+    (folder / "written").mkdir(exist_ok=True)
+    (folder / "written" / f"{task:06d}.json").write_text(json.dumps(describe(path, folder)))
     (folder / "windows").mkdir(exist_ok=True)
     np.unique(np.concatenate(windows)).tofile(folder / "windows" / f"{task:06d}.u64")
     books.close()
@@ -258,7 +262,7 @@ class _Copies(Stage):
 
     def __init__(self, name: str, plan: Plan, folder: pathlib.Path, task: int):
         self.name, self._reason = name, "duplicate" if name == "exact" else "near duplicate"
-        rows = _of_task(folder / f"{name}.parquet", task, "keeper", "keeper_id")
+        rows = _of_task(folder / name, task, "keeper", "keeper_id")
         self._keepers = {row: plan.name_of(keeper, keeper_id) for row, keeper, keeper_id in rows}
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
@@ -274,7 +278,7 @@ class _Lines(Stage):
     def __init__(self, settings: dict[str, typing.Any], folder: pathlib.Path, task: int):
         super().__init__(settings, folder)
         self._going = collections.defaultdict(set)
-        for row, key in _of_task(folder / "lines.parquet", task, "key"):
+        for row, key in _of_task(folder / "repeats", task, "key"):
             self._going[row].add(key)
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
@@ -292,11 +296,11 @@ class _Lines(Stage):
         return None
 
 
-def _of_task(path: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:
-    """Yields (row, value of each column) for one task's documents, from a table sorted by document."""
+def _of_task(place: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:
+    """Yields (row, value of each column) for one task's documents, from the files of a table, each sorted by document."""
     first = task << ROW_BITS
     table = pq.read_table(
-        path, columns=["doc", *columns], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
+        place, columns=["doc", *columns], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
     )
     rows = [doc - first for doc in table.column("doc").to_pylist()]
     yield from zip(rows, *(table.column(column).to_pylist() for column in columns), strict=True)

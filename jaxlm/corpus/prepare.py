@@ -9,6 +9,7 @@ DATA/work/                            while it runs
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -21,15 +22,15 @@ import shutil
 import sys
 import time
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import duckdb
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig, RunError, config_files, older
 from jaxlm.corpus import recipes, shared_blocks
-from jaxlm.corpus.dedup import compared, lines, near
+from jaxlm.corpus.dedup import compared, lines, near, signatures
 from jaxlm.corpus.dedup.near import ROW_BITS
 from jaxlm.corpus.dedup.sql import connect, quoted
 from jaxlm.corpus.documents import read_row
@@ -49,6 +50,7 @@ _PACKAGES = (  # whose versions can change what is kept
 )
 _HERE = __name__
 _LEAST_GB = 0.25  # for a task that joins
+_MOST_PARTS, _TASKS_OF_PART = 64, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = p
     with files.lock(root, "is writing", "data.dir"):
         if done := _finished(root, settings, data, log):
             return done
-        return _run(root, settings, engine, make_plan(settings, data, engine, log), log)
+        return _run(root, settings, engine, *make_plan(settings, data, engine, log), log)
 
 
 def _check_owner(root: pathlib.Path) -> None:
@@ -133,9 +135,17 @@ def _defaults() -> dict[str, typing.Any]:
     return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
-def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, log: Say) -> Prepared:
+def _run(
+    root: pathlib.Path,
+    settings: PrepareConfig,
+    engine: str,
+    plan: Plan,
+    units: Sequence[Unit],
+    shared: Mapping[str, shared_blocks.BySite],
+    log: Say,
+) -> Prepared:
     """Runs all phases and returns the result. Skips tasks that an earlier call with the same recipe finished."""
-    recipe = make_recipe(settings, plan.sources, plan.units)
+    recipe = make_recipe(settings, plan.sources, list(zip(plan.source_of, units, strict=True)))
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     if not folder.exists() and any(root.glob("work/*/plan.pickle")):
@@ -144,19 +154,20 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, l
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # another recipe's documents replaced its own
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
-    plan.save(folder)
+    plan.save(folder, units)
     (folder / "stages").mkdir(exist_ok=True)
-    (folder / "stages" / html.SHARED).write_bytes(pickle.dumps(plan.shared))
+    (folder / "stages" / html.SHARED).write_bytes(pickle.dumps(shared))
     _build_stages(plan, folder, log)
     if wrong := [word for word in settings.engine_options if "=" not in word]:
         raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
-    uses_near = any("near" in source.global_stages for source in plan.sources.values())
+    used = {stage for source in plan.sources.values() for stage in source.global_stages}
     phases = [
-        ("clean", "jaxlm.corpus.pipeline.clean", len(plan.units)),
-        ("exact", f"{_HERE}.find_exact", 1),
-        ("pairs", f"{_HERE}.find_pairs", plan.global_settings["near"]["bands"] if uses_near else 0),
-        ("joins", f"{_HERE}.find_joins", 1),
-        ("finish", "jaxlm.corpus.pipeline.finish", len(plan.units)),
+        ("clean", "jaxlm.corpus.pipeline.clean", len(units)),
+        ("exact", f"{_HERE}.find_exact", _parts(plan)),
+        ("pairs", f"{_HERE}.find_pairs", plan.global_settings["near"]["bands"] if "near" in used else 0),
+        ("near", f"{_HERE}.find_near", 1),
+        ("lines", f"{_HERE}.find_lines", _parts(plan) if "lines" in used else 0),
+        ("finish", "jaxlm.corpus.pipeline.finish", len(units)),
     ]
     try:
         for phase, function, tasks in phases:
@@ -169,7 +180,7 @@ def _run(root: pathlib.Path, settings: PrepareConfig, engine: str, plan: Plan, l
     finally:
         engines.close()
     with console.working("gathering the results"):
-        _conclude(root, folder, plan, recipe)
+        _conclude(root, folder, plan, shared, recipe)
     return open_prepared(root)
 
 
@@ -206,18 +217,26 @@ def _stages(
     return tuple(dataclasses.replace(spec, inputs=registry.digest(spec)) for spec in of_documents), together
 
 
-def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Plan:
-    """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
+def make_plan(
+    settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print
+) -> tuple[Plan, list[Unit], dict[str, shared_blocks.BySite]]:
+    """Returns (the plan, what each task reads, source -> what the pages of its sites share). Lists files.
+
+    Arguments and errors are those of `prepare`.
+    """
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
-    units, unread, shared = [], {}, {}
+    units, source_of, unread, shared = [], [], {}, {}
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
             of_source = split_source(source.spec, task_bytes, others)
             check_fields(source.spec, of_source)
-            units += [(name, unit) for unit in of_source]
-            if any(stage.name == "html" for stage in source.stages):
-                shared[name] = shared_blocks.find(source.spec, of_source)
+            units += of_source
+            source_of += [name] * len(of_source)
+            if any(stage.name == "html" for stage in source.stages) and (
+                sites := shared_blocks.find(source.spec, of_source)
+            ):
+                shared[name] = sites
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         path = source.spec.path  # two sources may share a folder: one reads its pages, the other its code
@@ -225,15 +244,15 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say =
     for path, others in unread.items():
         for line in survey.unread_lines(path, others):
             log(line)
-    return Plan(
+    plan = Plan(
         sources=planned,
-        units=tuple(units),
+        source_of=tuple(source_of),
         global_settings={name: dict(settings.stages[name]) for name in registry.GLOBAL_STAGES},
-        shared={name: sites for name, sites in shared.items() if sites},
         memory_gb=settings.memory_gb,
         # On a cluster the cores of this machine don't count.
         threads=(settings.workers or files.cores()) if engine == "local" else 1,
     )
+    return plan, units, shared
 
 
 def make_recipe(
@@ -340,32 +359,49 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
         part.rename(place)
 
 
+def _parts(plan: Plan) -> int:
+    """Returns into how many tasks, by hash, the work on all documents is divided. The result does not depend on it."""
+    return min(_MOST_PARTS, 1 + len(plan.source_of) // _TASKS_OF_PART)
+
+
+@contextlib.contextmanager
+def _tables(
+    folder: pathlib.Path, plan: Plan, parts: int = 1
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, pathlib.Path]]:
+    """Gives (a connection, `folder` by a path that DuckDB can read) to one of `parts` tasks that run side by side."""
+    memory_gb, threads = (plan.memory_gb, plan.threads) if parts == 1 else (plan.memory_gb / plan.threads, 1)
+    with files.plain_path(folder) as plain, connect(plain, max(_LEAST_GB, memory_gb), threads) as connection:
+        yield connection, plain
+
+
 def find_exact(folder: pathlib.Path, task: int) -> None:
-    """Runs the phase `exact`: finds exact duplicates."""
+    """Runs task `task` of the phase `exact`: finds exact duplicates among those of its part of the hashes."""
     plan = Plan.load(folder)
-    with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
-        near.find_copies(connection, plain)
+    with _tables(folder, plan, parts := _parts(plan)) as tables:
+        near.find_copies(*tables, task, parts)
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `pairs`: finds similar documents among those that share the hash of band `task`."""
     plan = Plan.load(folder)
-    memory_gb = max(_LEAST_GB, plan.memory_gb / plan.threads)
-    with files.plain_path(folder) as plain, connect(plain, memory_gb, 1) as connection:
-        near.find_pairs(connection, plain, task, plan.global_settings["near"]["threshold"])
+    settings = plan.global_settings["near"]
+    with _tables(folder, plan, settings["bands"]) as tables:
+        near.find_pairs(*tables, task, settings["threshold"])
 
 
-def find_joins(folder: pathlib.Path, task: int) -> None:
-    """Runs the phase `joins`: decides which near duplicates and which lines are removed."""
+def find_near(folder: pathlib.Path, task: int) -> None:
+    """Runs the phase `near`: decides which near duplicates are removed."""
     plan = Plan.load(folder)
-    with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
-        if any("near" in source.global_stages for source in plan.sources.values()):
-            near.resolve(connection, plain)
-        else:
-            names = [("doc", pa.uint64()), ("keeper", pa.uint64()), ("keeper_id", pa.string())]
-            pq.write_table(pa.schema(names).empty_table(), folder / "near.parquet")
-        settings = plan.global_settings["lines"]
-        lines.find(connection, plain, settings["min_documents"], settings["min_share"])
+    with _tables(folder, plan) as tables:
+        near.resolve(*tables)
+
+
+def find_lines(folder: pathlib.Path, task: int) -> None:
+    """Runs task `task` of the phase `lines`: decides which lines are removed, of those of its part of the hashes."""
+    plan = Plan.load(folder)
+    settings = plan.global_settings["lines"]
+    with _tables(folder, plan, parts := _parts(plan)) as tables:
+        lines.find(*tables, settings["min_documents"], settings["min_share"], task, parts)
 
 
 EXAMPLES = "examples.jsonl"
@@ -375,6 +411,7 @@ _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
 _DRAWN = 200  # near duplicates whose removal is judged
 _FALSE = 0.2  # of a document's characters, in lines that the document that stays has not
 _SHOWN_CHARS = 1500
+_MOST_WINDOWS = 1 << 24  # held to compare sources
 _SHARED = 0.2  # of a source's windows, from which on it is told
 _LEAST_WINDOWS = 20  # of a source: fewer tell nothing
 
@@ -390,24 +427,29 @@ def _check_read(folder: pathlib.Path, plan: Plan) -> None:
 
 def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[str, Tally]:
     tallies = {name: Tally() for name in plan.sources}
-    for task, (name, _) in enumerate(plan.units):
+    for task, name in enumerate(plan.source_of):
         for phase in phases:
             tallies[name].add(pickle.loads((folder / "tally" / f"{phase}-{task:06d}.pickle").read_bytes()))
     return tallies
 
 
-def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
+def _conclude(
+    root: pathlib.Path,
+    folder: pathlib.Path,
+    plan: Plan,
+    shared: Mapping[str, shared_blocks.BySite],
+    recipe: dict[str, typing.Any],
+) -> None:
     """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
     tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}
-    for task, (name, _) in enumerate(plan.units):
+    for task, name in enumerate(plan.source_of):
+        written[name].append(json.loads((folder / "written" / f"{task:06d}.json").read_bytes()))
         path = plan.document_file(folder, task)
         if not path.exists():  # moved by a conclusion that was cut short
             path = root / path.relative_to(folder)
-        with path.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        entry = {"file": str(plan.document_file(pathlib.Path(), task)), "size": path.stat().st_size, "sha256": sha256}
-        written[name].append(entry | {"documents": pq.read_metadata(path).num_rows})
+        if path.stat().st_size != written[name][-1]["size"]:
+            raise RunError(f"{path} differs in size from what was written; delete {folder} and prepare again")
     for name, tally in tallies.items():
         tally.check(name)
         if tally.kept != sum(entry["documents"] for entry in written[name]):
@@ -422,7 +464,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
-        **({"shared": _listed(plan.shared)} if plan.shared else {}),
+        **({"shared": _listed(shared)} if shared else {}),
         "sources": {
             name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
             for name, tally in tallies.items()
@@ -435,7 +477,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
     shutil.rmtree(root / "work")
 
 
-def _listed(shared: Mapping[str, Mapping[str, shared_blocks.Shared]]) -> dict[str, dict[str, dict[str, list[str]]]]:
+def _listed(shared: Mapping[str, shared_blocks.BySite]) -> dict[str, dict[str, dict[str, list[str]]]]:
     return {
         source: {site: {place: sorted(texts) for place, texts in places.items()} for site, places in sites.items()}
         for source, sites in shared.items()
@@ -472,8 +514,8 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
     with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
-                SELECT * FROM read_parquet({quoted(plain / "exact.parquet")})
-                UNION ALL SELECT * FROM read_parquet({quoted(plain / "near.parquet")}));
+                SELECT * FROM read_parquet({quoted(plain / "exact/*.parquet")})
+                UNION ALL SELECT * FROM read_parquet({quoted(plain / "near/*.parquet")}));
             CREATE TEMP TABLE clusters AS
             SELECT keeper, any_value(keeper_id) AS keeper_id, count(*) + 1 AS size FROM gone GROUP BY keeper""")
         sizes = connection.execute("SELECT size, count(*) FROM clusters GROUP BY size ORDER BY size").fetchall()
@@ -497,8 +539,11 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
 def _shared_windows(folder: pathlib.Path, plan: Plan) -> list[dict[str, typing.Any]]:
     """Returns which sources have a fifth of their 50-word windows in another source, with the share."""
     by_source: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-    for task, (name, _) in enumerate(plan.units):
-        by_source[name].append(np.fromfile(folder / "windows" / f"{task:06d}.u64", np.uint64))
+    paths = [folder / "windows" / f"{task:06d}.u64" for task in range(len(plan.source_of))]
+    one_in = np.uint64(1 + sum(path.stat().st_size for path in paths) // (8 * _MOST_WINDOWS))
+    for name, path in zip(plan.source_of, paths, strict=True):
+        part = np.fromfile(path, np.uint64)
+        by_source[name].append(part[part // signatures.ONE_IN % one_in == 0])
     windows = {name: np.unique(np.concatenate(parts)) for name, parts in by_source.items()}
     pairs = [(a, b) for a in windows for b in windows if a != b and len(windows[a]) >= _LEAST_WINDOWS]
     shares = ((a, b, float(np.isin(windows[a], windows[b]).mean())) for a, b in pairs)
@@ -510,9 +555,9 @@ def _drawn(folder: pathlib.Path, plan: Plan) -> dict[str, typing.Any]:
 
     A removal is false if over a fifth of the document's characters are in lines that its keeper does not have.
     """
-    table = pq.read_table(folder / "near.parquet", columns=["doc", "keeper"])
-    pairs = list(zip(table.column("doc").to_pylist(), table.column("keeper").to_pylist(), strict=True))
-    pairs = random.Random(0).sample(pairs, min(_DRAWN, len(pairs)))
+    table = pq.read_table(folder / "near", columns=["doc", "keeper"])
+    rows = random.Random(0).sample(range(len(table)), min(_DRAWN, len(table)))
+    pairs = [(row["doc"], row["keeper"]) for row in table.take(np.array(rows, np.int64)).to_pylist()]
     shown, false = [], 0
     for pair in pairs:
         removed, kept = (

@@ -26,6 +26,7 @@ _INSIDE = f"{_TEXT}, p, li, td"
 
 # Selector of a place -> digests of the texts that are furniture there.
 Shared = Mapping[str, frozenset[str]]
+BySite = Mapping[str, Shared]
 
 
 def site_of(path: str) -> str:
@@ -33,7 +34,7 @@ def site_of(path: str) -> str:
     return path.partition("/")[0] if "/" in path else ""
 
 
-def find(spec: SourceSpec, units: Sequence[Unit]) -> dict[str, Shared]:
+def find(spec: SourceSpec, units: Sequence[Unit]) -> BySite:
     """Returns for each site of a source what its pages share. Reads a sample of the pages."""
     by_site = collections.defaultdict(list)
     for part in (part for unit in units for part in unit.parts if part.format == "html"):

@@ -335,23 +335,23 @@ def test_bad_settings_are_refused_in_one_line(corpus, tmp_path, override, messag
 
 def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, monkeypatch):
     c = load(corpus, tmp_path)
-    plan = prepare.make_plan(c.prepare, c.data, c.engine)
+    units = prepare.make_plan(c.prepare, c.data, c.engine)[1]
     calls = []
     original = engine.run
 
-    def until_joins(engine, settings, folder, phase, function, tasks):
+    def until_near(engine, settings, folder, phase, function, tasks):
         calls.append(phase)
-        if phase == "joins" and calls.count("joins") == 1:
+        if phase == "near" and calls.count("near") == 1:
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
         original(engine, settings, folder, phase, function, tasks)
 
-    monkeypatch.setattr(engine, "run", until_joins)
-    with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):
+    monkeypatch.setattr(engine, "run", until_near)
+    with pytest.raises(RunError, match=r"near: task 0 of 1 failed \(.*its log is .*task_00000.log"):
         run(corpus, tmp_path)
     assert not (tmp_path / prepare.MANIFEST).exists()
     work = next((tmp_path / "work").iterdir())
     cleaned = sorted((work / "clean").iterdir())
-    assert len(cleaned) == len(plan.units)
+    assert len(cleaned) == len(units)
     times = [path.stat().st_mtime_ns for path in cleaned]
     broken = next(path for path in (work / "pairs").glob("*.parquet") if path.read_bytes() == b"garbage")
     (work / "tasks" / "pairs" / "completions" / f"{int(broken.stem):05d}").unlink()
@@ -377,7 +377,7 @@ def test_empty_folders_of_a_first_run_that_was_killed_at_once_are_no_obstacle(co
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("phase", ["clean", "exact", "pairs", "joins", "finish"])
+@pytest.mark.parametrize("phase", ["clean", "exact", "pairs", "near", "lines", "finish"])
 def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_path, phase):
     process = subprocess.Popen(
         command(corpus, tmp_path), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

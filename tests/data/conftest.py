@@ -38,10 +38,10 @@ class Corpus:
     sources: tuple[build.Source, ...]
     settings: build.BuildSettings = SETTINGS
 
-    def build(self, path: pathlib.Path, **changes) -> shards.DataDir:
+    def build(self, path: pathlib.Path, engine=None, **changes) -> shards.DataDir:
         """A data directory; `changes` are fields of BuildSettings."""
         settings = dataclasses.replace(self.settings, **changes)
-        return build.build_data(path, self.sources, settings, log=lambda _: None)
+        return build.build_data(path, self.sources, settings, engine=engine, log=lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -48,15 +48,27 @@ def _marked(text: str) -> Iterator[tuple[str, bool]]:
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
-def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
-    """Writes to `lines.parquet` which lines and paragraphs to remove: (doc, key), sorted, of documents that stay."""
+def find(
+    connection: duckdb.DuckDBPyConnection,
+    folder: pathlib.Path,
+    min_documents: int,
+    min_share: float,
+    part: int = 0,
+    parts: int = 1,
+) -> None:
+    """Writes to `repeats/PART.parquet` which lines and paragraphs to remove: (doc, key), sorted, of documents that stay.
+
+    Looks at those of `parts` parts of the keys.
+    """
+    (folder / "repeats").mkdir(exist_ok=True)
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
         FROM read_parquet({quoted(folder / "sign/*.parquet")}) s
-        ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc
-        ANTI JOIN read_parquet({quoted(folder / "near.parquet")}) n ON s.doc = n.doc;
+        ANTI JOIN read_parquet({quoted(folder / "exact/*.parquet")}) e ON s.doc = e.doc
+        ANTI JOIN read_parquet({quoted(folder / "near/*.parquet")}) n ON s.doc = n.doc;
         CREATE TEMP VIEW repeats AS SELECT doc, key, paragraph, rank, tie, site
-        FROM read_parquet({quoted(folder / "lines/*.parquet")}) JOIN here USING (doc);
+        FROM read_parquet({quoted(folder / "lines/*.parquet")}) JOIN here USING (doc)
+        WHERE key % {parts} = {part};
         CREATE TEMP TABLE sites AS SELECT site, count(*) AS documents FROM here GROUP BY site;
         CREATE TEMP TABLE often AS SELECT key FROM repeats JOIN sites USING (site) WHERE NOT paragraph GROUP BY key
         HAVING count(*) >= greatest({min_documents}, {min_share} * any_value(sites.documents));
@@ -67,7 +79,7 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
             UNION ALL
             SELECT doc, key FROM repeats JOIN first USING (key) WHERE paragraph AND doc != keeper
             ORDER BY doc, key
-        ) TO {quoted(folder / "lines.parquet")} (FORMAT parquet);
+        ) TO {quoted(folder / f"repeats/{part:03d}.parquet")} (FORMAT parquet);
         DROP TABLE first; DROP TABLE often; DROP TABLE sites; DROP VIEW repeats; DROP VIEW here;
     """)
 

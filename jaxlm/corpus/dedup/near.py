@@ -85,17 +85,22 @@ _OPEN_FILES = 256
 _FEW_WORDS = 20  # documents of fewer are similar only if they are equal
 
 
-def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Writes exact duplicates (apart from spacing and case) to `exact.parquet`: (doc, keeper, keeper_id).
+def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, part: int = 0, parts: int = 1) -> None:
+    """Writes exact duplicates (apart from spacing and case) to `exact/PART.parquet`: (doc, keeper, keeper_id).
 
-    Reads `sign/*.parquet` sorted on disk, because grouping would hold every distinct hash in memory.
+    Looks at those of `parts` parts of the hashes. DuckDB sorts `sign/*.parquet` on disk: a GROUP BY would hold every
+    distinct hash in memory.
     """
     sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
-    rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")
+    rows = connection.sql(
+        f"SELECT h0, h1, doc FROM {sign} WHERE exact AND h0 % {parts} = {part} ORDER BY h0, h1, rank, tie, doc"
+    )
     schema = pa.schema([("doc", pa.uint64()), ("keeper", pa.uint64())])
     last = np.zeros(3, np.uint64)  # hash and keeper of the previous batch's last group
     began = False
-    with pq.ParquetWriter(folder / "copies.parquet", schema) as writer:
+    (folder / "exact").mkdir(exist_ok=True)
+    copies = folder / f"copies-{part:03d}.parquet"
+    with pq.ParquetWriter(copies, schema) as writer:
         for batch in rows.to_arrow_reader(_SORTED_ROWS):
             h0, h1, doc = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
             if not len(doc):
@@ -109,17 +114,17 @@ def find_copies(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> 
             last, began = np.array([h0[-1], h1[-1], keeper[-1]], np.uint64), True
     connection.execute(f"""
         COPY (
-            SELECT c.doc, c.keeper, s.id AS keeper_id FROM read_parquet({quoted(folder / "copies.parquet")}) c
+            SELECT c.doc, c.keeper, s.id AS keeper_id FROM read_parquet({quoted(copies)}) c
             JOIN {sign} s ON c.keeper = s.doc ORDER BY c.doc
-        ) TO {quoted(folder / "exact.parquet")} (FORMAT parquet)""")
-    (folder / "copies.parquet").unlink()
+        ) TO {quoted(folder / f"exact/{part:03d}.parquet")} (FORMAT parquet)""")
+    copies.unlink()
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
     """Writes to `pairs/BAND.parquet` the pairs with equal hashes of `band` and Jaccard similarity >= `threshold`."""
     documents = f"""
         SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
-        ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
+        ANTI JOIN read_parquet({quoted(folder / "exact/*.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
     rows = connection.sql(f"""
         SELECT s.doc, s.sketch_start, s.sketch_len, s.b{band} FROM ({documents}) s
         SEMI JOIN (SELECT b{band} FROM ({documents}) GROUP BY b{band} HAVING count(*) > 1) m ON s.b{band} = m.b{band}
@@ -181,11 +186,15 @@ class Sketches:
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Writes to `near.parquet` which near duplicates in `pairs/*.parquet` to remove: (doc, keeper, keeper_id)."""
-    connection.execute(f"""
-        CREATE TEMP TABLE pairs AS SELECT DISTINCT better, worse FROM read_parquet({quoted(folder / "pairs/*.parquet")});
+    """Writes to `near/000.parquet` which near duplicates in `pairs/*.parquet` to remove: (doc, keeper, keeper_id)."""
+    (folder / "near").mkdir(exist_ok=True)
+    connection.execute("""
+        CREATE TEMP TABLE pairs (better UBIGINT, worse UBIGINT);
         CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);
     """)
+    if (folder / "pairs").is_dir():  # a source uses the stage
+        files = quoted(folder / "pairs/*.parquet")
+        connection.execute(f"INSERT INTO pairs SELECT DISTINCT better, worse FROM read_parquet({files})")
     while connection.execute("SELECT count(*) FROM pairs").fetchone()[0]:
         connection.execute("""
             CREATE TEMP TABLE kept AS SELECT DISTINCT p.better AS doc FROM pairs p ANTI JOIN pairs w ON p.better = w.worse;
@@ -201,6 +210,6 @@ def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None
         COPY (
             SELECT gone.doc, keeper, id AS keeper_id FROM gone
             JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s ON keeper = s.doc ORDER BY gone.doc
-        ) TO {quoted(folder / "near.parquet")} (FORMAT parquet)
+        ) TO {quoted(folder / "near/000.parquet")} (FORMAT parquet)
     """)
     connection.execute("DROP TABLE pairs; DROP TABLE gone;")

@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 
 WINDOW = 50  # words
-_ONE_IN = np.uint64(16)
+ONE_IN = np.uint64(16)
 SKETCH = 512  # smallest shingle hashes kept for the similarity check: exact up to this many shingles, +-2% beyond
 _P = np.uint64(0x9E3779B97F4A7C15)
 _CHUNK = 1 << 14  # shingles hashed at a time, so that the table of permutations stays in cache
@@ -102,7 +102,7 @@ _POWERS = {k: np.uint64(pow(int(_P), k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64
 def windows(words_W: np.ndarray) -> np.ndarray:
     """Returns hashes of runs of 50 words, one in 16 chosen by the hash, so that equal texts give equal ones: uint64[n]."""
     hashes = mix(ngram_hashes(mix(words_W), [WINDOW])[0])
-    return np.unique(hashes[hashes % _ONE_IN == 0])
+    return np.unique(hashes[hashes % ONE_IN == 0])
 
 
 def ngram_hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:

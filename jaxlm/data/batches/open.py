@@ -68,7 +68,16 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
         tokenizer_path=d.tokenizer or None,
         tokenizer_model=d.tokenizer_model,
     )
-    build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
+
+    def run(folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
+        from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
+
+        try:
+            engines.run(engine, prepare, folder, phase, function, tasks)
+        finally:
+            engines.close()
+
+    build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, engine=run, log=say)
 
 
 def _prepared(

@@ -1,29 +1,36 @@
 """Makes a data directory from sources: holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
 Every source is read once, into an external shuffle: memory does not grow with the corpus, and the disk holds a second
-copy of the text. The bytes of all files depend only on the texts and the settings.
+copy of the text. Large sources are encoded by tasks, side by side; what was done before a kill stays. The bytes of all
+files depend only on the texts and the settings.
+
+DATA/.tokenize/KEY/SOURCE/      shuffled documents of a large source, with `read.pickle` once all of it is read
+DATA/.tokenize/KEY/plan.pickle  the tokenizer, and what each task encodes
+DATA/.tokenize/KEY/encoded/     what the tasks encoded
 """
 
 import dataclasses
 import functools
 import hashlib
 import io
+import json
 import os
 import pathlib
+import pickle
 import shutil
-import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.units import iterate_documents, source_signature
 from jaxlm.data.shards import manifest as manifests
 from jaxlm.data.shards import shards, vocabulary
 from jaxlm.data.shards.mixture import normalise_mixture
+from jaxlm.data.shards.shuffle import BUCKETS, Shuffle
 from jaxlm.data.tokenizer import coder as coders
 from jaxlm.data.tokenizer import ids as ids_lib
 from jaxlm.data.tokenizer.coder import Coder
@@ -31,107 +38,18 @@ from jaxlm.data.tokenizer.ours import train_tokenizer
 from jaxlm.host import console, files
 from jaxlm.host.console import Say
 
-_BITS = 6  # 64 buckets a level
-_HEADER = struct.Struct("<QQII")  # order, content hash, bytes of the id, bytes of the text
-_MASK = (1 << 64) - 1
-
-
-def _mix(x: int) -> int:
-    """The finaliser of splitmix64 (Steele et al. 2014). It is one to one, so that no two positions have the same order."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
-class Shuffle:
-    """Yields documents in a random order, which `key` decides. Beyond `memory_bytes` of text they are on disk."""
-
-    def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
-        self._folder, self._memory, self._level = folder, memory_bytes, level
-        self._start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-        self._buckets = [bytearray() for _ in range(1 << _BITS)]
-        self._on_disk = [0] * (1 << _BITS)
-        self._held = 0
-        self.documents = 0
-
-    def __len__(self) -> int:
-        return self.documents
-
-    def add(self, doc_id: str, text: str, content_hash: int) -> None:
-        """Adds a document to the shuffle. `content_hash` (uint64) is yielded with the document later."""
-        raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
-        order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
-        self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)
-
-    def _put(self, order: int, record: bytes) -> None:
-        bucket = order >> (64 - _BITS * (self._level + 1)) & ((1 << _BITS) - 1)
-        self._buckets[bucket] += record
-        self._held += len(record)
-        self.documents += 1
-        if self._held > self._memory:
-            self._spill()
-
-    def _spill(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for i, bucket in enumerate(self._buckets):
-            if bucket:
-                with open(self._folder / f"{i:02d}", "ab") as file:
-                    file.write(bucket)
-                self._on_disk[i] += len(bucket)
-                self._buckets[i] = bytearray()
-        self._held = 0
-
-    def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
-        """Yields (doc_id, text in UTF-8, content hash) of every document, in the random order."""
-        if any(self._on_disk):
-            self._spill()  # frees the memory for the bucket that is read
-        for i, held in enumerate(self._buckets):
-            if self._on_disk[i] > self._memory and _BITS * (self._level + 2) <= 64:
-                yield from self._split(i)
-            elif self._on_disk[i]:
-                yield from _in_order((self._folder / f"{i:02d}").read_bytes())
-            else:
-                yield from _in_order(held)
-
-    def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
-        """Yields a bucket larger than the memory, in order; first splits the bucket by the next bits of the orders."""
-        inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
-        try:
-            with open(self._folder / f"{bucket:02d}", "rb") as file:
-                while head := file.read(_HEADER.size):
-                    order, _, id_bytes, text_bytes = _HEADER.unpack(head)
-                    inner._put(order, head + file.read(id_bytes + text_bytes))
-            yield from inner
-        finally:
-            inner.close()
-
-    def close(self) -> None:
-        self._buckets = [bytearray() for _ in self._buckets]
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _in_order(records: bytes | bytearray) -> Iterator[tuple[str, bytes, int]]:
-    places, at = [], 0
-    while at < len(records):
-        order, content_hash, id_bytes, text_bytes = _HEADER.unpack_from(records, at)
-        at += _HEADER.size
-        places.append((order, at, id_bytes, text_bytes, content_hash))
-        at += id_bytes + text_bytes
-    places.sort()
-    view = memoryview(records)
-    for _, start, id_bytes, text_bytes, content_hash in places:
-        middle = start + id_bytes
-        yield bytes(view[start:middle]).decode(), bytes(view[middle : middle + text_bytes]), content_hash
-    view.release()
-
-
-_SPILL = ".spill.tmp"
+_WORK = ".tokenize"  # in the data directory, while it is made
+_READ_MARK, _PLAN = "read.pickle", "plan.pickle"
 _BATCH_BYTES = 4 << 20
+_TASK_BYTES = 32 << 20  # of text; the parent encodes sources of less itself: each worker takes a second to start
 _MEMORY = 256 << 20  # of text, over all sources
 _VERSION = 4  # raise it when the same settings begin to give other bytes
 # Versions of finished data that are still read. 2: EOS after each document instead of before; 3: no token joins a newline.
 _READ = ("2", "3", "4")
 
+# (doc_id, ids as shards hold them, bytes of text, the text if held out) of some documents.
+Batch = list[tuple[str, np.ndarray, int, bytes | None]]
+Engine = Callable[[pathlib.Path, str, str, int], None]  # see `corpus.engine.run`: folder, phase, function, tasks
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
 
@@ -169,12 +87,13 @@ def build_data(
     *,
     read: Reader | None = None,
     recipe_extra: Mapping[str, str] | None = None,
+    engine: Engine | None = None,
     log: Say = print,
 ) -> shards.DataDir:
     """Makes a data directory and opens it; only opens it if the same recipe made it already.
 
-    `read` yields the (doc_id, text) of a source and fills its stats. Raises ConfigError if settings are wrong, another
-    recipe made the data, or another process is making it.
+    `read` yields the (doc_id, text) of a source and fills its stats. `engine` runs the tasks; None: they run here, in turn.
+    Raises ConfigError if settings are wrong, another recipe made the data, or another process is making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)
@@ -203,11 +122,14 @@ def build_data(
         settings = dataclasses.replace(settings, seed=max(settings.seed, 0))
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
-        shutil.rmtree(root / _SPILL, ignore_errors=True)
-        try:
-            manifest = _build(root, source_list, settings, read or functools.partial(_read_plain, settings), log)
-        finally:
-            shutil.rmtree(root / _SPILL, ignore_errors=True)
+        weights = {source.name: source.weight for source in source_list}  # decide what the tokenizer is trained on
+        key = hashlib.sha256(json.dumps([recipe, weights], sort_keys=True).encode()).hexdigest()[:12]
+        for other in (root / ".spill.tmp", *root.glob(f"{_WORK}/*")):  # the first: of an earlier version
+            if other.name != key:
+                shutil.rmtree(other, ignore_errors=True)
+        reader = read or functools.partial(_read_plain, settings)
+        manifest = _build(root, root / _WORK / key, source_list, settings, reader, engine or _in_turn, log)
+        shutil.rmtree(root / _WORK, ignore_errors=True)
         recipe["vocab_size"] = str(manifest["tokenizer"]["vocab_size"])
         manifests.write(root, {"recipe": recipe, **manifest})
     return shards.open_data(root)
@@ -277,72 +199,102 @@ def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> 
     )
 
 
+@dataclasses.dataclass
 class _Documents:
     """One source's documents in shuffled order, each held out or not by a hash of its content."""
 
-    def __init__(
-        self,
-        place: pathlib.Path,
-        source: Source,
-        settings: BuildSettings,
-        documents: Iterator[tuple[str, str]],
-        memory_bytes: int,
-    ):
-        key = f"jaxlm/{settings.seed}".encode()
-        self._shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
-        self._limit = int(settings.val_fraction * 2**64)
-        lowest, highest = 1 << 64, -1
-        for doc_id, text in documents:
-            # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
-            raw = text.encode()
-            content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
-            self._shuffle.add(doc_id, text, content)
-            lowest, highest = min(lowest, content), max(highest, content)
-        if highest < 0:
-            raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
-        if lowest == highest:
-            raise ConfigError(
-                f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
-                "jsonl, so that one can be held out"
-            )
-        if not lowest < self._limit <= highest:  # at least one, and not all
-            self._limit = lowest + 1
+    shuffle: Shuffle
+    limit: int  # documents with a lower hash are held out
+    stats: SourceStats
 
-    def __len__(self) -> int:
-        return len(self._shuffle)
+    @classmethod
+    def opened(cls, place: pathlib.Path) -> "_Documents | None":
+        """Returns the documents that `save` left in this folder; None if they are not complete."""
+        if not (place / _READ_MARK).is_file():
+            return None
+        on_disk, documents, limit, stats = pickle.loads((place / _READ_MARK).read_bytes())
+        shuffle = Shuffle.opened(place, on_disk, documents)
+        return shuffle and cls(shuffle, limit, stats)
 
-    def close(self) -> None:
-        self._shuffle.close()
+    def save(self, place: pathlib.Path) -> None:
+        """Moves all documents to the disk, so that tasks and a later call can read them."""
+        self.shuffle.spill()
+        content = pickle.dumps((self.shuffle.on_disk, len(self.shuffle), self.limit, self.stats))
+        files.write_atomically(place / _READ_MARK, content)
+
+    def read(self, buckets: Iterable[int]) -> Iterator[tuple[str, bytes, bool]]:
+        """Yields (doc_id, text in UTF-8, True if held out) in shuffled order; may be called again."""
+        for doc_id, raw, content in self.shuffle.read(buckets):
+            yield doc_id, raw, content < self.limit
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
-        """Yields (doc_id, text in UTF-8, True if held out) in shuffled order; may be called again."""
-        for doc_id, raw, content in self._shuffle:
-            yield doc_id, raw, content < self._limit
+        return self.read(range(BUCKETS))
 
 
-def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Say) -> dict:
+def _read_source(
+    place: pathlib.Path, source: Source, settings: BuildSettings, read: Reader, memory_bytes: int, tell: console.Tell
+) -> _Documents:
+    """Reads a source's documents, or opens those that an earlier call has read."""
+    if documents := _Documents.opened(place):
+        return documents
+    shutil.rmtree(place, ignore_errors=True)
+    key, stats = f"jaxlm/{settings.seed}".encode(), SourceStats()
+    shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
+    limit = int(settings.val_fraction * 2**64)
+    lowest, highest = 1 << 64, -1
+    for doc_id, text in console.told(read(source, stats), tell):
+        # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
+        raw = text.encode()
+        content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
+        shuffle.add(doc_id, text, content)
+        lowest, highest = min(lowest, content), max(highest, content)
+    if highest < 0:
+        raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
+    if lowest == highest:
+        raise ConfigError(
+            f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
+            "jsonl, so that one can be held out"
+        )
+    if not lowest < limit <= highest:  # at least one, and not all
+        limit = lowest + 1
+    documents = _Documents(shuffle, limit, stats)
+    if stats.bytes > _TASK_BYTES:
+        documents.save(place)
+    return documents
+
+
+def _build(
+    root: pathlib.Path,
+    work: pathlib.Path,
+    source_list: Sequence[Source],
+    settings: BuildSettings,
+    read: Reader,
+    engine: Engine,
+    log: Say,
+) -> dict:
     """Writes all files except the manifest, and returns the manifest."""
-    documents, stats = {}, {}
+    documents: dict[str, _Documents] = {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        stats[name] = SourceStats()
         with console.working(f"reading {name}", unit="documents", end=False) as tell:
-            texts = console.told(read(source, stats[name]), tell)
-            documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
-        log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
-    began, weights = time.perf_counter(), {s.name: s.weight for s in source_list}
-    shares = normalise_mixture(weights, list(weights))
-    sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
-    with console.working("training the tokenizer", end=False):
-        coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
-    log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
+            documents[name] = _read_source(work / name, source, settings, read, _MEMORY // len(source_list), tell)
+        log(f"read {name}: {documents[name].stats.summary()} ({time.perf_counter() - began:.1f} s)")
+    coder, tasks = _planned(work, source_list, documents, settings, log)
+    if tasks:
+        began = time.perf_counter()
+        engine(work, "encode", f"{__name__}.encode", len(tasks))
+        log(f"encode: {len(tasks)} tasks ({time.perf_counter() - began:.1f} s)")
     files, entries, texts = _write_tokenizer(root, coder), {}, {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        with console.working(f"writing {name}", len(documents[name]), "documents", end=False) as tell:
-            splits, texts[name] = _write_source(root, name, documents[name], coder, settings, tell)
-        documents[name].close()
-        entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
+        with console.working(f"writing {name}", len(documents[name].shuffle), "documents", end=False) as tell:
+            paths = [_encoded_file(work, task) for task, (owner, _) in enumerate(tasks) if owner == name]
+            batches = _saved(paths) if paths else _encoded(documents[name], coder)
+            splits, texts[name] = _write_source(root, name, batches, coder, settings, tell)
+        if not paths:
+            documents[name].shuffle.close()
+        stats = dataclasses.asdict(documents[name].stats)
+        entries[name] = {"spec": source.spec, "read": stats, **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
         few = splits["val"]["tokens"] < settings.val_fraction * n_tokens / 4
         log(
@@ -360,11 +312,87 @@ def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSet
         },
         "dtype": shards.token_dtype(coder.vocab_size),
         "block_tokens": settings.block_tokens,
-        "mixture": weights,
+        "mixture": {source.name: source.weight for source in source_list},
         "files": files,
         "sources": entries,
         manifests.HELD_OUT: texts,
     }
+
+
+def _planned(
+    work: pathlib.Path,
+    source_list: Sequence[Source],
+    documents: Mapping[str, _Documents],
+    settings: BuildSettings,
+    log: Say,
+) -> tuple[Coder, list[tuple[str, range]]]:
+    """Returns (the tokenizer, (source, buckets) of each task); if there are tasks, also saves this for them."""
+    if (work / _PLAN).is_file():
+        return pickle.loads((work / _PLAN).read_bytes())
+    began, weights = time.perf_counter(), {source.name: source.weight for source in source_list}
+    shares = normalise_mixture(weights, list(weights))
+    sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
+    with console.working("training the tokenizer", end=False):
+        coder = _tokenizer(settings, sum(part.stats.bytes for part in documents.values()), sample, log)
+    log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
+    large = {name: part.shuffle.on_disk for name, part in documents.items() if part.stats.bytes > _TASK_BYTES}
+    tasks = [(name, buckets) for name, sizes in large.items() for buckets in _cut(sizes)]
+    if tasks:
+        (work / "encoded").mkdir(exist_ok=True)
+        files.write_atomically(work / _PLAN, pickle.dumps((coder, tasks)))
+    return coder, tasks
+
+
+def _cut(sizes: Sequence[int]) -> Iterator[range]:
+    """Yields runs of buckets of at least `_TASK_BYTES`; the last may have less."""
+    first = held = 0
+    for i, size in enumerate(sizes):
+        held += size
+        if held >= _TASK_BYTES or i + 1 == len(sizes):
+            yield range(first, i + 1)
+            first, held = i + 1, 0
+
+
+def _encoded_file(work: pathlib.Path, task: int) -> pathlib.Path:
+    return work / "encoded" / f"{task:06d}.pickle"
+
+
+def encode(work: pathlib.Path, task: int) -> None:
+    """Encodes the documents of one task into a file of batches."""
+    coder, tasks = pickle.loads((work / _PLAN).read_bytes())
+    name, buckets = tasks[task]
+    if (documents := _Documents.opened(work / name)) is None:
+        raise RunError(f"{work / name} is damaged: delete {work} and run the same command again")
+    path = _encoded_file(work, task)
+    if path.exists():
+        return
+    part = path.with_suffix(".part")
+    with part.open("wb") as out:
+        for batch in _encoded(documents, coder, buckets):
+            pickle.dump(batch, out)
+    files.settle(part, path)
+
+
+def _in_turn(work: pathlib.Path, phase: str, function: str, tasks: int) -> None:
+    for task in range(tasks):
+        encode(work, task)
+
+
+def _encoded(documents: _Documents, coder: Coder, buckets: Iterable[int] = range(BUCKETS)) -> Iterator[Batch]:
+    dtype = shards.token_dtype(coder.vocab_size)
+    for batch in _batches(documents.read(buckets)):
+        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch])
+        yield [
+            (doc_id, ids.astype(dtype), len(raw), raw if held_out else None)
+            for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True)
+        ]
+
+
+def _saved(paths: Iterable[pathlib.Path]) -> Iterator[Batch]:
+    for path in paths:
+        with path.open("rb") as content:
+            while content.peek(1):
+                yield pickle.load(content)
 
 
 def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
@@ -407,9 +435,9 @@ def _write_tokenizer(root: pathlib.Path, coder: Coder) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path, name: str, documents: _Documents, coder: Coder, settings: BuildSettings, tell: console.Tell
+    root: pathlib.Path, name: str, batches: Iterable[Batch], coder: Coder, settings: BuildSettings, tell: console.Tell
 ) -> tuple[dict[str, dict], str]:
-    """Encodes a source in shuffled order into its streams. Returns (the manifest's entries, the held-out text's sha256)."""
+    """Writes a source's streams. Returns (the manifest's entries, the held-out text's sha256)."""
     writers = {
         split: shards.StreamWriter(
             root,
@@ -422,17 +450,16 @@ def _write_source(
         for split in shards.SPLITS
     }
     done, held_out_text = 0, hashlib.sha256()
-    for batch in _batches(documents):
-        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch])
-        for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
-            writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
-            if held_out:
-                manifests.add_text(held_out_text, raw)
+    for batch in batches:
+        for doc_id, ids, n_bytes, held_out in batch:
+            writers["train" if held_out is None else "val"].add(doc_id, ids, n_bytes)
+            if held_out is not None:
+                manifests.add_text(held_out_text, held_out)
         tell(done := done + len(batch))
     return {split: writer.finish() for split, writer in writers.items()}, held_out_text.hexdigest()
 
 
-def _batches(documents: _Documents) -> Iterator[list[tuple[str, bytes, bool]]]:
+def _batches(documents: Iterable[tuple[str, bytes, bool]]) -> Iterator[list[tuple[str, bytes, bool]]]:
     batch, size = [], 0
     for document in documents:
         batch.append(document)

@@ -55,6 +55,9 @@ def test_ctrl_c_in_a_query_is_told_as_such(tmp_path):
             process.kill()
 
 
+PARTS = 3  # tasks, by hash
+
+
 def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
     """`tasks`: lists of (id, text). Returns ({id: keeper} by stage, {id: number of keys that go})."""
     folder.mkdir()
@@ -65,18 +68,20 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
             signer.add(Document(body, doc_id, {"source": "s"}))
         signer.finish()
     with connect(folder, 0.25, 2) as connection:
-        near.find_copies(connection, folder)
+        for part in range(PARTS):
+            near.find_copies(connection, folder, part, PARTS)
         for band in range(near_settings["bands"]):
             near.find_pairs(connection, folder, band, near_settings["threshold"])
         near.resolve(connection, folder)
-        lines.find(connection, folder, LINES["min_documents"], LINES["min_share"])
+        for part in range(PARTS):
+            lines.find(connection, folder, LINES["min_documents"], LINES["min_share"], part, PARTS)
     names = {task << 32 | row: doc[0] for task, documents in enumerate(tasks) for row, doc in enumerate(documents)}
     gone = {}
     for stage in ("exact", "near"):
-        table = pq.read_table(folder / f"{stage}.parquet").to_pylist()
+        table = pq.read_table(folder / stage).to_pylist()
         gone[stage] = {names[row["doc"]]: row["keeper_id"] for row in table}
     counts = {}
-    for row in pq.read_table(folder / "lines.parquet").to_pylist():
+    for row in pq.read_table(folder / "repeats").to_pylist():
         counts[names[row["doc"]]] = counts.get(names[row["doc"]], 0) + 1
     return gone, counts
 
@@ -197,7 +202,7 @@ def test_boilerplate_lines_go_from_all_and_copied_paragraphs_stay_once(tmp_path)
     assert not gone["near"]
     assert {doc_id: count for doc_id, count in counts.items() if doc_id[0] == "d"} == {f"d{i}": 1 for i in range(4)}
     assert sum(count for doc_id, count in counts.items() if doc_id[0] == "p") == 1
-    going = {row["key"] for row in pq.read_table(folder / "lines.parquet").to_pylist()}
+    going = {row["key"] for row in pq.read_table(folder / "repeats").to_pylist()}
     text_left, count = lines.remove(documents[0][1], "s", "", LINES, going, headings=True)
     assert count == 1
     assert text_left.count(notice) == 1  # the one in the fence

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.data.shards import build, shards, vocabulary
-from jaxlm.data.shards.build import Shuffle
+from jaxlm.data.shards.shuffle import Shuffle
 from jaxlm.host import files
 
 
@@ -255,6 +255,64 @@ def test_the_same_place_by_another_path_is_the_same_data(tmp_path, make_document
     make("raw")
     with pytest.raises(ConfigError, match="was built with source a = raw"):
         make("rwa")
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    monkeypatch.setattr(build, "_TASK_BYTES", 2000)
+    monkeypatch.setattr(build, "_BATCH_BYTES", 500)
+
+
+def test_tasks_give_the_same_bytes_as_one_process(corpus, data, tmp_path, small_tasks):
+    tasks = []
+
+    def run(folder, phase, function, count):
+        assert (phase, function) == ("encode", "jaxlm.data.shards.build.encode")
+        for task in reversed(range(count)):  # in any order
+            build.encode(folder, task)
+            tasks.append(task)
+
+    built = corpus.build(tmp_path / "d", engine=run)
+    assert len(tasks) > 2 * len(corpus.sources)
+    assert listing(built.path) == listing(data.path)
+    assert built.manifest == data.manifest
+
+
+@pytest.mark.parametrize("phase", ["read", "encode", "write"])
+def test_what_was_done_before_a_crash_is_not_done_again(corpus, data, tmp_path, small_tasks, monkeypatch, phase):
+    calls = {name: [] for name in ("iterate_documents", "_encoded", "_write_source", "train_tokenizer")}
+    crash = {"read": ("iterate_documents", 1), "encode": ("_encoded", 3), "write": ("_write_source", 1)}[phase]
+
+    def counted(name, original):
+        def call(*args, **settings):
+            if crash and (name, len(calls[name])) == crash:
+                raise OSError("disk full")
+            value = original(*args, **settings)
+            calls[name].append(value)
+            return value
+
+        monkeypatch.setattr(build, name, call)
+
+    tasks = 0
+
+    def in_turn(folder, phase, function, count):
+        nonlocal tasks
+        tasks = count
+        build._in_turn(folder, phase, function, count)
+
+    for name in calls:
+        counted(name, getattr(build, name))
+    with pytest.raises(OSError, match="disk full"):
+        corpus.build(tmp_path / "d", engine=in_turn)
+    crash = None
+    built = corpus.build(tmp_path / "d", engine=in_turn)
+    assert listing(built.path) == listing(data.path)
+    sources = len(corpus.sources)
+    done = {name: len(values) for name, values in calls.items()}
+    assert done["iterate_documents"] == sources
+    assert done["train_tokenizer"] == 1
+    assert done["_encoded"] == tasks
+    assert done["_write_source"] == sources + (phase == "write")
 
 
 DOCUMENTS = [(f"id{i}é", "text " * (i % 50) + str(i), i * 7919) for i in range(1500)]
