@@ -277,7 +277,7 @@ class Batcher:
                 run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
     def _read(self, run: _Run) -> jax.Array | None:
-        """Starts to read a chunk and returns an array to wait for. After the last chunk (then None) the request enters its row."""
+        """Starts to read a chunk, and returns an array to wait for; None if no chunk is left. The last one fills the row."""
         chunk = None
         with self._only(run):
             if run.prefill.left:

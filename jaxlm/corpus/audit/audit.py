@@ -93,7 +93,7 @@ def _worst_first(finding: Finding) -> tuple:
 
 
 def _unlike_the_rest(counts: Counts) -> Iterator[Finding]:
-    """Yields what the documents have in common that are unlike the rest of their source. A person must look at these."""
+    """Yields a finding for each kind of documents unlike the rest of their source. A person must look at these."""
     for odd in counts.outliers.odd():
         share = odd.documents / counts.documents
         score = 100 * min(1.0, odd.far / _VERY_FAR) * max(0.1, math.sqrt(share))
@@ -102,7 +102,7 @@ def _unlike_the_rest(counts: Counts) -> Iterator[Finding]:
 
 
 def _is_habit(table: str, key: str, entry: Entry, counts: Counts, contrast: Counts | None) -> bool:
-    """True if the string is in several documents, and seldom in the contrast text."""
+    """Returns True if the string is in several documents, and seldom in the contrast text."""
     if entry.documents < min(_MIN_DOCUMENTS, counts.documents):
         return False
     there = getattr(contrast, table).entries.get(key) if contrast else None
@@ -250,7 +250,7 @@ def _escape(text: str) -> str:
 
 
 def _elsewhere(places: list[tuple[Counts, Table, str]]) -> int:
-    """Counts a string's occurrences in other sources, with those that may have been dropped to save memory."""
+    """Returns how often a string occurs in other sources; for a missing string, how often at most (`Table.lost`)."""
     return sum(table.entries[key].count if key in table.entries else table.lost for _, table, key in places)
 
 
@@ -276,7 +276,7 @@ _FEW_BYTES = 100_000  # of a source tell nothing about its words
 
 
 def contrast_of(sources: list[Counts], target: str, html: dict) -> Counts | None:
-    """Returns the counts of the target, or of general prose for a single source; None for several, or for little text."""
+    """Returns the counts of the target, or of general prose for a single source; None for several sources or little text."""
     if target:
         return scan("target", target_texts(target, _TARGET_BYTES, html))
     if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:

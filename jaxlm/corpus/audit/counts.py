@@ -78,7 +78,7 @@ class Frame:
         return self._words[position]
 
     def fixed_words(self) -> int:
-        """Counts the words next to the string, at most two on each side, that are nearly always the same."""
+        """Returns how many words next to the string, at most two on each side, are nearly always the same."""
         return sum(bool(self.fixed(a)) + bool(self.fixed(a) and self.fixed(b)) for a, b in ((1, 0), (2, 3)))
 
 
@@ -204,7 +204,7 @@ class Table:
         self.lost += cut
 
     def finish(self) -> None:
-        """Drops strings that are too rare."""
+        """Drops strings that occur fewer than `min_count` times."""
         self.prune()
         self._once.clear()
         self.entries = {key: entry for key, entry in self.entries.items() if entry.count >= self.min_count}

@@ -434,7 +434,7 @@ def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float
 
 
 def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: int) -> Mixture:
-    """Finds the mixture nearest to the target, over the most frequent words. All sources count alike, and are smoothed."""
+    """Returns the mixture in use and the nearest to the target, by the most frequent words of all (smoothed) sources alike."""
     words = {name: profile.words for name, profile in profiles.items()}
     counts = {name: np.bincount(ids, minlength=size) / len(ids) for name, ids in words.items()}
     best = np.argsort(-sum(counts.values()), kind="stable")[:_MIXTURE_WORDS]
@@ -451,7 +451,7 @@ def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: i
 
 
 def _advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: Mixture | None) -> dict[str, Advice]:
-    """Returns a sentence for each source: what to try with it in a pilot. The arguments are fields of `Report`."""
+    """Returns the advice for each source: what to try with it in a pilot. The arguments are fields of `Report`."""
     if mixture is not None and mixture.js_now - mixture.js_nearest < _GAIN:
         why = f"no mixture of these sources comes nearer to the target than the one now ({mixture.js_now:.2f} bits from it)"
         return {name: Advice("keep", f"Keep {name} as it is: {why}.") for name in mixture.now}

@@ -24,7 +24,7 @@ _EXCERPT = 100  # characters
 _CHARS = 2000  # in which marks are counted
 _MARKS = re.compile(r"[^\W\d_]+|\s+")
 
-# Feature -> which end is junk, what such documents are, in words.
+# Feature -> (-1 if low values are junk, 1 if high ones; what such documents are).
 FEATURES = {
     "glue": (-1, "few function words: lists of keywords, menus, data"),
     "repeats": (1, "repeats itself: spun text, templates, logs"),

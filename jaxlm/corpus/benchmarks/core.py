@@ -49,7 +49,7 @@ def kind(record: dict) -> type[Row] | None:
 
 
 def row(record: dict) -> Row:
-    """Converts a record to a row. Raises ValueError if a field is missing or of a wrong type."""
+    """Returns a record as a row. Raises ValueError if a field is missing or of a wrong type."""
     row_type = kind(record)
     if row_type is None:
         raise ValueError(f"it has the fields {', '.join(record)}, which are no row of CORE")

@@ -171,7 +171,7 @@ LAYOUTS = (
 
 
 def named(lines: collections.abc.Sequence[str], key: str) -> dict[str, Layout]:
-    """Returns file-name pattern -> layout, from lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Raises ConfigError."""
+    """Returns file-name pattern -> layout, from lines `FILE:QUESTION+QUESTION>ANSWER+ANSWER`. Else ConfigError."""
     layouts = {}
     for line in lines:
         form = re.fullmatch(r"([^:>]+):([^:>]+)(?:>([^:>]+))?", line)

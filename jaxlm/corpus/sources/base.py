@@ -111,7 +111,7 @@ _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian,
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """Decodes bytes by the byte order mark, as UTF-8, or in the charset that they look like.
+    """Returns bytes as text, decoded by the byte order mark, as UTF-8, or in the charset that they look like.
 
     Else each bad byte becomes U+FFFD. `stats` counts other charsets and bad bytes as repaired.
     """
@@ -143,7 +143,7 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
 
 
 def mostly_damaged(text: str) -> bool:
-    """True if more than half of the characters beyond ASCII are bytes that are not UTF-8."""
+    """Returns True if more than half of the characters beyond ASCII are bytes that are not UTF-8."""
     return 2 * text.count("\ufffd") > sum(map(len, _BEYOND_ASCII.findall(text)))
 
 

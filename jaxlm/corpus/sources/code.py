@@ -100,7 +100,7 @@ def licence_of_text(text: str) -> str:
 
 
 def allowed(expression: str, wanted: tuple[str, ...]) -> bool:
-    """True if the licences in `wanted` satisfy an SPDX expression: all of an AND, at least one side of an OR.
+    """Returns True if the licences in `wanted` satisfy an SPDX expression: all of an AND, at least one side of an OR.
 
     An expression with AND, OR and parentheses passes only if every licence is wanted. Case, `-only` and exceptions don't
     count.
@@ -124,7 +124,7 @@ class _Folder:
     licence_files: tuple[str, ...] = ()
 
     def ignored(self, path: str) -> bool:
-        """True if git would ignore the path: the innermost .gitignore that matches it decides."""
+        """Returns True if git would ignore the path: the innermost .gitignore that matches it decides."""
         for folder, spec in self.ignores:
             include = spec.check_file(path.removeprefix(folder)).include
             if include is not None:
@@ -133,7 +133,7 @@ class _Folder:
 
 
 def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[str] | None = None) -> list[files.Found]:
-    """Returns the source files under a folder, sorted; counts other files by suffix. Raises ConfigError if there is none."""
+    """Returns a folder's source files, sorted. `others` counts other files by suffix. Raises ConfigError if there is none."""
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")

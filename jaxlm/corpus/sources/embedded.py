@@ -1,6 +1,6 @@
 """The embedded corpus: text that every installation has on its disk, so that a first run needs no network.
 
-Files are parsed, not imported. Documents come in the order of a hash of their names, so a limit on bytes samples all.
+Files are parsed, not imported. Documents come in the order of a hash of their names, so any first ones are a sample of all.
 """
 
 import ast
@@ -47,7 +47,7 @@ _MATHEMATICAL = re.compile(
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns one part for the whole source: duplicates and `max_bytes` concern all of it. Raises ConfigError."""
+    """Returns one part for the whole source: duplicates and `max_bytes` concern all of it. Raises ConfigError for a wrong name."""
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
 
@@ -66,7 +66,7 @@ def _known(name: str) -> str:
 
 
 def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of an embedded source, about `max_bytes` (None: DEFAULT_MAX_BYTES). Raises ConfigError."""
+    """Yields (doc_id, text) of an embedded source, up to `max_bytes` (None: DEFAULT_MAX_BYTES). Else ConfigError."""
     documents = {"prose": _prose, "math": _math, "code": _code}[_known(name)]()
     yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)
 

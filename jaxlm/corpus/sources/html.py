@@ -46,7 +46,7 @@ def head_metadata(text: str) -> dict[str, str]:
 
 
 def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> str:
-    """Decodes a page by its byte order mark, as UTF-8, by what HTTP or the page declares, or by a guess.
+    """Returns a page as text, decoded by its byte order mark, as UTF-8, in the declared charset, or in a guessed one.
 
     UTF-8 is tried before the declared charset: text is hardly ever valid UTF-8 by chance, and servers often declare a wrong
     charset.

@@ -150,8 +150,8 @@ _HEADING = re.compile(r"(#+) ")
 def to_markdown(text: str, dropped_namespaces: frozenset[str], silent: collections.Counter[str] | None = None) -> str:
     """Returns the page as a reader sees it, without links to `dropped_namespaces` (File and Category, lower case).
 
-    Counts in `silent` the templates that were left out with their words, by name. Raises ParserError, and RecursionError
-    if the nesting is too deep.
+    `silent` counts, by name, the templates whose words were left out. Raises ParserError, and RecursionError if the nesting
+    is too deep.
     """
     silent = collections.Counter() if silent is None else silent
     code = mwparserfromhell.parse(_without_templates(_PRIVATE.sub("", text), silent), skip_style_tags=True)
@@ -162,7 +162,7 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str], silent: collectio
 
 
 def _without_templates(text: str, silent: collections.Counter[str]) -> str:
-    """Removes comments and references, and says templates. Literal texts stay as they are."""
+    """Returns the text without comments and references, with templates as their words. Literal texts stay as they are."""
     literal: list[str] = []
 
     def put(match: re.Match) -> str:
@@ -282,7 +282,7 @@ def _children(tag: nodes.Tag, *names: str) -> list[nodes.Tag]:
 
 
 def _tidy(text: str) -> str:
-    """Removes what templates leave behind: empty parentheses, runs of spaces and of blank lines."""
+    """Returns the text without empty parentheses, runs of spaces and empty list items, which removed templates leave."""
     text = _EMPTY_PARENTHESES.sub("", _MAGIC_WORD.sub("", text))
     text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text)
     text = re.sub(r"(?<=\S) +([,.;:)])(?=\s)", r"\1", text)
@@ -291,7 +291,7 @@ def _tidy(text: str) -> str:
 
 
 def _without_empty_sections(text: str) -> str:
-    """Removes headings with no text before the next heading of their level or above, and runs of blank lines."""
+    """Returns the text without headings that the next heading of their level or above follows at once, and blank runs."""
     kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
     for line in reversed(text.split("\n")):
         if line.startswith("```"):

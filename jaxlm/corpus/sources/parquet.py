@@ -14,7 +14,7 @@ _BATCH_ROWS = 256
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a document for each row. Ids: `NAME:ROW` (from 0). Skips all without a column of strings named `text_key`."""
+    """Yields a document for each row. Ids: `NAME:ROW` (from 0). Skips all rows if no column of strings is named `text_key`."""
     with streams.open_file(part.url) as f:
         try:
             table = pq.ParquetFile(f)

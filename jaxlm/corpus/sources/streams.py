@@ -181,7 +181,7 @@ class Cursor:
         self.window = bytearray()
 
     def fill(self) -> bool | Damage:
-        """Lengthens the window by a chunk: True; False at the end of the stream; the Damage if bytes are lost."""
+        """Lengthens the window by a chunk and returns True; returns False at the stream's end, a Damage for lost bytes."""
         chunk, self._unread = self._unread or next(self._stream, None), None
         if isinstance(chunk, Damage):
             return chunk

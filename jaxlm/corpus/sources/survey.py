@@ -14,7 +14,7 @@ _SNIFF_BYTES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a folder holds."""
+    """The files of a folder by format, and those in no supported format by suffix."""
 
     files: dict[str, int]  # format -> number of files, most bytes first
     sizes: dict[str, int]

@@ -1,8 +1,8 @@
-"""Templates of wikis: which of their words stand in the sentence. Told by their shape, by name only where that misleads.
+"""Replaces templates of wikis by their words. The shape of a template decides which, its name only where the shape misleads.
 
-A wiki's own templates would be needed to expand them. Without these, a template inside a sentence says its first words, a
-number with its unit, or its date; one that follows a word without a space is a note and says nothing; one that stands alone
-on a line is a box, unless it holds a quotation.
+A wiki's own templates would be needed to expand them. Without these, a template inside a sentence becomes its first words, a
+number with its unit, or a date. A template that follows a word without a space is a note, one that stands alone on a line is
+a box unless it holds a quotation: both are removed.
 """
 
 import collections
@@ -56,7 +56,7 @@ _SILENT = re.compile(
 
 
 def spoken(text: str, silent: collections.Counter[str]) -> str:
-    """Replaces the templates of a wikitext by what they say, inner ones first. Counts those with words left out by name."""
+    """Returns a wikitext with its templates as words, inner ones first. `silent` counts, by name, those whose words are lost."""
     changed = True
     while changed:
         before = text
@@ -66,7 +66,7 @@ def spoken(text: str, silent: collections.Counter[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    """Puts back the signs that a template said, and that parsing would have taken for markup."""
+    """Returns the text with the `|` and `=` of templates, which parsing would have taken for markup."""
     return text.replace(_BAR_SAID, "|").replace(_EQUALS_SAID, "=")
 
 
@@ -118,7 +118,7 @@ def _follows_text(before: str) -> bool:
 
 
 def _is_note(before: str, after: str) -> bool:
-    """True if a template follows a word or a sentence without a space, and what follows it does not."""
+    """Returns True if a template follows a word or sentence without a space, and no letter or digit follows the template."""
     bare = before.rstrip("'")
     last, following = bare[-1:], after[:1]
     if not last or last.isspace() or last.isdigit() or last in _OPENS or _UNSPACED.match(last):
@@ -129,7 +129,7 @@ def _is_note(before: str, after: str) -> bool:
 
 
 def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> str:
-    """Returns what a template inside a sentence says; "" for nothing."""
+    """Returns the words that replace a template inside a sentence; "" for none."""
     if not positional:
         return _named_text(named)
     if any(key in _DATED for key in named) and not _NUMBER.fullmatch(positional[0]):
@@ -156,7 +156,7 @@ def _inside(name: str, positional: Sequence[str], named: Mapping[str, str]) -> s
 
 
 def _is_foreign(first: str, word: str) -> bool:
-    """True if one is written in the Latin alphabet, the other in none that shares a letter with it."""
+    """Returns True if `first` is ASCII, and `word` has letters, but none of the Latin alphabet."""
     return bool(_WORD.search(word)) and first.isascii() and not re.search(r"[A-Za-z]", word)
 
 
@@ -183,7 +183,7 @@ def _pair(words: Sequence[str]) -> str:
 
 
 def _quantity(words: Sequence[str]) -> str:
-    """Returns numbers with their units and what stands between them: 5 km, 5-10 km, 6 ft 2 in."""
+    """Returns numbers with their units and the words or dashes between them: 5 km, 5-10 km, 6 ft 2 in."""
     said, expects_number = "", True
     for word in words:
         if expects_number and _NUMBER.fullmatch(word):
@@ -210,7 +210,7 @@ def _named_text(named: Mapping[str, str]) -> str:
 def _quotation(positional: Sequence[str], named: Mapping[str, str], follows: bool) -> str:
     """Returns the longest argument of a template that stands alone, if it is prose; "" if it is a box or a notice.
 
-    It is if it is a sentence, or has the words of one and `follows` a text.
+    The argument is prose if it is a sentence, or if it has eight words or more and `follows` a text.
     """
     if len(named) > _FEW or any(key in _DATED for key in named):
         return ""

@@ -14,7 +14,7 @@ from jaxlm.corpus.stage import Document
 
 WHOLE_BYTES = 1 << 18  # a file up to here is one document
 PART_BYTES = 1 << 16  # a larger one is cut at the first blank line after this, or the first line end after twice this
-GRAIN = 1 << 24  # and where the first line after a multiple of this begins, so that a task can begin there
+GRAIN = 1 << 24  # it is also cut at the first line after each multiple of this, so that a task can begin there
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n(.*?)^\1[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 

@@ -82,7 +82,7 @@ class _Enough(Exception):
 
 
 def check_fields(spec: SourceSpec, units: Sequence[Unit]) -> None:
-    """Raises ConfigError if a file has no text in the field `text_key` of its first 100 records."""
+    """Raises ConfigError if one of 64 files, spread over all, has no text in `text_key` of its first 100 records."""
     parts = [part for unit in units for part in unit.parts if part.format in registry.RECORDS and not part.start]
     for part in parts[:: -(-len(parts) // _LOOKED_AT) or 1]:
         looked = _Looked()

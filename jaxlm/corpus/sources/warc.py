@@ -75,7 +75,7 @@ def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
 
 
 def _is_html(record: WarcRecord, body: bytes) -> bool:
-    """True if the record's type is HTML, or if the body begins like HTML (XHTML is often typed text/xml)."""
+    """Returns True if the record's type is HTML, or if the body begins like HTML (XHTML is often typed text/xml)."""
     kind = record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type or ""
     return kind.strip().lower() in _HTML_TYPES or bool(_HTML_BEGINS.match(body[:_SNIFF_BYTES]))
 

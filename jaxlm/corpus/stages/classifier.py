@@ -63,7 +63,7 @@ def _examples(spec: str, config_key: str) -> list[str]:
 def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> dict:
     """Trains a classifier on `chars` characters of each text, and writes it to `folder`.
 
-    Returns the content of classifier.json, with the cross-validated AUC. Raises ConfigError if that is below MIN_AUC.
+    Returns the content of classifier.json, with the cross-validated AUC. Raises ConfigError if the AUC is below MIN_AUC.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
@@ -92,7 +92,7 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
 
 
 def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
-    """Returns what `train` saved: text -> the probability that it is good. Raises ConfigError if it can't be loaded."""
+    """Returns the saved classifier: text -> the probability that it is good. Raises ConfigError if it can't be loaded."""
     folder = pathlib.Path(folder).expanduser()
     try:
         report = files.json_of((folder / "classifier.json").read_bytes())

@@ -97,7 +97,7 @@ def find_secrets(text: str) -> collections.abc.Iterator[tuple[int, int]]:
 
 
 def _is_secret(text: str, start: int, end: int) -> bool:
-    """True if a match is no part of a longer word (such as a line of base64), no placeholder and no sample."""
+    """Returns True if a match is no part of a longer word (such as a line of base64), no placeholder and no sample."""
     secret = text[start:end]
     around = text[start - 1 : start] + text[end : end + 1]
     if any(c.isascii() and c.isalnum() for c in around) or len(set(secret)) < _MIN_DISTINCT or "EXAMPLE" in secret:
@@ -225,13 +225,13 @@ def _is_password(value: str, match: re.Match) -> bool:
 
 
 def _classes(value: str) -> int:
-    """Returns how many it has of small letters, capitals, digits and other marks."""
+    """Returns how many kinds of characters a value has: small letters, capitals, digits, other marks."""
     kinds = (str.islower, str.isupper, str.isdigit, lambda c: not c.isalnum())
     return sum(any(kind(c) for c in value) for kind in kinds)
 
 
 def _stands_in(value: str) -> bool:
-    """True if a value stands for another, as "<password>", $VAR, your-key and "Passw0rd" do, or names an algorithm."""
+    """Returns True for a placeholder or example ("<password>", $VAR, your-key, "Passw0rd") or the name of an algorithm."""
     letters = re.sub(r"[\W\d_]", "", value.lower())
     leet = re.sub(r"[\W\d_]", "", re.sub(r"\W+\Z", "", value.lower()).translate(_LEET))
     return bool(
@@ -281,7 +281,7 @@ def _keys(text: str) -> collections.abc.Iterator[tuple[int, int]]:
 
 
 def _is_generated(value: str) -> bool:
-    """True if a value looks like random letters and digits, not like words."""
+    """Returns True if a value looks like random letters and digits, not like words."""
     if len(set(value)) < _MIN_DISTINCT or sum(map(str.isdigit, value)) < 2 or re.search(r"[a-z]{9}", value):
         return False
     parts = re.split(r"[^A-Za-z0-9]", value)

@@ -157,7 +157,7 @@ _NOTICE_WORDS = frozenset(
 
 
 class Debris(Stage):
-    """Removes debris of HTML from texts; from texts made by the stage `html`, only menus and notices. Code and pages pass."""
+    """Removes debris of HTML from texts; from texts made by the stage `html`, only menus, notices. Formats code, html pass."""
 
     def apply(self, document: Document, edits: Edits) -> Remove | None:
         if document.metadata.get("format") in ("code", "html"):
@@ -175,7 +175,7 @@ class Debris(Stage):
 
 
 def _without_lines(text: str, edits: Edits) -> str:
-    """Removes the lines that are menus, breadcrumbs or notices."""
+    """Returns the text without lines that are menus, breadcrumbs or notices."""
     lines = text.split("\n")
     gone: set[int] = set()
     run: list[tuple[int, bool]] = []  # short lines in a row, and whether each is a menu's
@@ -207,7 +207,7 @@ def _without_lines(text: str, edits: Edits) -> str:
 
 
 def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: Edits) -> None:
-    """Ends a run of short lines: removes it from its first to its last menu line, if half of these lines are a menu's."""
+    """Ends a run of short lines: removes its first to its last menu line, if three or more, and half of them, are a menu's."""
     hits = [k for k, (_, hit) in enumerate(run) if hit]
     if len(hits) >= _MENU_LINES and 2 * len(hits) >= hits[-1] - hits[0] + 1:
         gone.update(i for i, _ in run[hits[0] : hits[-1] + 1])
@@ -216,7 +216,7 @@ def _end_run(run: list[tuple[int, bool]], gone: set[int], edits: Edits) -> None:
 
 
 def _without_markup(text: str, edits: Edits) -> str:
-    """Removes tags, torn attributes, style sheets, scripts of trackers and entities."""
+    """Returns the text without tags, torn attributes, style sheets and scripts of trackers, with entities decoded."""
     if "<" in text:
         for name, (begin, end) in _HIDDEN.items():
             text = _cut(text, begin, end, name, edits)
@@ -242,7 +242,7 @@ def _without_markup(text: str, edits: Edits) -> str:
 
 
 def _without_markup_in(line: str, ended: set[str], entities: bool, edits: Edits) -> str | None:
-    """Returns a line without tags and entities; None if nothing is left."""
+    """Returns a line without tags, with entities decoded; None if only tags were in it."""
     pieces = _INLINE.split(line) if "`" in line else [line]
     before = edits.total()
     pieces[::2] = [_without_tags(piece, ended, edits) for piece in pieces[::2]]
@@ -256,7 +256,7 @@ def _without_markup_in(line: str, ended: set[str], entities: bool, edits: Edits)
 
 
 def _may_have_markup(text: str) -> bool:
-    """A quick test: False if the text surely holds no markup, which is true for most texts."""
+    """Returns False if the text surely holds no markup, which is true for most texts: a quick test."""
     return (
         ("<" in text and ("<!" in text or _TAG.search(text) is not None))
         or ("&" in text and _ENTITY.search(text) is not None)
@@ -277,7 +277,7 @@ def _fences(text: str) -> list[str]:
 
 
 def _is_row(low: str) -> bool:
-    """True if a line, in lower case, is a breadcrumb or a row of a menu."""
+    """Returns True if a line, in lower case, is a breadcrumb or a row of a menu."""
     here = _HERE.sub("", low)
     parts = [part for part in _SPLIT.split(here) if part]
     if len(parts) >= 3 and not low.endswith((".", ";", ",")):
@@ -289,7 +289,7 @@ def _is_row(low: str) -> bool:
 
 
 def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: Edits) -> str:
-    """Removes all from each `begin` to its `end`, both included; a `begin` without an end stays. Takes linear time."""
+    """Returns the text without the parts from a `begin` to its `end`; a `begin` without an end stays. Takes linear time."""
     out, at = [], 0
     while (start := begin.search(text, at)) and (stop := end.search(text, start.end())):
         out.append(text[at : start.start()])
@@ -299,7 +299,7 @@ def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: Edits)
 
 
 def _without_styles(text: str, edits: Edits) -> str:
-    """Removes runs of lines that are a style sheet or that call a tracker."""
+    """Returns the text without runs of lines that are a style sheet or that call a tracker."""
     out: list[str] = []
     run: list[str] = []
 

@@ -113,7 +113,7 @@ def _word_hashes(count: int) -> np.ndarray:
 
 
 def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> np.ndarray:
-    """Counts for each segment how many of its words lie in the n-grams at (segment, place)."""
+    """Returns, for each segment, how many of its words lie in the n-grams at (segment, place)."""
     gap = np.where(np.diff(segments, append=-1) == 0, np.diff(places, append=0), np.iinfo(np.int64).max)
     return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
 
@@ -133,7 +133,7 @@ def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[
 
 
 def _telling(words: list[str], n: int, content: int) -> np.ndarray:
-    """Returns the places whose n-gram has enough different words, not counting numbers, letters and very common words."""
+    """Returns the places whose n-gram has `content` different words, not counting numbers, letters and very common words."""
     stop = set(_STOP.split())
     tells = [word if len(word) > word.isascii() and not (word in stop or word.isdigit()) else "" for word in words]
     return np.array([i for i in range(len(words) - n + 1) if len({*tells[i : i + n], ""}) > content], np.int64)
@@ -142,7 +142,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 def _texts(
     items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (a text's words -> (its first item, the least length at which half is a leak), all (item, a text's words))."""
+    """Returns (a text's words -> (its first item, least length for half to be a leak); a list of (item, a text's words))."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
@@ -175,7 +175,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     order = np.lexsort((place_G[:, 1], place_G[:, 0], key_G))
     key_G, place_G = key_G[order], place_G[order]
 
-    # What many items have in common is no item's own: instructions, licences. Segments are in the order of items.
+    # An n-gram that many items share, as of instructions or licences, tells no item. Segments are in the order of items.
     first_G = np.diff(key_G, prepend=~key_G[:1]) != 0
     group_G = np.cumsum(first_G) - 1
     first_of_item_G = first_G | (np.diff(item_S[place_G[:, 0]], prepend=-1) != 0)

@@ -1,6 +1,6 @@
-"""Keeps text that rules by name or by visibility would take for furniture: tabs, accordions, sections named as a menu is.
+"""Keeps text that rules by name or by visibility would drop: tabs, accordions, sections with a name like a menu's.
 
-Everything here reads structure: what a button opens, what stands beside its like, what a heading or a signature introduces.
+The rules here read the page's structure: the panel that a button opens, elements of one kind, the section below a heading.
 """
 
 import collections
@@ -50,7 +50,7 @@ def unfold(tree: HTMLTree, body, words: frozenset[bytes]) -> None:
 
 
 def forget_names(body, words: frozenset[bytes], comments: bool) -> None:
-    """Removes the names of sections and of documentation, by which resiliparse's rules would drop them."""
+    """Removes the attributes (`_NAMES`) for which resiliparse's rules would drop sections and documentation."""
     for section in body.query_selector_all("section[id], div[id]").values():
         if _is_named_by_heading(section) and (comments or section.query_selector(_WRITTEN) is None):
             _bare(section)
@@ -83,19 +83,19 @@ def _write_title(tree: HTMLTree, button) -> None:
 
 
 def _holds_text(element) -> bool:
-    """True if the element has a paragraph, code, a table or a list, and most of its characters are in no link."""
+    """Returns True if the element has a paragraph, code, a table or a list, and at most `_LINKED` of it is in links."""
     if element.tag not in ("p", "pre", "table") and element.query_selector(_PROSE) is None:
         return False
     return page.linked_chars(element) <= _LINKED * len(element.text) and bool(element.text.strip())
 
 
 def _kind(element) -> tuple:
-    """Returns what an element has in common with its like among its siblings: parent, tag and first class."""
+    """Returns (parent, tag, first class if any), which elements of one kind, such as the tabs of a group, share."""
     return element.parent, element.tag, *(element.getattr("class") or "").split()[:1]
 
 
 def _is_panel(element, opened: set[str], shown: Mapping[tuple, int]) -> bool:
-    """True if a hidden element is text that waits for a click. shown: `_kind` -> number of elements that show."""
+    """Returns True if a hidden element is text that a click shows. shown: `_kind` -> number of elements that show."""
     if element.closest(_APART) is not None:
         return False
     if element.getattr("role") == "tabpanel" or (element.getattr("id") or "-") in opened:
@@ -108,7 +108,7 @@ def _is_panel(element, opened: set[str], shown: Mapping[tuple, int]) -> bool:
 
 
 def _is_named_by_heading(section) -> bool:
-    """True if the id is made of the section's heading, as pandoc and others make it, and the section has a text."""
+    """Returns True if the id is made of the section's heading, as pandoc makes it, and the section has a text."""
     heading = section.first_element_child
     while heading is not None and heading.tag in ("div", "header"):
         heading = heading.first_element_child
@@ -119,5 +119,5 @@ def _is_named_by_heading(section) -> bool:
 
 
 def _is_documentation(element) -> bool:
-    """True if nothing says that a reader wrote what stands in an element named comment."""
+    """Returns True if nothing shows that a reader wrote the text of an element named comment."""
     return element.query_selector(_READERS) is None and element.closest("[class*=comments], [id*=comments]") is None

@@ -118,12 +118,12 @@ class GopherRepetition(_Prose):
 
 
 def _paragraphs(text: str) -> list[str]:
-    """As `re.split(r"\\n{2,}", text.strip())`, but faster."""
+    """Does the same as `re.split(r"\\n{2,}", text.strip())`, but faster."""
     return [part.removeprefix("\n") for part in text.strip().split("\n\n") if part] or [""]
 
 
 def _lines(text: str) -> list[str]:
-    """As `re.split(r"\\n+", text)`, but faster."""
+    """Does the same as `re.split(r"\\n+", text)`, but faster."""
     first, *inner = text.split("\n")
     return [first, *filter(None, inner[:-1]), *inner[-1:]]
 
@@ -152,7 +152,7 @@ class _Grams:
     def top_chars(self, n: int) -> int:
         """Returns the length (with spaces) of the most frequent n-gram, the first of equals, times its count.
 
-        0 if none occurs twice, where datatrove takes the first: in a short text that is much, and no repetition.
+        0 if none occurs twice. (Datatrove then takes the first n-gram, a large share of a short text that repeats nothing.)
         """
         if len(self._words) < n:
             return 0
@@ -201,7 +201,7 @@ class _Grams:
         return chars
 
     def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the n-grams' places sorted by hash, and True for each n-gram that equals the one before it."""
+        """Returns the n-grams' places sorted by hash, and, from the second on, True if an n-gram equals the previous."""
         if self._order[0] != n:
             hashes = self._of(n)
             order = np.argsort(hashes, kind="stable")

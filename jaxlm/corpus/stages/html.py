@@ -313,7 +313,7 @@ def _protect_lists(tree: HTMLTree, body) -> None:
 
 
 def _below_paragraph(element) -> bool:
-    """True if the element before this one is a paragraph that is less than half links, or a heading of the main text."""
+    """Returns True if a paragraph that is less than half links, or a heading of the main text, comes before the element."""
     before = element.previous_element_sibling
     if before is not None and before.tag in ("h2", "h3", "h4", "h5", "h6"):
         return element.closest("main, article, [role=main]") is not None and element.closest(_BESIDE) is None

@@ -27,7 +27,7 @@ class Shown:
         self._fences = [match.start() for match in _FENCE.finditer(text)] if has_fences else []
 
     def at(self, start: int, end: int) -> bool:
-        """True if text[start:end] stands in a code block, an indented line, a table or quotes."""
+        """Returns True if text[start:end] stands in a code block, an indented line, a table or quotes."""
         text = self._text
         if bisect.bisect(self._fences, start) % 2 or {text[start - 1 : start], text[end : end + 1]} & _QUOTES:
             return True

@@ -1,7 +1,7 @@
 """Keeps the documents that are written in certain languages, by py3langid or a local fastText model (arXiv:1607.01759).
 
 Both get a sample of a long text, since it may begin with a licence, and prose only: code looks like other languages. A text
-goes for its running text alone: names, titles, recipes, formulas and quotations prove no language.
+is removed only for its running text: names, titles, recipes, formulas and quotations prove no language.
 """
 
 import collections.abc
@@ -24,8 +24,8 @@ _NO_PROSE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _LEAST_RUNNING = 40  # letters of running text that prove a language, about 8 words
-_SHORT_RUNNING = 110  # with fewer, the languages asked for must be out of the question:
-_CLEAR = 0.1  # at most this probability together
+_SHORT_RUNNING = 110  # with fewer letters, a text goes only if its probability of `languages`
+_CLEAR = 0.1  # is at most this
 _RUN = 4  # words in a row that are running text; a list has fewer between its commas
 _WIDER = 4  # times the sample: a text that may go is looked at closely
 _MIXED = 0.25  # share of running text in the languages asked for, from which on a text stays
@@ -94,7 +94,7 @@ class Language(Stage):
         return Remove("other language", f"{language} ({other:.2f})")
 
     def _own(self, text: str) -> tuple[float, float, str]:
-        """Returns the probabilities of the languages asked for and of all others, and the likeliest language."""
+        """Returns (the probability of the setting `languages` together, that of all others, the likeliest language)."""
         scores = self._scores(text)
         own = sum(scores.get(language, 0.0) for language in self.settings.languages)
         none = sum(scores.get(language, 0.0) for language in _NONE)
@@ -102,7 +102,7 @@ class Language(Stage):
 
 
 def running_text(text: str) -> dict[str, int]:
-    """Returns each sentence's running text -> its letters, without names: words with a capital.
+    """Returns each sentence's running text -> the number of its letters, not counting names (words with a capital).
 
     Letters of scripts without capitals, many of which leave no space between words, count twice.
     """
@@ -117,7 +117,7 @@ def running_text(text: str) -> dict[str, int]:
 
 
 def _letters(run: str) -> int:
-    """Returns the letters of a run of words; without names, unless most words have no capital, as in German."""
+    """Returns the number of letters of a run of words, without names unless most words have no capital, as in German."""
     words = run.split()
     plain = [word for word in words if word.islower()]
     all_count = len(plain) > len(words) / 2 or all(map(str.isupper, words))

@@ -183,7 +183,7 @@ def _is_public(address: str) -> bool:
 
 
 def _is_version(text: str, match: re.Match) -> bool:
-    """True if a dotted quad numbers a version or a section."""
+    """Returns True if a dotted quad numbers a version or a section."""
     before = _before(text, match.start())
     if re.search(r"(?i)\bsections?\s\S*/?\Z", before) or _LABEL_UPGRADE.search(_before(text, match.start(), _SENTENCE)):
         return True
@@ -338,7 +338,7 @@ def _phones(text: str, settings: Settings, code: str) -> Spans:
 
 
 def _is_fictional(number: str) -> bool:
-    """True for 555-0100 to 555-0199, which North America keeps for films and books."""
+    """Returns True for 555-0100 to 555-0199, which North America keeps for films and books."""
     return re.search(r"(?:\A|\d{3})55501\d\d\Z", re.sub(r"\D", "", number)) is not None
 
 
@@ -376,7 +376,7 @@ def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
 def _is_national(
     text: str, match: re.Match, own: tuple[str, ...], regions: collections.abc.Callable[[], tuple[str, ...]]
 ) -> bool:
-    """True if a run of digits is a phone number: the text says so, or the digits are grouped as in one of the regions.
+    """Returns True if a run of digits is a phone number: the text says so, or the digits are grouped as in a region.
 
     `own` are the regions of the settings, `regions()` also those of the text's language, which may take a while.
     """
@@ -401,7 +401,7 @@ def _is_national(
 
 
 def _is_grouped(number: str) -> bool:
-    """True if the digits may be those of a phone even if nothing says so: a 0 or an area code first, or long, and no amount."""
+    """Returns True for digits like an unlabelled phone number's: a 0 or area code first, or nine, grouped, and no amount."""
     separators = re.findall(r"\D+", number)
     if number[0] == "0" or ")" in number:
         return bool(separators) and separators != ["."]
@@ -413,9 +413,9 @@ def _is_grouped(number: str) -> bool:
 
 
 def _is_of(number: str, regions: tuple[str, ...], called: bool) -> bool:
-    """True if the number is one of these regions', grouped as there unless the text asks for a call.
+    """Returns True if the number is valid in one of the regions, and grouped as usual there unless `called`.
 
-    North America's are found by `_NANP`, or if the text asks for a call.
+    North American regions count only if `called`: `_NANP` finds their other numbers.
     """
     leniency = phonenumbers.Leniency.VALID if called else phonenumbers.Leniency.STRICT_GROUPING
     return any(

@@ -62,7 +62,7 @@ class StageSpec:
 
 
 def parse(line: str, defaults: Mapping[str, Mapping[str, typing.Any]], config_key: str) -> StageSpec:
-    """Parses a line `NAME key=value ...` over `defaults[NAME]`. Raises ConfigError that begins with `config_key`."""
+    """Returns the stage of a line `NAME key=value ...`; `defaults[NAME]` for other keys. Raises ConfigError for a bad line."""
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
     if name not in known and name not in older.STAGES:
@@ -134,7 +134,7 @@ def _files(path: str) -> list[pathlib.Path]:
 
 
 def make(spec: StageSpec, folder: pathlib.Path) -> Stage:
-    """Returns the stage of a spec. `folder` holds what each stage built, in a folder of its own."""
+    """Returns the stage of a spec. `folder` has a subfolder for each stage with what it built."""
     stage = stage_class(spec.name)(typed_settings(spec), folder / spec.key)
     stage.name = spec.name
     return stage

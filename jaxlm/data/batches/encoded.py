@@ -25,7 +25,7 @@ class Masked(typing.NamedTuple):
 
     ids: np.ndarray  # int32[n], with the tokenizer's opening
     kinds: np.ndarray  # GIVEN, SAID or ENDS, uint8[n]
-    turns: np.ndarray  # ids before each of the assistant's messages, int64; roughly, before those not learnt
+    turns: np.ndarray  # the number of ids before each assistant message, int64; approximate if it is not learnt
     otherwise: tuple[int, ...] = ()  # answers to learn that are written differently than when each is the last message
 
 
@@ -33,7 +33,7 @@ class Unmasked(typing.NamedTuple):
     """Why a conversation can't be masked."""
 
     why: str = ""
-    keys: tuple[str, ...] = ()  # what the conversation has and the template writes nowhere
+    keys: tuple[str, ...] = ()  # keys of the conversation that the template writes nowhere
 
 
 # An answer begins or ends inside a token: a single token holds the newline before the answer and its first newline, say. A
@@ -43,7 +43,7 @@ Side = Masked | Unmasked
 
 
 def masked(tokenizer: Coder, chats: Sequence[Chat], ignore: Collection[str] = ()) -> list[Side]:
-    """Returns the ids and masks of conversations. Raises ConfigError if the model has no template."""
+    """Returns each conversation as Masked, or Unmasked with the reason. Raises ConfigError if the model has no template."""
     writer = chat.Writer(tokenizer)
     written = [_written(writer, one, ignore) for one in chats]
     fit = [text for text in written if isinstance(text, chat.Written)]
@@ -210,8 +210,8 @@ def build(
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, counts of what became of all).
 
-    `closed` adds a token after each text, a target that does not count, so that a row has the text's last token. Raises
-    ConfigError if the model has no template, or one that does not write some key of an example.
+    `closed` adds a token after each text, a target that does not count, so that a row has the text's last token. `see` gets
+    each example and its segments. Raises ConfigError if the template is missing, or does not write a key of an example.
     """
     ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
     examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
@@ -237,7 +237,7 @@ def build(
 
 
 class _Row(typing.NamedTuple):
-    """An example and its segments; `of` is the example that was read, and `one` is all or a part of that."""
+    """An example and its segments. `of` is the whole example as it was read; `one` is all or a part of it."""
 
     of: Example
     one: Example
@@ -277,7 +277,7 @@ class _Fit:
         return side._replace(ids=ids, kinds=kinds)
 
     def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
-        """Yields the rows; before each, a row for each of its `otherwise` answers, up to which it is cut."""
+        """Yields the rows. Before a chat come copies of it, one for each of its `otherwise` answers, cut after that answer."""
         numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
         parts = [row.one.up_to(number) for row, own in zip(rows, numbers, strict=True) for number in own]
         alone = iter(self.masked(parts) if parts else ())
@@ -330,7 +330,7 @@ class _Fit:
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
-    """Returns (a chat without the fewest oldest turns that may hold `over` tokens, their number); None for one turn."""
+    """Returns (the chat without its oldest turns, as few as may hold `over` tokens; how many); None if it has one turn."""
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
     # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.

@@ -1,8 +1,8 @@
 """Delivers the batches of an order to the train loop. Grain indexes and slices them; our own threads read them ahead.
 
-Lane j of n reads the items start + j, start + j + n, ..., and the reader takes from one lane after the other: the order
-depends on no thread. The threads are daemons, and each wait for one has a limit, since a hung read can't be interrupted;
-Python joins Grain's own threads when it ends. Shapes: B batch, b rows of it that this process needs, T tokens.
+Thread j of n puts the items start + j, start + j + n, ... into its queue, a lane; the reader takes an item from each lane in
+turn, so their order depends on no thread. The threads are daemons, and waits for them have a limit, since a hung read can't be
+interrupted; Python joins Grain's own threads when it ends. Shapes: B batch, b rows of it that this process needs, T tokens.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class Ahead:
             lane.put(error)
 
     def get(self, timeout: float) -> typing.Any:
-        """Returns the next item. Raises the error of its lane, or queue.Empty after `timeout` seconds."""
+        """Returns the next item. Raises the error of the thread that reads it, or queue.Empty after `timeout` seconds."""
         item = self._lane.get(timeout=timeout)
         if isinstance(item, Exception):
             raise item

@@ -81,7 +81,7 @@ class Plan:
         return self._fill(self._begin(batch))[0]
 
     def used(self, batches: int) -> tuple[int, int]:
-        """Returns (examples, pieces of pretraining text) in the first batches; repeated ones count again."""
+        """Returns (examples, pieces of pretraining text) in the first `batches` batches; repeated examples count again."""
         return self._begin(batches)[:2]
 
     def _begin(self, batch: int) -> _At:
@@ -91,7 +91,7 @@ class Plan:
             return self._begins[batch]
 
     def _fill(self, at: _At) -> tuple[list[list[Item]], _At]:
-        """Returns (the rows of the batch that begins at a place, where the next batch begins)."""
+        """Returns (the rows of the batch that begins at `at`, the place where the next batch begins)."""
         examples, pieces, counted = at
         rows: list[list[Item]] = [[] for _ in range(self.batch_size)]
         room = [self._seq_len] * self.batch_size
@@ -214,7 +214,7 @@ class Packed(Order):
         return self._stacked(planned if rows is None else [planned[row] for row in rows], self.train)
 
     def count_held_out(self, config: EvalConfig) -> int:
-        """Returns how many held-out examples an evaluation measures: `eval.max_examples`, or what `older_batches` hold."""
+        """Returns how many held-out examples an evaluation measures: `eval.max_examples`, or those in `eval.older_batches`."""
         if config.older_batches:
             batches, rows_of_each = config.older_batches
             first = self._once(self.val, rows_of_each)[: batches or None]
@@ -230,7 +230,7 @@ class Packed(Order):
         return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yields all pairs once, for a reference model: (a batch, the number of each pair in it, int64[B, P], or -1)."""
+        """Yields all pairs once, for a reference model: (a batch, its pairs' numbers, int64[B, P], -1 for none)."""
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
             numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
@@ -271,7 +271,7 @@ class Packed(Order):
         return batch | (self._of_pairs(planned, source) if self.pairs else {})
 
     def _of_pairs(self, planned: Sequence[Sequence[Item]], source: Coded) -> Batch:
-        """Returns what a batch of pairs has besides its tokens."""
+        """Returns the `margin`, `pair` and, if the source has it, `reference` of a batch of pairs."""
         shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
         arrays = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:

@@ -70,9 +70,9 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
 
 
 def first_fit(length: int, room: list[int], slots: list[int] | None = None) -> int | None:
-    """Takes room for `length` tokens, and one of its slots if these are counted, in the first row that has both.
+    """Takes room for `length` tokens, and one slot if `slots` is given, in the first row with enough of both.
 
-    Returns the row; None if there is none.
+    Returns the row's index; None if no row has enough.
     """
     row = next((r for r, left in enumerate(room) if left >= length and (slots is None or slots[r])), None)
     if row is not None:

@@ -95,7 +95,7 @@ def _of_files(path: str, tokenizer: Coder, text_key: str, val_fraction: float) -
 
 
 class Pieces:
-    """Pieces of a text in an order by the seed; each source has its share. Raises ConfigError if one has too few tokens."""
+    """Pieces of a text in an order by the seed; each source has its share. Raises ConfigError if one has too few."""
 
     def __init__(self, text: Text, tokens: int, seed: int):
         self.text, self.tokens = text, tokens
@@ -118,7 +118,7 @@ class Pieces:
 
 
 def piece_tokens(share: float, lengths: np.ndarray, counted: np.ndarray, seq_len: int, batch_size: int) -> int:
-    """Returns the length of a piece with which each batch needs about one for its share; at most a row's length."""
+    """Returns a piece's length in tokens, such that a batch needs about one piece for its share; at most `seq_len`."""
     density = counted.sum() / max(1, lengths.sum())
     a_batch = batch_size * seq_len * density * share / (1 - share)
     return int(min(seq_len, max(_LEAST, a_batch)))

@@ -109,7 +109,7 @@ class Survey:
         return sorted(self._found.values(), key=lambda finding: (-finding.examples, finding.what))
 
     def figures(self) -> dict[str, typing.Any]:
-        """Returns figures on the examples, as JSON values. Lengths: in tokens, at 5%, 50%, 95% and 100% of the examples."""
+        """Returns figures on the examples, as JSON values. Lengths: the quantiles 5%, 50%, 95% and 100%, in tokens."""
         lengths = (np.quantile(tokens or [0], _QUANTILES) for tokens in (self._asked, self._said))
         asked, said = (quantiles.round().astype(int).tolist() for quantiles in lengths)
         figures = {"examples": self._examples, "pairs": self._pairs, "answers": self._answers}

@@ -49,7 +49,7 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
 
 
 def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
-    """Returns (file, source) -> the path that the source was read from, by MANIFEST and PREPARED in a folder, if there."""
+    """Returns (manifest, source) -> the path that the source was read from, by the MANIFEST and PREPARED of a folder."""
     paths = {}
     for file in (MANIFEST, PREPARED):
         try:
@@ -61,7 +61,7 @@ def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
 
 
 def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], shipped: bool) -> bool:
-    """True if the config made this data, or weighs its sources; a shipped config made it only if a source's path is equal."""
+    """Returns True if the config made the data (a shipped one only if a source's path is equal), or weighs its sources."""
     data, prepared = config.data, config.prepare.sources
     paths = {"text": data.path} if data.path else {name: source["path"] for name, source in data.sources.items()}
     if paths and not any(paths.values()):  # weights alone
@@ -114,7 +114,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
 
 
 def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
-    """True if the command line names a data folder and a shipped config, but no texts: the config's own are not meant."""
+    """Returns True for a data folder with a shipped config and no texts: then the config's own texts are not meant."""
     keys = [override.partition("=")[0] for override in overrides]
     if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
         return False
@@ -170,7 +170,7 @@ def _is_plain(suffix: str) -> bool:
 
 
 def training(word: str, overrides: Sequence[str]) -> str:
-    """Returns the command that trains on a config's data; if it only makes data, with the first config that fits."""
+    """Returns the command that trains on a config's data; for a recipe, which only makes data, with the first such config."""
     place = config_files.find(word)
     recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
     if place.path.resolve() in recipes:

@@ -5,11 +5,11 @@
     <|im_start|><|assistant|>
     Hi there.<|im_end|>
 
-`TEMPLATE` is the Jinja template of an exported tokenizer. It begins with EOS, as every document does (`data.ids`), and its
+`TEMPLATE` is the Jinja template of an exported tokenizer. It begins with EOS, as every document does (`tokenizer.ids`), and its
 `{% generation %}` marks what the assistant says, so that `return_assistant_tokens_mask` gives the mask of the loss.
 
-Templates are rendered as transformers does, with one difference: what spells a control token in a message is ordinary text,
-and ends no turn.
+Templates are rendered as transformers does, with one difference: in a message, the spelling of a control token is ordinary
+text, and ends no turn.
 """
 
 import bisect
@@ -228,7 +228,7 @@ class Writer:
         return self._plain(messages=messages, tools=tools, documents=None, add_generation_prompt=reply, **self._named)
 
     def either(self, messages: Messages, write: Callable[[Messages], T]) -> T:
-        """Returns `write` of guarded messages, with calls' arguments as objects, or as text if the template refuses these."""
+        """Returns `write(guarded messages)`, with calls' arguments as objects, or as given if the template refuses objects."""
         called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
         if called != plain:
             with contextlib.suppress(ConfigError):
@@ -390,7 +390,7 @@ def guarded(tokenizer: Coder, text: str) -> str:
 
 @functools.cache
 def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
-    """Returns a renderer of a template as in transformers (utils/chat_template_utils.py), with _BEGINS, _ENDS if `mark`."""
+    """Returns a renderer as in transformers (utils/chat_template_utils.py); `mark`: _BEGINS, _ENDS around generation blocks."""
 
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` renders its content."""
@@ -498,7 +498,7 @@ def _id(tokenizer: Coder, token: str) -> int | None:
 
 
 def settings(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns the settings in an imported tokenizer's files, tokens as their text. Raises ConfigError."""
+    """Returns the settings in an imported tokenizer's files, tokens as text. Raises ConfigError if a file is damaged."""
     merged: dict[str, typing.Any] = {}
     for name in _SETTINGS:
         content = settings_of(tokenizer.files, name).items()

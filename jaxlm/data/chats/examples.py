@@ -258,13 +258,13 @@ def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Mess
 
 
 def _same(first: Messages, second: Messages) -> bool:
-    """True if two conversations are the same, except for spaces at the end of messages and Alpaca's wrapper."""
+    """Returns True if two conversations are the same, except for spaces at the end of messages and Alpaca's wrapper."""
     told = [[(one["role"], unwrapped(one["content"]).rstrip()) for one in messages] for messages in (first, second)]
     return told[0] == told[1]
 
 
 def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
-    """Returns a pair of whole conversations: the prompt is all messages that both share, without a last one."""
+    """Returns a pair of whole conversations: the prompt is their common first messages, never a side's last message."""
     chosen, rejected = (records.led_by(side, records.system_of(row)) for side in (chosen, rejected))
     most, common = min(len(chosen), len(rejected)) - 1, 0
     while common < most and chosen[common] == rejected[common]:

@@ -1,4 +1,4 @@
-"""Turns records of example files into messages of one form and tools, and notes what is not read."""
+"""Turns records of example files into messages of one form, and tools; notes which keys and rows are not read."""
 
 import contextlib
 import functools
@@ -47,7 +47,7 @@ class Absent(str):
 
 
 class Unfit(ValueError):
-    """What is wrong with a record."""
+    """A record can't be used; the message says why."""
 
 
 class Notes:
@@ -125,7 +125,7 @@ class Row(dict[str, typing.Any]):
         self.noted.setdefault((kind, name), why)
 
     def listed(self, key: str, value: typing.Any, fits: Callable[[typing.Any], bool]) -> list[typing.Any] | None:
-        """Returns a key's list, given as JSON or as the text of JSON; None if it is empty. Raises Unfit."""
+        """Returns a key's list, given as JSON or JSON text; None if empty. Raises Unfit for no list, or an item not `fits`."""
         value = _pruned(value) if self.place.path.endswith(".parquet") else value
         with contextlib.suppress(ValueError):
             value = json_of(value, list) if isinstance(value, str) and value else value
@@ -168,7 +168,7 @@ def rows(path: str, key: str, notes: Notes, make: Callable[[Row], T]) -> Iterato
 
 
 def system_of(row: Row) -> str:
-    """Returns the system message in a row's own key; "" if there is none."""
+    """Returns the system message in a row's key `system`; "" if there is none."""
     if system := text_of(row.get("system", ""), "system"):
         row.note("read", "system")
     return system
@@ -184,7 +184,7 @@ def led_by(messages: Messages, system: str) -> Messages:
 
 
 def messages_of(value: typing.Any, row: Row) -> Messages:
-    """Returns a list of messages of any format in one form. Raises Unfit."""
+    """Returns a list of messages of any format in one form. Raises Unfit if it is empty, no list, or has a bad message."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise Unfit("there is no list of messages where one should be")
     return tuple(_normal(message, row) for message in value)
@@ -231,7 +231,7 @@ def _is_call(call: typing.Any) -> bool:
 
 
 def _role(name: typing.Any, row: Row) -> str:
-    """Returns the role of a message as templates name it; an ignored role unchanged."""
+    """Returns the role of a message as templates name it. Notes an unknown role as refused, unless it is ignored."""
     if not isinstance(name, str) or not name:
         raise Unfit("a message has no role")
     role = name.lower()

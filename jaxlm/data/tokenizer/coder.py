@@ -1,6 +1,6 @@
 """The interface of all tokenizers, and the code that loads them: ours, or a Hugging Face model's, unchanged.
 
-An imported tokenizer is tokenizer.json (or tokenizer.model), its companions, and `IDS`, made from the model's folder.
+An imported tokenizer is tokenizer.json (or tokenizer.model), COMPANIONS, and `IDS`, made from the model's folder.
 """
 
 import contextlib
@@ -66,12 +66,12 @@ class Encoded(typing.Protocol):
 
 
 def ours(tokenizer: Coder) -> bool:
-    """True if jaxlm trained the tokenizer; False if it came with an imported model."""
+    """Returns True if jaxlm trained the tokenizer; False if it came with an imported model."""
     return IDS not in tokenizer.files
 
 
 def load(path: str | os.PathLike) -> Coder:
-    """Reads a tokenizer: a `.model`, a tokenizer.json, or the folder of either. Raises ConfigError."""
+    """Reads a tokenizer: a `.model`, a tokenizer.json, or the folder of either. Raises ConfigError if none is there."""
     path = files_lib.expanded(path)
     if path.suffix == ".json":
         path = path.parent

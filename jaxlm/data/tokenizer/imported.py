@@ -52,7 +52,7 @@ class HfTokenizer:
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
 
     def encode_marked(self, text: str) -> list[int]:
-        """Leaves the splitting at control tokens to the library, which handles spaces there; splits texts with a guard here."""
+        """Lets the library split at control tokens, since it handles spaces there; splits only texts with a GUARD itself."""
         if GUARD in text:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
@@ -71,7 +71,7 @@ class HfTokenizer:
         ]
 
     def _behind_controls(self, text: str) -> dict[int, int]:
-        """Returns each control token's end -> how many such tokens end by there. A cut at such an end needs no encoding."""
+        """Returns control token's end -> number of control tokens up to it. A cut at such an end needs no encoding."""
         if GUARD in text:
             return {}
         return {match.end(): number for number, match in enumerate(controls_of(self).finditer(text), 1)}

@@ -26,7 +26,7 @@ MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SPACE_BYTES = tuple(_SPACE.encode())
-# No characters, for the training text: a space that follows a newline or another such space; where no piece reaches across.
+# Noncharacters in the training text: a space of an indent; a place that no piece reaches across.
 _INDENT, _BREAK = "\ufdd4", "\ufdd5"
 # What SentencePiece's trainer refuses, drops a whole text for (U+2585), or takes for a space. Byte pieces serve.
 _REFUSED = re.compile(f"[\0\u2585{_SPACE}{_INDENT}{_BREAK}]")
@@ -102,7 +102,7 @@ class Tokenizer:
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns for each text (its `encode_marked`, int32[n]; the number of ids before each of its cuts, int64).
 
-        A cut is a place in the text, in characters; its number is -1 if the text before it, alone, has other ids.
+        A cut is a place in the text, in characters; its number is -1 if the text before it, encoded alone, has other ids.
         """
         split = controls_of(self).split
         parts_of = [split(text) for text in texts]
@@ -198,7 +198,7 @@ class Tokenizer:
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 
     def _pieces(self) -> Iterator[str]:
-        """Yields the pieces that are looked for in a text."""
+        """Yields the pieces of text: all but control, byte and unknown pieces."""
         for i in range(self.vocab_size):
             if not (self._sp.is_control(i) or self._sp.is_byte(i) or self._sp.is_unknown(i)):
                 yield self._sp.id_to_piece(i)
@@ -260,8 +260,8 @@ def controls_of(tokenizer) -> re.Pattern[str]:
 def word_pattern(pieces: Iterable[str]) -> str | None:
     """Returns a regular expression for words that no piece reaches across; None if a piece has a space behind a letter.
 
-    Some pieces join a newline with punctuation before it and with an indent behind it. Then these are one word, with
-    the letters behind the indent: a piece may begin with the last space of it.
+    Some pieces join a newline with punctuation before it and with an indent behind it. Then all of this is one
+    word, with the letters behind the indent: a piece may begin with the indent's last space.
     """
     pieces = set(pieces)
     if any(map(_JOINED.search, pieces)):
@@ -361,7 +361,7 @@ def _training_error(message: str, vocab_size: int) -> ConfigError:
 
 
 def _training_parts(texts: Iterable[str]) -> Iterator[str]:
-    """Yields texts to train on, cut at newlines. Indents are `_INDENT`: SentencePiece joins it to what stands before it.
+    """Yields texts to train on, cut at newlines. Indents become `_INDENT`, which SentencePiece joins to what precedes.
 
     No piece joins a newline to a line without an indent: an answer in ChatML, behind the newline of its header, has the
     ids that a model generates.
