@@ -64,7 +64,7 @@ class Cache(typing.NamedTuple):
 
 
 class TokenInfo(typing.NamedTuple):
-    """What every layer gets about the tokens besides their vectors.
+    """The data about the tokens that every layer gets besides the tokens' vectors.
 
     Attributes:
       positions_BxT: the position of each token in its document, from 0.

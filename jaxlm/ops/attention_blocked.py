@@ -143,7 +143,7 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
 
 
 def _sum_keys(parts: list[jax.Array], dtype) -> jax.Array:
-    """Adds up parts of the keys' gradients; each part covers the first S keys. [B, K, S, H] -> [B, S, K, H]."""
+    """Returns the sum of parts of the keys' gradients; each part covers the first S keys. [B, K, S, H] -> [B, S, K, H]."""
     ends = [0, *sorted({part.shape[2] for part in parts})]
     sums = [
         functools.reduce(operator.add, [part[:, :, start:end] for part in parts if part.shape[2] >= end])

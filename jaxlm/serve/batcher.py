@@ -28,7 +28,7 @@ class Ask:
     """A request.
 
     Attributes:
-      ids: the prompt, with a document's opening tokens; the caller checks it (`models.decode.check_prompts`).
+      ids: the prompt, with a document's opening tokens; the caller checks it (`engine.check_prompts`).
       max_new_tokens: 0 for no new tokens, only the prompt's log-probabilities, with `echo`.
       temperature, top_k, top_p: 0, 0 and 1 for the likeliest token, all tokens, all probability.
       seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
@@ -146,7 +146,7 @@ class Batcher:
     Args:
       rows: how many requests run at once.
       queue: how many more requests may wait.
-      more: see `models.decode.Engine`.
+      more: see `models.decode.engine.Engine`.
     """
 
     def __init__(self, model: Transformer, variables: dict, rows: int = 8, queue: int = 64, **more: typing.Any):
@@ -277,7 +277,7 @@ class Batcher:
                 run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
     def _read(self, run: _Run) -> jax.Array | None:
-        """Starts to read a chunk, and returns an array to wait for; None if no chunk is left. The last one fills the row."""
+        """Starts to read a chunk; returns an array to wait for, or None. After the last chunk the request enters its row."""
         chunk = None
         with self._only(run):
             if run.prefill.left:
@@ -379,7 +379,7 @@ class Batcher:
 
     @contextlib.contextmanager
     def _only(self, run: _Run) -> Iterator[None]:
-        """An error in the `with` block ends only this request."""
+        """Ends only this request if the `with` block raises an error."""
         try:
             yield
         except Exception as error:

@@ -51,8 +51,8 @@ class Limits:
     """The limits of one request.
 
     Attributes:
-      seconds: from its arrival to its end.
-      window: its answers that are in the batcher at once.
+      seconds: the most seconds from its arrival to its end.
+      window: how many of its answers may be in the batcher at once.
       here: True refuses a request that was sent to another name than this machine's own; see `Guard`.
     """
 

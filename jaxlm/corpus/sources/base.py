@@ -227,7 +227,7 @@ def no_text(key: str) -> str:
 
 
 def no_field(url: str, key: str, fields: Iterable[str]) -> str:
-    """Returns the line about a file without the field."""
+    """Returns the message that a file has no text in the field `key`, with the fields that it has."""
     shown = sorted(fields)
     more = f" and {len(shown) - _SHOWN_FIELDS} more" if len(shown) > _SHOWN_FIELDS else ""
     return f"{url} has no text in field '{key}'; its fields are {', '.join(shown[:_SHOWN_FIELDS])}{more}: set text_key"

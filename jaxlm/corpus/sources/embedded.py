@@ -47,7 +47,7 @@ _MATHEMATICAL = re.compile(
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Returns one part for the whole source: duplicates and `max_bytes` concern all of it. Raises ConfigError for a wrong name."""
+    """Returns one part for the whole source: duplicates, `max_bytes` concern all of it. Raises ConfigError for a wrong name."""
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
 

@@ -291,7 +291,7 @@ def _tidy(text: str) -> str:
 
 
 def _without_empty_sections(text: str) -> str:
-    """Returns the text without headings that the next heading of their level or above follows at once, and blank runs."""
+    """Returns the text without headings with no text before the next one of their level or above, and without blank runs."""
     kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
     for line in reversed(text.split("\n")):
         if line.startswith("```"):

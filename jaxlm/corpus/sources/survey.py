@@ -22,7 +22,7 @@ class Survey:
 
 
 def survey(path: str, exclude: tuple[str, ...]) -> Survey:
-    """Lists the files of a path, folder or glob by format. Looks into XML files, of which only wikis are supported."""
+    """Returns the files of a path, folder or glob by format. Looks into XML files, of which only wikis are supported."""
     formats = tuple(name for name in registry.FORMATS if name != "code")
     fs, root = files.filesystem(path)
     if fs.isfile(root):

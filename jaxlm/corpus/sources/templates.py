@@ -56,7 +56,7 @@ _SILENT = re.compile(
 
 
 def spoken(text: str, silent: collections.Counter[str]) -> str:
-    """Returns a wikitext with its templates as words, inner ones first. `silent` counts, by name, those whose words are lost."""
+    """Returns a wikitext with templates as words, inner ones first. `silent` counts, by name, those whose words are lost."""
     changed = True
     while changed:
         before = text

@@ -25,7 +25,7 @@ _KEY = "prepare.stages.decontaminate"
 
 
 class Decontaminate(Stage):
-    """Removes documents that hold an item of a benchmark, or half of one."""
+    """Removes documents that hold an item of a benchmark, or the share `coverage` of a long one."""
 
     inputs = ("paths",)
 

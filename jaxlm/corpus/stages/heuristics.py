@@ -170,7 +170,7 @@ class _Grams:
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
     def covered_chars(self, n: int) -> int:
-        """Counts the characters of words inside n-grams that have occurred before."""
+        """Returns the number of characters of words inside n-grams that have occurred before."""
         if len(self._words) < n:
             return 0
         order, same = self._sorted(n)
@@ -180,7 +180,7 @@ class _Grams:
         return int(self._lengths[inside[:-1]].sum())
 
     def repeated_chars(self, n: int) -> int:
-        """Counts the characters of repeated n-grams, from left to right and without overlap, as datatrove does."""
+        """Returns the number of characters of repeated n-grams, from left to right and without overlap, as in datatrove."""
         if len(self._words) < n:
             return 0
         order, same = self._sorted(n)

@@ -58,7 +58,7 @@ class Group:
             yield match
 
     def label_of(self, match: re.Match[str]) -> str:
-        """Returns the label of a match in a table. Many matches share few labels."""
+        """Returns the label under which a match is counted. Many matches share few labels."""
         if self.label or match.lastgroup not in (None, "keep"):
             return self.label or match.lastgroup.replace("_", " ")
         return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]

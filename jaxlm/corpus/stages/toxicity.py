@@ -114,7 +114,7 @@ def _automaton(path: str) -> ahocorasick.Automaton:
 
 
 def listed(text: str, automaton: ahocorasick.Automaton) -> str:
-    """Returns the first entry in the text that has no letter or digit on either side; "" if there is none."""
+    """Returns the first entry in the text that is no part of a word (Chinese, Japanese, Thai: any); "" if there is none."""
     text = text.lower()
     for last, entry in automaton.iter(text):
         start, end = last + 1 - len(entry), last + 1

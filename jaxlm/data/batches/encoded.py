@@ -170,7 +170,7 @@ class Coded:
 
 @dataclasses.dataclass
 class Counts:
-    """What became of the examples that were read."""
+    """How many examples were read, cut and left out."""
 
     read: int = 0
     cut: int = 0  # chats without their oldest turns
@@ -208,7 +208,7 @@ def build(
     see: See = lambda one, sides: None,
     notes: Notes | None = None,
 ) -> tuple[Coded, Counts]:
-    """Encodes examples of one kind. Returns (those that fit into a row, counts of what became of all).
+    """Encodes examples of one kind. Returns (those that fit into a row, the counts of all).
 
     `closed` adds a token after each text, a target that does not count, so that a row has the text's last token. `see` gets
     each example and its segments. Raises ConfigError if the template is missing, or does not write a key of an example.
@@ -253,7 +253,7 @@ class _Row(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Fit:
-    """Makes rows of examples, and counts what becomes of them. See `build`."""
+    """Makes rows of examples, and counts those that it cuts or leaves out. See `build`."""
 
     tokenizer: Coder
     seq_len: int

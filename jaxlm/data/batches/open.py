@@ -14,7 +14,7 @@ from jaxlm.host.console import Say
 
 
 def open_order(config: Config, passed_over: Windows = ()) -> Rows:
-    """Opens `data.dir`. Returns the order in which a run of this config reads it. Raises ConfigError."""
+    """Opens `data.dir`. Returns the order in which a run of this config reads it. Raises ConfigError as `open_mixture` does."""
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     final = final_of(config, final_weights(mixture, config.data.final.weights))
     return Rows(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
@@ -83,7 +83,7 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
 ) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
-    """Makes or opens the documents of `jaxlm prepare`: (sources, their reader, further recipe keys); None without any."""
+    """Makes or opens prepared documents. Returns (sources, their reader, further recipe keys); None if there are none."""
     root = pathlib.Path(data.dir)
     if not prepare.sources and (root / MANIFEST).is_file():
         return None

@@ -20,7 +20,7 @@ _FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
 
 
 class Order:
-    """What decides the batches of a run. A kind of order is a frozen dataclass with these fields, `parts` and `made`."""
+    """The order of a run's batches. Each kind of order is a frozen dataclass with these fields, `parts` and `made`."""
 
     data: Encoded
     passed_over: Windows  # to skip, (first, last) from 1; may grow after a run's last step
@@ -29,7 +29,7 @@ class Order:
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
 
     def parts(self) -> dict[str, str]:
-        """Returns what decides the batches, without the skipped windows, which may grow when a run is rolled back."""
+        """Returns name -> value of all that decides the batches but the skipped windows, which may grow at a rollback."""
         raise NotImplementedError
 
     def made(self, number: int, rows: Sequence[int] | None) -> typing.Any:
@@ -61,7 +61,7 @@ def check_fingerprint(
     *,
     branch: bool = False,
 ) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved after `done` steps.
+    """Raises ConfigError if this run's batches would differ from those of the run whose checkpoint is of step `done`.
 
     The final mixture may move, because `train.steps` was raised, as long as none of its batches was trained on. A branch
     may change the final mixture, under the same condition.

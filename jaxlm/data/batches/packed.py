@@ -53,7 +53,7 @@ class Replay:
 
 
 class Plan:
-    """The map from steps to rows of examples.
+    """The map from batches to rows of examples.
 
     `lengths`: the tokens that each example takes; `counted`: the targets of each that count; `most`: examples in a row,
     0 for any number.
@@ -142,7 +142,7 @@ _PLANNED = 256  # batches from which the number of passes is estimated
 
 
 class Sizes(typing.NamedTuple):
-    """What decides the batches, besides the examples: the seed of their order, T and B."""
+    """The seed of the examples' order, T and B: with the examples they decide the batches."""
 
     seed: int
     seq_len: int

@@ -31,7 +31,7 @@ _QUANTILES = (0.05, 0.5, 0.95, 1.0)
 
 @dataclasses.dataclass
 class Finding:
-    """A problem that some examples have. `places`: where the first few of these are."""
+    """A problem that some examples have. `places`: the places of the first few of these examples."""
 
     what: str
     examples: int = 0

@@ -146,7 +146,7 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
 
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
-    """Returns suffix -> number of text files, plain or raw, in a folder; a file counts alone."""
+    """Returns suffix -> number of text files, plain or raw, in a folder, or of a single file."""
     suffixes = collections.Counter(
         _suffix(name)
         for name in ([path.name] if path.is_file() else (n for _, _, names in os.walk(path) for n in names))

@@ -66,7 +66,7 @@ class Notes:
         self.left_out = self.left_out or (here if kind in ("unfit", "emptied") else "")
 
     def of(self, kind: str) -> dict[str, tuple[int, str]]:
-        """Returns name -> (its number of rows, the first row with what is wrong there)."""
+        """Returns name -> (the number of rows with this note, the place of the first and what is wrong there)."""
         return {name: met for (one, name), met in self._met.items() if one == kind}
 
     def check(self) -> None:

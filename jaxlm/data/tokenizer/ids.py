@@ -18,7 +18,7 @@ def document(tokenizer: Coder, text: str) -> list[int]:
 
 
 def conversation(tokenizer: Coder, text: str) -> list[int]:
-    """Returns the ids of a conversation that `data.chat` rendered: `tokenizer.opening` once, also if the template wrote it."""
+    """Returns the ids of a conversation that `chats.chat` rendered: `tokenizer.opening` once, also if the template wrote it."""
     return opened(tokenizer, tokenizer.encode_marked(text))
 
 

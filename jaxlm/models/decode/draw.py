@@ -82,7 +82,7 @@ class _Answer:
 
 
 class _Group:
-    """The prompts that were read together last."""
+    """The prompts that the engine read together last, and their Prefill."""
 
     def __init__(self, engine: Engine):
         self._engine, self._places, self._prefill = engine, {}, None

@@ -181,7 +181,7 @@ class Engine:
         return min(most_bytes // of_one, 8 * self.rows * -(-c.max_seq_len // self.chunk))
 
     def reset(self) -> None:
-        """Returns to the initial state: no row is live, and later results do not depend on earlier requests."""
+        """Restores the initial state: no row is live, and later results do not depend on earlier requests."""
         self.prefixes.clear()
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 

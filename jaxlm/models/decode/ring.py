@@ -96,7 +96,7 @@ class LogProbs(typing.NamedTuple):
 
 
 class Drawn(typing.NamedTuple):
-    """The new tokens of N steps; `sound` is False where no logit was finite."""
+    """The new tokens of N steps; `sound` is False where the highest logit, with bias and mask, was not finite."""
 
     token_NxB: jax.Array
     sound_NxB: jax.Array

@@ -104,7 +104,7 @@ def token_logp(
 def hidden_logp(
     model: Transformer, variables: Variables, hidden_BxTxD: jax.Array, targets_BxT: jax.Array, tile: int = 0
 ) -> jax.Array:
-    """Returns what `token_logp` returns, from given hidden states."""
+    """Returns log p(target) of each token, as `token_logp`, from given hidden states."""
     config = model.config
     rows = models.head_rows(model, variables)
     token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile, **rows)

@@ -139,7 +139,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
 
 def prepare(batch: base.Batch) -> base.Batch:
-    """Adds `nll_scale` [B], pairs / tokens of chosen answers: it turns a mean over pairs into a mean over tokens."""
+    """Returns the batch with `nll_scale` [B], pairs / tokens of chosen answers: it makes a mean over pairs one over tokens."""
     pair = batch["pair"]
     tokens = base.by_segment(batch["weights"], batch["segment_ids"], 2 * pair.shape[1])[:, ::2]
     scale = jnp.sum(pair) / jnp.maximum(_total(tokens, pair), 1)
@@ -176,7 +176,7 @@ def _sigmoid(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
 
 
 def _robust(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
-    """Unbiased if a share of `label_smoothing` of the labels is swapped (arXiv:2403.00409)."""
+    """Robust DPO: unbiased if a share of `label_smoothing` of the labels is swapped (arXiv:2403.00409)."""
     logits, flipped = c.beta * (chosen.ratio - rejected.ratio), c.label_smoothing
     kept = -(1 - flipped) * jax.nn.log_sigmoid(logits) + flipped * jax.nn.log_sigmoid(-logits)
     return kept / (1 - 2 * flipped)

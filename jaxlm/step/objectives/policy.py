@@ -31,7 +31,7 @@ Judge = typing.Callable[[base.Variables, base.Variables | None, base.Batch], dic
 
 
 def figures(config: Config) -> tuple[str, ...]:
-    """Returns the names of the rollout's figures of a whole step, in the order of `figures` [B, F].
+    """Returns the names of the rollout's figures of a whole step, in the order of the batch's `figures` [B, F].
 
     FIGURES are for both programs: mean and standard deviation of rewards; shares of prompts whose answers all got the same
     reward, of truncated answers and of different answers; mean tokens of an answer; the most frequent word's share of all
@@ -100,7 +100,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
 
 def prepare(config: Config, batch: base.Batch) -> base.Batch:
-    """Adds `loss_scale` and `token_scale` [B, T] to the rows of an update, whose weight is the number of rows.
+    """Returns the batch of an update, whose weight is the number of rows, with `loss_scale` and `token_scale` [B, T].
 
     Such a scaled sum, divided by the number of rows, is a mean: with `loss_scale` that of `policy.average`, with
     `token_scale` the mean over the tokens of answers.
