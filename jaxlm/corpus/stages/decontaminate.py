@@ -92,10 +92,10 @@ def _squeezed(text: str) -> str:
 
 # Puts items into the index, and looks documents up in it.
 _SIZES = (6, 8, 10)  # of n-grams, for texts too short for `ngram`; looked up one after the other, so few
-_HALF_QUESTION = 6  # least words of half a text for half to be a leak; a shorter text must be there as a whole
+_HALF_QUESTION = 6  # from twice as many words on, a share of a text is a leak; a shorter text must be there as a whole
 _HALF_ANSWER = 8
 _NEVER = np.iinfo(np.int64).max
-_CONTENT = 2  # different content words that an n-gram needs; 3 where half of a short text is a leak
+_CONTENT = 2  # different content words that an n-gram needs; 3 where a share of a short text is a leak
 _STOP = """about after all also although and any are because been before being best between both but can could did does down
 each few following for from get had has have her here him his how if in into is it its just like made make many may me more
 most much must my no not number of off on one only or other our out over own part same shall she should so some such
@@ -119,7 +119,7 @@ def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> n
 
 
 def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
-    """Yields (the words of a text that identifies an item, the least length at which half of such a text is a leak)."""
+    """Yields (the words of a text that identifies an item, the least length at which the share `coverage` of it is a leak)."""
     for rewrite in (str, _squeezed):
         answers = [normalise(rewrite(answer)) for answer in item.answers]
         for question in (normalise(rewrite(question)) for question in item.questions):
@@ -142,7 +142,7 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
 def _texts(
     items: list[Item], settings: Settings
 ) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
-    """Returns (a text's words -> (its first item, least length for half to be a leak); a list of (item, a text's words))."""
+    """Returns (a text's words -> (its first item, least length for a share to be a leak); a list of (item, a text's words))."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
