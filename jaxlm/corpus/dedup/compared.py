@@ -4,6 +4,7 @@ Found by place and kind, never by frequency: the first comment of source code (a
 page of a reference says are inherited.
 """
 
+import itertools
 import re
 
 from jaxlm.corpus.stage import Document
@@ -20,7 +21,11 @@ _IMPORT = re.compile(
 _INHERITED = re.compile(
     r"(?:#|.*\b(?:methods|fields|members|functions|properties|signals|types|classes)\b).*\binherited\b", re.I
 )
-_HEADING = re.compile(r"#{1,6} ")
+_HEADING = re.compile(r"(?:(?:\d+\.|[-*]) +)?#{1,6} (.*)")  # also in an item of a list
+# Under a member, in TypeDoc and Scaladoc; the line after the second names the classes, that of the page first if it overrides.
+_MARK = re.compile(r"\s*(?:(inherited from) \S+|definition classes)\s*$", re.I)
+_TARGET = re.compile(r"\]\([^()\s]*\)")
+_WORD = re.compile(r"\w+|[+/%&^~=<!]+")
 _SHORT = 160  # characters of a line that announces inherited members
 
 
@@ -53,26 +58,32 @@ def _own_code(text: str) -> str:
 
 
 def _own_members(text: str) -> str:
-    """Returns a page without the lists of members that it says are inherited, each up to the next heading."""
-    if "nherited" not in text:
+    """Returns a page without the members that it says are inherited: lists up to the next heading, sections marked so."""
+    if "nherited" not in text and "Definition Classes" not in text:
         return text
-    own, inherited = [], False
-    for line in text.split("\n"):
+    lines = text.split("\n")
+    title = next((heading[1] for heading in map(_HEADING.match, lines) if heading), "")
+    own, section, inherited = [], 0, False
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
         if len(line) <= _SHORT and _INHERITED.match(line) and not line.startswith("|") and not line.endswith("."):
             inherited = True
         elif _HEADING.match(line):
-            inherited = False
+            section, inherited = len(own), False
+        elif (mark := _MARK.match(line)) and (mark[1] or following.split()[:1] != title.split()[:1]):
+            inherited = True
+            del own[section:]
         if not inherited:
             own.append(line)
     return "\n".join(own)
 
 
 def own_share(text: str, other: str) -> float:
-    """Returns the share of a text's characters in lines that the other text does not have."""
-    others = set(map(_folded, other.split("\n")))
+    """Returns the share of a text's characters in lines that the other text does not have, however it wraps them."""
+    others = f" {_folded(other)} "
     lines = [line for line in map(_folded, text.split("\n")) if line]
-    return sum(len(line) for line in lines if line not in others) / max(1, sum(map(len, lines)))
+    return sum(len(line) for line in lines if f" {line} " not in others) / max(1, sum(map(len, lines)))
 
 
-def _folded(line: str) -> str:
-    return " ".join(line.split()).casefold()
+def _folded(text: str) -> str:
+    """Returns words and operators, without Markdown's marks and the targets of links."""
+    return " ".join(_WORD.findall(_TARGET.sub("]", text.casefold())))

@@ -54,12 +54,12 @@ class Signer:
         doc = self._task << ROW_BITS | self._row
         self._row += 1
         h0, h1 = signatures.normalised_hash(text)
-        words = signatures.word_hashes(text)
+        words = signatures.word_hashes(text, operators=True)
         # Higher priority first, then the longer text, then by content.
         rank = (127 - self._priority) << 56 | (0xFFFFFF - min(len(words), 0xFFFFFF)) << 32 | h0 >> 32
         bands, sketch = [None] * self._bands, np.empty(0, np.uint32)
         if self._near:
-            own = words if (part := compared.of(document)) is text else signatures.word_hashes(part)
+            own = words if (part := compared.of(document)) is text else signatures.word_hashes(part, operators=True)
             ngram = self._near["ngram"] if len(own) >= _FEW_WORDS else len(own)  # few words must be equal
             if len(shingles := signatures.shingles(own, ngram)):
                 bands = signatures.band_hashes(shingles, self._bands, self._near["rows"]).tolist()

@@ -36,12 +36,13 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _kinds() -> np.ndarray:
+def _kinds(operators: bool) -> np.ndarray:
     """Returns uint8[2**16] by code point: 0 between words, 1 in a word, 2 a word of its own (scripts without spaces)."""
     kinds = np.fromiter((chr(c).isalnum() for c in range(1 << 16)), np.uint8, 1 << 16)
     for first, last in ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)):
         kinds[first : last + 1] *= 2
     kinds[0x0300:0x0370] = 1  # combining marks
+    kinds[list(map(ord, "+/%&^~=<!"))] = 2 * operators
     return kinds
 
 
@@ -50,8 +51,11 @@ def _powers(n: int) -> np.ndarray:
     return np.concatenate([np.ones(1, np.uint64), np.cumprod(np.full(n - 1, _P))])
 
 
-def word_hashes(text: str) -> np.ndarray:
-    """Returns a hash of each word, case folded: uint64[W]. Digits count; punctuation and spacing don't."""
+def word_hashes(text: str, operators: bool = False) -> np.ndarray:
+    """Returns a hash of each word, case folded: uint64[W]. Digits count; punctuation and spacing don't.
+
+    operators: each of +/%&^~=<! is a word, so that pages of a manual on `operator+` and `operator~` differ.
+    """
     text = text.casefold()
     if text.isascii():
         points = np.frombuffer(text.encode(), np.uint8)
@@ -59,7 +63,7 @@ def word_hashes(text: str) -> np.ndarray:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     if not len(points):
         return np.empty(0, np.uint64)
-    kinds = _kinds()[points if points.dtype == np.uint8 else np.minimum(points, 0xFFFF)]
+    kinds = _kinds(operators)[points if points.dtype == np.uint8 else np.minimum(points, 0xFFFF)]
     if points.dtype != np.uint8:
         kinds = np.where(points >= 0x20000, np.uint8(2), kinds)
     inside = kinds > 0

@@ -38,7 +38,7 @@ CODE = {  # language -> (comment, imports)
 
 
 def similarity(a, b):
-    sketches = [signatures.sketch(signatures.shingles(signatures.word_hashes(compared.of(x)), 5)) for x in (a, b)]
+    sketches = [signatures.sketch(signatures.shingles(signatures.word_hashes(compared.of(x), True), 5)) for x in (a, b)]
     return signatures.similarity(*sketches)
 
 
@@ -71,8 +71,50 @@ def test_inherited_members_make_no_copies():
     assert compared.of(plain) is plain.text
 
 
+SCALADOC = """# {name}
+
+#### trait {name} extends AnyRef
+
+1. #### abstract def {name}Of(x: Int): Int
+
+  Definition Classes
+  {name} → Base
+
+2. #### final def !=(arg0: Any): Boolean
+
+  Tests two objects for inequality, as every object can.
+
+  Definition Classes
+  AnyRef → Any
+
+3. #### def last: Int
+"""
+TYPEDOC = "# {name}\n\n## Methods\n\n### on\n\nAdds a listener.\n\nInherited from Emitter.on\n\n### own\n\nOf {name}.\n"
+
+
+@pytest.mark.parametrize(("page", "gone"), [(SCALADOC, "two objects"), (TYPEDOC, "listener")])
+def test_a_member_that_is_marked_as_inherited_makes_no_copies(page, gone):
+    text = compared.of(Document(page.format(name="Tree"), "a", {"from": "html"}))
+    assert gone not in text
+    assert all(own in text for own in ("# Tree", "TreeOf" if page is SCALADOC else "Of Tree"))
+    assert text.rstrip().endswith("def last: Int" if page is SCALADOC else "Of Tree.")
+    prose = "# Trees\n\nThese traits are inherited from parents.\n\nInherited from both sides, they last.\n"
+    assert compared.of(Document(prose, "b", {"from": "html"})) == prose
+
+
 def test_what_a_document_says_of_its_own():
     assert compared.own_share("a b\nc d", "A  b\nx") == pytest.approx(0.5)
+    assert compared.own_share("see [a *b*](x.html), c\nd", "## See\na b\nc d") == 0  # wrapped and marked otherwise
+    assert compared.own_share("a + b\ncd", "a - b\ncd") == pytest.approx(5 / 7)
+
+
+def test_pages_that_differ_in_their_operators_are_no_copies():
+    page = (
+        "# Function template operator{0}\n\nCalls x{0}y, then {0}z.\n\n## Synopsis\n\n    auto operator{0}(A x, B y);\n"
+    )
+    pages = [Document(page.format(name), name, {"from": "html"}) for name in ("+", "~")]
+    assert similarity(*pages) < 0.3
+    assert len(signatures.word_hashes("a+b ~c", operators=True)) == 5
     assert compared.own_share("", "x") == 0
 
 
