@@ -53,7 +53,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if base:
         say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
         if base.ids:
-            say(f"that base must be resized to {base.ids:,} ids before it takes the adapter, as README.md shows")
+            say(f"resize that base to {base.ids:,} ids before you load the adapter: {done.place}/README.md shows how")
     say(
         f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
     )

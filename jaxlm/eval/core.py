@@ -121,7 +121,9 @@ def load(task: Task) -> list[dict]:
     """Returns the rows of a task, all of one type. Raises ConfigError if the file is missing, or has rows of another type."""
     rows = layout.rows(str(task.path))
     if type(rows[0]) is not layout.TYPES.get(task.kind):
-        raise ConfigError(f"{task.path} can't be read as rows of {task.kind}: they are {_NAMES[type(rows[0])]}")
+        raise ConfigError(
+            f"{task.path} has rows of {_NAMES[type(rows[0])]}, not of {task.kind}: mend icl_task_type in core.yaml, or the rows"
+        )
     return [dataclasses.asdict(row) for row in rows]
 
 

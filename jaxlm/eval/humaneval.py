@@ -91,7 +91,9 @@ def read(data_dir: str) -> list[dict]:
         if rows and {"task_id", "prompt", "test", "entry_point"} <= rows[0].keys():
             return rows
         raise ConfigError(f"{path} does not hold HumanEval: no task_id, prompt, test and entry_point")
-    raise ConfigError(f"humaneval reads {DATASET}, not in eval.data_dir={data_dir}: see scripts/hub_layout.py")
+    raise ConfigError(
+        f"humaneval reads {DATASET}, and eval.data_dir={data_dir} lacks it: copy it there (scripts/hub_layout.py does)"
+    )
 
 
 def _from_hub() -> list[dict]:

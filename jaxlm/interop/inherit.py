@@ -166,7 +166,8 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, typed: s
     tokenizer = coder.load(place)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
-            f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model only {config.model.vocab_size:,} rows"
+            f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding only "
+            f"{config.model.vocab_size:,} rows: resize it (resize_token_embeddings of transformers)"
         )
     if "data.tokenizer" in typed and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
         raise ConfigError(

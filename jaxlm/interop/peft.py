@@ -175,7 +175,7 @@ def from_peft(
     rows, ids = _row_differences(left, content, config, read)
     if left:
         raise ConfigError(
-            f"the adapter has {next(iter(left))}, which has no place here: merge it by PEFT (merge_and_unload)"
+            f"the adapter's {next(iter(left))} can't be loaded: merge the adapter into its base with PEFT (merge_and_unload)"
         )
     targets = dict.fromkeys("/".join(name.split("/")[1:3]) for name, _ in lora)
     variables = ({"lora": tree.nested(lora)} if lora else {}) | ({"rows": rows} if rows else {})

@@ -66,4 +66,4 @@ def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) ->
         have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
         raise ConfigError(f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), not {have}: set it to False")
     if dtype == "float32":
-        raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")
+        raise ConfigError("model.fp8 needs model.dtype=bfloat16: set it, or model.fp8=False")

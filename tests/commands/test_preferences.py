@@ -120,7 +120,7 @@ SAME = {"prompt": "a", "chosen": "b c", "rejected": "b c"}
     [
         ("dpo", [SAME] * 3, "3 of 3 pairs are left out: chosen and rejected"),
         ("reward", [{"prompt": "a", "response": "b"}], "chosen"),
-        ("dpo", [], "none of its 0 pairs can be trained on: it has none"),
+        ("dpo", [], "none of its 0 pairs can be trained on: it is empty"),
     ],
 )
 def test_what_can_not_be_trained_on_is_one_line(base, tmp_path, capsys, kind, lines, said):

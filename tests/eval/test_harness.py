@@ -203,7 +203,7 @@ PROBLEM = {
 
 
 def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match=r"humaneval reads openai/openai_humaneval, not in eval.data_dir="):
+    with pytest.raises(ConfigError, match=r"humaneval reads openai/openai_humaneval, and eval.data_dir=.* lacks it"):
         humaneval.read(str(tmp_path))
     odd = PROBLEM | {"prompt": "def double(x):  # a\u2028b\n"}
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(odd, ensure_ascii=False), encoding="utf-8")

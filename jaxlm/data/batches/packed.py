@@ -352,5 +352,5 @@ def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> r
 
 def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
     if not counts.read:
-        return "it has none"
+        return "it is empty"
     return notes.left_out or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"

@@ -160,7 +160,9 @@ def _source(tokenizer: Coder) -> str:
         if source and not isinstance(source, str):
             raise TypeError(f"it is a {type(source).__name__}")
     except files.MANGLED as error:
-        raise ConfigError(f"the model's chat template is damaged ({error!r:.200}): copy it again") from None
+        raise ConfigError(
+            f"the model's chat template is damaged ({error!r:.200}): copy the model's files again"
+        ) from None
     return source or ""
 
 

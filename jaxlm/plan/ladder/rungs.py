@@ -66,7 +66,7 @@ def check(config: Config) -> None:
     if config.program != "pretrain" or config.adapter.kind != "none":
         raise ConfigError(f"a ladder is of pretraining; this config is of {config.program}")
     if config.origin:
-        raise ConfigError(f"a ladder begins with new weights, and config.origin={config.origin} names others")
+        raise ConfigError(f"a ladder trains from scratch: leave config.origin={config.origin} out")
 
 
 def sizes(model: ModelConfig) -> list[int]:
