@@ -50,7 +50,7 @@ class SourcePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all tasks must know. What a task reads, a file for each, is in `units/`: a source may have millions of files."""
+    """What all tasks must know. What each of them reads is in `units/` and `samples/`: a source may have millions of files."""
 
     sources: dict[str, SourcePlan]
     source_of: tuple[str, ...]  # the source of each task that reads documents
@@ -58,10 +58,11 @@ class Plan:
     memory_gb: float  # for the joins of deduplication
     threads: int
 
-    def save(self, folder: pathlib.Path, units: Sequence[Unit]) -> None:
-        (folder / "units").mkdir(parents=True, exist_ok=True)
-        for task, unit in enumerate(units):
-            (folder / "units" / f"{task:06d}.pickle").write_bytes(pickle.dumps(unit))
+    def save(self, folder: pathlib.Path, units: Sequence[Unit], samples: Sequence[tuple]) -> None:
+        for name, parts in (("units", units), ("samples", samples)):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            for task, part in enumerate(parts):
+                (folder / name / f"{task:06d}.pickle").write_bytes(pickle.dumps(part))
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
 
     @classmethod

@@ -141,7 +141,7 @@ def _run(
     engine: str,
     plan: Plan,
     units: Sequence[Unit],
-    shared: Mapping[str, shared_blocks.BySite],
+    samples: Sequence[tuple[str, list[shared_blocks.Sample]]],
     log: Say,
 ) -> Prepared:
     """Runs all phases and returns the result. Skips tasks that an earlier call with the same recipe finished."""
@@ -154,14 +154,14 @@ def _run(
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # another recipe's documents replaced its own
     from jaxlm.corpus import engine as engines  # here, because a machine that only trains may lack datatrove
 
-    plan.save(folder, units)
+    plan.save(folder, units, samples)
     (folder / "stages").mkdir(exist_ok=True)
-    (folder / "stages" / html.SHARED).write_bytes(pickle.dumps(shared))
     _build_stages(plan, folder, log)
     if wrong := [word for word in settings.engine_options if "=" not in word]:
         raise ConfigError(f"config.prepare.engine_options: {wrong[0]!r} is not of the form NAME=VALUE")
     used = {stage for source in plan.sources.values() for stage in source.global_stages}
     phases = [
+        ("shared", f"{_HERE}.find_shared", len(samples)),
         ("clean", "jaxlm.corpus.pipeline.clean", len(units)),
         ("exact", f"{_HERE}.find_exact", _parts(plan)),
         ("pairs", f"{_HERE}.find_pairs", plan.global_settings["near"]["bands"] if "near" in used else 0),
@@ -174,13 +174,15 @@ def _run(
             if tasks:
                 began = time.perf_counter()
                 engines.run(engine, settings, folder, phase, function, tasks)
+                if phase == "shared":
+                    _gather_shared(folder)
                 if phase == "clean":
                     _check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
         engines.close()
     with console.working("gathering the results"):
-        _conclude(root, folder, plan, shared, recipe)
+        _conclude(root, folder, plan, recipe)
     return open_prepared(root)
 
 
@@ -219,13 +221,13 @@ def _stages(
 
 def make_plan(
     settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print
-) -> tuple[Plan, list[Unit], dict[str, shared_blocks.BySite]]:
-    """Returns (the plan, what each task reads, source -> what the pages of its sites share). Lists files.
+) -> tuple[Plan, list[Unit], list[tuple[str, list[shared_blocks.Sample]]]]:
+    """Returns (the plan, what each task reads, (source, sites) of each task that finds what pages share). Lists files.
 
     Arguments and errors are those of `prepare`.
     """
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
-    units, source_of, unread, shared = [], [], {}, {}
+    units, source_of, samples, unread = [], [], [], {}
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
@@ -233,10 +235,8 @@ def make_plan(
             check_fields(source.spec, of_source)
             units += of_source
             source_of += [name] * len(of_source)
-            if any(stage.name == "html" for stage in source.stages) and (
-                sites := shared_blocks.find(source.spec, of_source)
-            ):
-                shared[name] = sites
+            if any(stage.name == "html" for stage in source.stages):
+                samples += [(name, sites) for sites in shared_blocks.samples(of_source)]
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         path = source.spec.path  # two sources may share a folder: one reads its pages, the other its code
@@ -252,7 +252,7 @@ def make_plan(
         # On a cluster the cores of this machine don't count.
         threads=(settings.workers or files.cores()) if engine == "local" else 1,
     )
-    return plan, units, shared
+    return plan, units, samples
 
 
 def make_recipe(
@@ -359,6 +359,23 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
         part.rename(place)
 
 
+def find_shared(folder: pathlib.Path, task: int) -> None:
+    """Runs task `task` of the phase `shared`: finds what the pages of some sites share."""
+    name, sample = pickle.loads((folder / "samples" / f"{task:06d}.pickle").read_bytes())
+    sites = shared_blocks.find(Plan.load(folder).sources[name].spec, sample)
+    (folder / "shared").mkdir(exist_ok=True)
+    (folder / "shared" / f"{task:06d}.pickle").write_bytes(pickle.dumps({name: sites} if sites else {}))
+
+
+def _gather_shared(folder: pathlib.Path) -> None:
+    """Puts what the tasks found where the stage `html` looks for it: source -> site -> what its pages share."""
+    shared: dict[str, dict[str, shared_blocks.Shared]] = collections.defaultdict(dict)
+    for path in sorted((folder / "shared").iterdir()):
+        for name, sites in pickle.loads(path.read_bytes()).items():
+            shared[name] |= sites
+    (folder / "stages" / html.SHARED).write_bytes(pickle.dumps(dict(shared)))
+
+
 def _parts(plan: Plan) -> int:
     """Returns into how many tasks, by hash, the work on all documents is divided. The result does not depend on it."""
     return min(_MOST_PARTS, 1 + len(plan.source_of) // _TASKS_OF_PART)
@@ -433,13 +450,7 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
     return tallies
 
 
-def _conclude(
-    root: pathlib.Path,
-    folder: pathlib.Path,
-    plan: Plan,
-    shared: Mapping[str, shared_blocks.BySite],
-    recipe: dict[str, typing.Any],
-) -> None:
+def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
     """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files."""
     tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}
@@ -461,6 +472,8 @@ def _conclude(
         shutil.rmtree(root / "documents", ignore_errors=True)
         (folder / "documents" / OWNER).write_text(folder.name)
         (folder / "documents").rename(root / "documents")
+    shared_file = folder / "stages" / html.SHARED
+    shared = pickle.loads(shared_file.read_bytes()) if shared_file.exists() else {}
     manifest = {
         "format": FORMAT,
         "recipe": recipe,

@@ -7,15 +7,16 @@ a hash of the pages' paths, so that it depends on no worker.
 import collections
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxlm.corpus import page
 from jaxlm.corpus.sources import registry
-from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
 
 LEAST_PAGES = 20  # of a site
 _SAMPLE = 200  # pages of a site
 _SAMPLES = 20_000  # pages of a source, so that a source of many sites is planned in minutes
+_TASK_PAGES = 100
 _SHARE = 0.1  # of the sample
 _MOST_CHARS = 2000  # of a block: a longer one is text, or holds blocks that are shared
 _BLOCKS = "div, section, header, footer, aside, nav, ul, ol, form, p, table, center"
@@ -27,6 +28,7 @@ _INSIDE = f"{_TEXT}, p, li, td"
 # Selector of a place -> digests of the texts that are furniture there.
 Shared = Mapping[str, frozenset[str]]
 BySite = Mapping[str, Shared]
+Sample = tuple[str, Sequence[Part]]  # a site, some of its pages
 
 
 def site_of(path: str) -> str:
@@ -34,23 +36,33 @@ def site_of(path: str) -> str:
     return path.partition("/")[0] if "/" in path else ""
 
 
-def find(spec: SourceSpec, units: Sequence[Unit]) -> BySite:
-    """Returns for each site of a source what its pages share. Reads a sample of the pages."""
+def samples(units: Iterable[Unit]) -> Iterator[list[Sample]]:
+    """Yields what each task looks at: some sites of a source."""
     by_site = collections.defaultdict(list)
     for part in (part for unit in units for part in unit.parts if part.format == "html"):
         by_site[site_of(part.name)].append(part)
-    left, shared = _SAMPLES, {}
+    left, task = _SAMPLES, []
     for site, parts in sorted(by_site.items()):
         if len(parts) < LEAST_PAGES or left <= 0:
             continue
         sample = sorted(parts, key=lambda part: hashlib.blake2b(part.name.encode()).digest())[:_SAMPLE]
         left -= len(sample)
-        pages = (
-            document.text for part in sample for document in registry.reader("html").read(part, spec, SourceStats())
-        )
-        if of_site := _shared(pages):
-            shared[site] = of_site
-    return shared
+        task.append((site, sample))
+        if sum(len(pages) for _, pages in task) >= _TASK_PAGES:
+            yield task
+            task = []
+    if task:
+        yield task
+
+
+def find(spec: SourceSpec, samples: Iterable[Sample]) -> BySite:
+    """Returns for each site of a source what the pages of its sample share; leaves out sites whose pages share nothing."""
+    read = registry.reader("html").read
+    by_site = {
+        site: _shared(document.text for part in pages for document in read(part, spec, SourceStats()))
+        for site, pages in samples
+    }
+    return {site: shared for site, shared in by_site.items() if shared}
 
 
 def _shared(pages: Iterable[str]) -> Shared:
