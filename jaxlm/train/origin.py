@@ -261,10 +261,7 @@ def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int
 
 
 def speaker(config: Config) -> coder.Coder:
-    """Returns the tokenizer of a post-training run: its own copy if it has begun, else a new one.
-
-    Raises ConfigError if the new one has no chat template.
-    """
+    """Returns a post-training run's own tokenizer if it has begun, else a new one, or ConfigError if that has no template."""
     folder, template = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)

@@ -294,7 +294,7 @@ class Phases(Hook):
         return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
 
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
-        """Returns where the run stood when the phase began; seconds and dollars are those of the previous phase's row, if any."""
+        """Returns where the run stood when the phase began; seconds and dollars by the previous phase's row, if it is there."""
         nothing = (0.0, 0.0)  # the first phase pays for the start too
         start = point(records, phase.first - 1, nothing if phase.first == 1 else None)
         before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]

@@ -45,7 +45,7 @@ class Meter:
     _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
     def now(self, step: int) -> dict[str, float]:
-        """Returns the fields of every record, for all starts together; `goodput`: new steps' and rollouts' share of the time."""
+        """Returns the fields of every record, for all starts together; `goodput`: the time share of new steps and rollouts."""
         seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
         wall = sum(seconds.values())
         cost = self.earlier.with_now(wall, self.usd_per_hour)
