@@ -278,7 +278,7 @@ def _size(dtype: str, shape: str) -> float:
 
 
 def _group(line: str, kind: str, devices: int) -> int:
-    """Returns the devices in a group: replica_groups={{0,1},{2,3}}, [groups,size]<=[...], mesh['a'=4,'b'=2] {'b'}; {} = all."""
+    """Returns a group's size; replica_groups={{0,1},{2,3}}, [groups,size]<=[...], mesh['a'=4,'b'=2] {'b'}; {}: all devices."""
     if kind == "collective-permute":
         return 2 if re.search(r"source_target_pairs=\{\{", line) else 1
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):

@@ -166,7 +166,7 @@ def _row(
 
 
 def _cost(config: Config, device: Accelerator, fitting: fit.Fit | None, machines: int, devices: int) -> dict:
-    """Returns hours and dollars with `fitting`; if it is None, of the config itself, an auto microbatch as a row a device."""
+    """Returns hours and dollars with `fitting`; without it, of the config itself, with a row a device if microbatch is auto."""
     if fitting:
         config = fit.with_changes(config, fitting.optimizer, fitting.remat, fitting.microbatch)
     elif config.train.microbatch_size < 1:

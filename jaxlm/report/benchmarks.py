@@ -81,7 +81,7 @@ def accuracy(metrics: Mapping[str, float]) -> str | None:
 
 
 def expected(task: str, metric: str, flops: float) -> float | None:
-    """Returns the score of models of `flops` FLOPs, interpolated in log FLOPs; None below all models, or for one model."""
+    """Returns the score at `flops` FLOPs, interpolated in log FLOPs between models; None below all models, or for one model."""
     known = [m for m in models() if m.flops and metric in m.scores.get(task, {})]
     points = sorted((math.log(m.flops), m.scores[task][metric]) for m in known)
     if len(points) < 2 or not flops > 0 or math.log(flops) < points[0][0] - 1e-9:

@@ -229,7 +229,7 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
 
 
 def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
-    """Waits for a step and shows its metrics to the watches in turn, up to the first that returns an Ending. Returns that."""
+    """Waits for a step, shows its metrics to the watches in turn, and returns the first Ending; None if there is none."""
     if unread is None:
         return None
     step, metrics = unread

@@ -1,7 +1,6 @@
 """Opens weights to start from: the checkpoint of a run, or a folder whose format a reader knows.
 
-No weights are read before a function of the `Origin` is called. `params` and `state` read leaf by leaf, straight into the
-shards.
+No weights are read before a function of the `Origin` is called. `params` and `state` read each leaf straight into its shards.
 
 A run that trained an adapter holds no parameters of its own. So its base, perhaps such a run too, is opened as well.
 """
@@ -90,7 +89,7 @@ class Origin:
         )
 
     def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
-        """Returns the origin with initial vectors for prompt tuning; unchanged if it has an adapter, or for another adapter.
+        """Returns the origin with initial vectors for prompt tuning; itself if it has an adapter, or if `kind` is another.
 
         The vectors are the embedding's rows of `settings.prompt_text`'s tokens, repeated or cut to `settings.prompt_tokens`;
         without a text, of random common tokens (arXiv:2104.08691, section 3.2).
@@ -107,7 +106,7 @@ class Origin:
         return dataclasses.replace(self, trained=trained)
 
     def merged(self) -> "Origin":
-        """Returns the origin with its adapter merged into the parameters. A prompt's vectors can't be merged; they stay."""
+        """Returns the origin with its adapter merged into the parameters; a prompt's vectors can't be: `trained` keeps them."""
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
@@ -261,7 +260,7 @@ def check_base(begun_with: Mapping[str, str | int], base: Mapping[str, str | int
 
 
 def speaker(config: Config) -> coder.Coder:
-    """Returns a post-training run's own tokenizer if it has begun, else a new one, or ConfigError if that has no template."""
+    """Returns a begun post-training run's own tokenizer, else a new one. Raises ConfigError if that has no chat template."""
     folder, template = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and keep.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
         return coder.load(folder / workdir.TOKENIZER)

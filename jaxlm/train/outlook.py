@@ -63,7 +63,7 @@ class Outlook:
             return forecast.TooEarly(f"no forecast: {error}")
 
     def summary(self, stop: StopConfig) -> dict:
-        """Returns the report's summary of the run so far: `gather`, and while steps are left the futures."""
+        """Returns the report's summary of the run so far: `gather`'s, and the futures if the run is between its ends."""
         gathered = gather(self.folder)
         step = gathered["run"]["step"]
         if not 0 < step < self.steps:

@@ -44,7 +44,10 @@ class Point:
 
 
 def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
-    """Returns where the run stood after `step`, by its metrics: the losses from step `at_least` on, `spent` if given."""
+    """Returns where the run stood after `step`, by its metrics; `spent`: (seconds, dollars), by default of the last record.
+
+    The training loss is the mean of the last logged losses, from step `at_least` on.
+    """
     until = [record for number, record in sorted(records.items()) if number <= step]
     if spent is None:
         spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
@@ -218,7 +221,7 @@ class Phases(Hook):
         return evaluate
 
     def begin(self) -> Ending | None:
-        """Returns an Ending if a gate or budget stopped an earlier start and still does. Records it if the user accepts it."""
+        """Returns an Ending if a gate or budget still stops the run, else None. Records a cause that the user accepts."""
         verdict = from_first(self._held_back)
         return verdict and Ending(STOPPED, verdict[1], cause=verdict[0])
 

@@ -186,7 +186,7 @@ def carry_out(
 
 
 def settings(config: Config) -> str:
-    """Returns one text of all settings of which a change makes a diverged run worth another try."""
+    """Returns as one text the settings whose change makes another try of a diverged run worthwhile."""
     train = config.train
     return repr((config.optim, config.stability, train.batch_size, train.microbatch_size, train.seq_len))
 
@@ -202,7 +202,7 @@ def held_back(rollbacks: Sequence[Mapping], config: Config) -> Ending | None:
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
-    """Returns the steps, ascending, of spoiled checkpoints: at or after a rollback's first step, its batches not skipped."""
+    """Returns the steps, ascending, of checkpoints at or after a rollback's first step that did not skip its batches."""
     return sorted(
         step
         for step, meta in metas.items()

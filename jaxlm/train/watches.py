@@ -101,7 +101,7 @@ class SaysOnce(Watch):
 
 
 def mean_reaches(name: str, least: float, **quoted: object) -> Condition:
-    """Returns the condition that a metric's mean over the last steps is at least `least`; `quoted`: more sentence values."""
+    """Returns the condition that a metric's mean over the last steps is at least `least`; `quoted`: more for the sentence."""
 
     def condition(first: Steps, last: Steps) -> dict[str, object] | None:
         mean = last[name].mean()

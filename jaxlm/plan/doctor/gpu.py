@@ -50,7 +50,7 @@ def present(root: pathlib.Path = pathlib.Path("/")) -> bool:
 
 
 def check(nvml: types.ModuleType | None, kernel_log: str, has_device: bool) -> list[Finding]:
-    """Returns a finding for each problem of a card, or one with its figures if it has none. Call it before JAX takes memory."""
+    """Returns a finding for each problem of a card; for a sound card one with its figures. Call it before JAX takes memory."""
     if nvml is None:
         missing = Finding("gpu", WARN, 'health not checked: pip install "jaxlm[gpu]" (nvidia-ml-py)')
         return [missing if has_device else _NONE]

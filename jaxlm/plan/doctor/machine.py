@@ -63,7 +63,7 @@ class Machine:
         return devices.present(has_gpu)
 
     def fits_the_run(self) -> Finding:
-        """Returns a finding if training would accept the config. Else raises: batch, mesh, offload, data, model in WORKDIR."""
+        """Returns a finding if training accepts the config. Raises if batch, mesh, offload, data or another model forbid it."""
         c = self._config
         with contextlib.ExitStack() as stack:
             folder = pathlib.Path(c.workdir or stack.enter_context(tempfile.TemporaryDirectory()))

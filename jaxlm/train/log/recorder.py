@@ -146,7 +146,7 @@ class Recorder:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done. Returns all its metrics if it is logged or was skipped, else those that watches read."""
+        """Waits until a step is done. Returns all metrics of a logged or skipped step, else the loss and those in `reads`."""
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
         if self._progress:

@@ -24,7 +24,7 @@ Judged = tuple[np.ndarray, np.ndarray]  # of the training pairs, of the held-out
 
 
 def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, judge: Callable[[], Judged]) -> Packed:
-    """Returns the pairs with the reference's log-probabilities, from the run's file; before the first step else by `judge`.
+    """Returns the pairs with the reference's log-probabilities, from the run's file; if it is unfit before step 1, by `judge`.
 
     Raises ConfigError if steps are `done` and the file is missing, damaged or of other pairs.
     """

@@ -1,4 +1,4 @@
-"""The parent's side of the processes that draw questions and judge answers: it starts, ends and replaces them, sends orders."""
+"""The parent's side of the processes that draw questions and judge answers: starts them, sends orders, ends, replaces them."""
 
 import concurrent.futures
 import contextlib
@@ -72,7 +72,7 @@ class Process:
         return self._child.pid if self._child and not self._child.ended else None
 
     def start(self) -> None:
-        """Starts the process, which loads `load`. Raises ConfigError if it refuses that, RunError if it does not start."""
+        """Starts the process and sends its `load` order. Raises ConfigError if that is refused, RunError if it fails."""
         try:
             self._started()
         except Failed as error:

@@ -356,7 +356,7 @@ class Prompts(Order):
 
     @functools.cached_property
     def _asked(self) -> Callable[[int], list[Item]]:
-        """Returns a function that draws a batch and caches the newest. It draws none ahead: the process does one at a time."""
+        """Returns a function that draws a batch, caches the newest, and draws none ahead: the process does one order a time."""
         return functools.lru_cache(_KEPT)(loader.dataset(self).__getitem__)
 
     def step(self, step: int) -> list[Item]:

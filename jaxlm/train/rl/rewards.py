@@ -146,7 +146,7 @@ class Rewarder:
     def _each(
         self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
-        """Returns the rewards by `ask`, each of one answer. If the call fails, a call for each: _LOST may fail, with reward 0."""
+        """Returns the rewards by `ask`, each of one answer. If the call fails, it asks for each: _LOST may fail, and get 0."""
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed:
